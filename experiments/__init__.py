@@ -1,0 +1,1 @@
+"""Questions: the paper's figures, runs, the command line."""

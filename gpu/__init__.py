@@ -1,0 +1,1 @@
+"""The same block tables on real hardware."""

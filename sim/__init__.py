@@ -1,0 +1,1 @@
+"""What happens, in simulated time. Imports nothing of the other packages."""

@@ -1,0 +1,1 @@
+"""Who runs next: one file a policy."""

@@ -1,0 +1,61 @@
+"""What is asked of the server: requests in the order in which they arrive."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Requests in arrival order, as columns.
+
+    Attributes:
+        name: What it is, for titles and ``run.json``.
+        arrival_ticks: int64 [n], not decreasing, in ticks from the start of the run.
+        prompt_tokens: int64 [n], at least 1.
+        output_tokens: int64 [n], at least 1: the true output, known only to the simulator.
+        max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
+            true one; None where the client says nothing and the model's maximum holds.
+    """
+
+    name: str
+    arrival_ticks: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    max_tokens: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.columns():
+            column = np.ascontiguousarray(getattr(self, field), dtype=np.int64)
+            column.setflags(write=False)
+            object.__setattr__(self, field, column)
+            if len(column) != len(self.arrival_ticks):
+                raise SettingError(field, len(column), f"must have a value for each of {len(self.arrival_ticks)} requests")
+            least = 0 if field == "arrival_ticks" else 1
+            if len(column) and column.min() < least:
+                raise SettingError(field, int(column.min()), f"must be at least {least}")
+        if (np.diff(self.arrival_ticks) < 0).any():
+            raise SettingError("arrival_ticks", "unsorted", "sort the requests by arrival")
+        if self.max_tokens is not None and (self.max_tokens < self.output_tokens).any():
+            raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
+
+    def columns(self) -> list[str]:
+        """Names of the columns that are present."""
+        present = ["arrival_ticks", "prompt_tokens", "output_tokens"]
+        return present if self.max_tokens is None else [*present, "max_tokens"]
+
+    def __len__(self) -> int:
+        return len(self.arrival_ticks)
+
+    def sha256(self) -> str:
+        """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
+        digest = hashlib.sha256()
+        for field in self.columns():
+            digest.update(field.encode())
+            digest.update(getattr(self, field).astype("<i8").tobytes())
+        return digest.hexdigest()
