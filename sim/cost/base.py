@@ -1,0 +1,47 @@
+"""What the engine asks of a cost model."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class StepCost(Protocol):
+    """Durations in ticks. Coefficients are rounded to ticks once, on construction; the rest is exact.
+
+    Attributes:
+        name: What ``run.json`` and the command line call it.
+    """
+
+    name: str
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """Duration of one iteration, swaps left out.
+
+        Args:
+            decodes: Sequences that decode one token each.
+            decode_context: Tokens that these attend to, summed over them, the new ones included.
+            prefill_tokens: Prompt tokens computed in this step, padding included.
+            prefill_pairs: Causal (query, key) pairs of these prompts: p * (p + 1) / 2 for a whole one of p tokens.
+        """
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """``(base_ticks, ticks_per_context_token, until_context)`` of a step that only decodes.
+
+        For every context from ``context`` up to but without ``until_context`` (None: for ever),
+        ``step_ticks(decodes, context, 0, 0) == base_ticks + ticks_per_context_token * context``.
+        """
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """Time to copy ``blocks`` blocks to the host."""
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        """Time to copy ``blocks`` blocks back from the host."""
+
+    def describe(self) -> dict[str, object]:
+        """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
+
+
+def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
+    """One entry of ``describe``."""
+    return {"value": value, "unit": unit, "source": source}

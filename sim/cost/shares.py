@@ -1,0 +1,60 @@
+"""How much of a data sheet real kernels reach, and what no data sheet says.
+
+The shares are published measurements, mid-points where a range is given; they hold for one
+architecture each. No share is measured on the machine that this runs on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PUBLISHED = "published measurements, share of the data-sheet roofline"
+ASSUMED = "assumed, not measured"
+
+# Shortest decode-attention call: published, 11 to 12 us on all three architectures.
+ATTENTION_FLOOR_US = 11.5
+# Norm, QKV, rotary and cache write, attention, output, norm, MLP up, activation, MLP down.
+KERNELS_PER_LAYER = 9
+LAUNCH_US = 1.0
+HOST_US = 500.0
+ALL_REDUCE_LATENCY_US = 10.0
+LINK_SHARE = 0.8
+# One copy a layer and a side (K, V) of each block: SOSP'23 Fig 19a, least squares, over OPT-13B's 80 copies.
+COPY_OUT_US = 1.92
+COPY_IN_US = 3.22
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Fractions of the data-sheet bandwidth or flops.
+
+    Attributes:
+        gemm_bandwidth: GEMMs of at most 64 tokens, bound by reading the weights.
+        gemm_flops: GEMMs of at least 1,024 tokens.
+        decode_bandwidth: Decode attention, mean of 32 sequences of 4k and 128 of 1k (32 heads, 8 KV heads).
+        prefill_1k_flops, prefill_4k_flops: Attention over one prompt of 1,024 and of 4,096 tokens.
+    """
+
+    gemm_bandwidth: float
+    gemm_flops: float
+    decode_bandwidth: float
+    prefill_1k_flops: float
+    prefill_4k_flops: float
+
+    def prefill_factors(self) -> tuple[float, float]:
+        """``(a, b)`` such that a prompt takes as long as ``a * pairs + b * tokens`` pairs would at full flops.
+
+        Solved so that both published points come out: no single share says what short prompts waste.
+        """
+        short, long = 1024, 4096
+        short_pairs, long_pairs = short * (short + 1) / 2, long * (long + 1) / 2
+        short_time, long_time = short_pairs / self.prefill_1k_flops, long_pairs / self.prefill_4k_flops
+        per_pair = (long_time - 4 * short_time) / (long_pairs - 4 * short_pairs)
+        return per_pair, (short_time - per_pair * short_pairs) / short
+
+
+SHARES = {
+    "a100": Shares(0.695, 0.88, 0.70, 0.28, 0.49),
+    "h100": Shares(0.825, 0.805, 0.85, 0.24, 0.53),
+    "h200": Shares(0.77, 0.775, 0.79, 0.25, 0.52),
+}

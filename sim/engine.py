@@ -1,0 +1,166 @@
+"""The engine of one replica: a SimPy process that leaps from decision to decision.
+
+Between two decisions decoding is lockstep: every running sequence gains one token a step. So one
+SimPy event spans as many steps as hold the same decision, up to the nearest of
+
+    a sequence that finishes      the calendar knows when
+    an arrival                    where one could be admitted
+    the policy's horizon          the pool could run dry
+    a knot of the step's cost     its slope changes
+    an edge of a measurement window
+
+With ``leap=False`` every step is an event of its own. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from math import isqrt
+from typing import Any
+
+import simpy
+
+from .cost.base import StepCost
+from .errors import SimulationFault
+from .memory.ledger import Leap, Ledger
+from .policy.base import Policy
+from .sequence import CARRY_ON, Plan
+from .source import NEVER, Source
+from .state import State
+
+
+class Engine:
+    """Serves a source's requests with a policy over a memory.
+
+    Args:
+        env: SimPy environment whose clock counts ticks, from an int.
+        source: Where requests come from.
+        policy, memory, cost: Who runs, who holds which slot, how long a step takes.
+        edges: Ticks at which a measurement begins or ends; leaps stop there.
+        leap: False to make every step an event.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        source: Source,
+        policy: Policy,
+        memory: Any,
+        cost: StepCost,
+        edges: Iterable[int] = (),
+        leap: bool = True,
+    ) -> None:
+        self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
+        self.state = State()
+        self.ledger = Ledger()
+        self.leap = leap
+        self._edges = sorted(edges, reverse=True)
+        self.process = env.process(self._serve())
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        env, source, policy, memory = self.env, self.source, self.policy, self.memory
+        state, ledger = self.state, self.ledger
+        complete = state.complete_together if policy.leaves_together else state.complete
+        while True:
+            now = env.now
+            if source.next_ticks <= now:
+                source.deliver(now, state.waiting)
+            plan = policy.schedule(state, memory.transaction(state.clock))
+            memory.commit(plan, state.clock)
+            if plan is not CARRY_ON:
+                state.begin(plan)
+                ledger.open(plan, state)
+            if state.running:
+                leap = self._leap_over(plan, now)
+                yield env.timeout(leap.ticks)
+                ledger.close(now, leap, len(state.waiting), memory.pass_steps(state, leap.steps))
+                finished = complete(leap.steps)
+                if finished:
+                    memory.release(finished, state.clock)
+            elif plan.preempted or plan.swapped_out:
+                yield env.timeout(self._swap_alone(plan))
+            elif source.next_ticks < NEVER and not state.waiting:
+                yield env.timeout(source.next_ticks - now)
+            else:
+                self._check_done()
+                return
+
+    def _leap_over(self, plan: Plan, now: int) -> Leap:
+        """How far the plan carries, and how long that takes."""
+        state = self.state
+        width = state.width
+        context = width * state.clock + state.lag_sum
+        decodes, prefill, swap = width, plan.prefill_tokens, 0
+        if plan is CARRY_ON:
+            first = self.cost.step_ticks(width, context, 0, 0)
+        else:
+            decodes -= len(plan.admitted)
+            swap = self._swap_ticks(plan)
+            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan)) + swap
+        limit = state.calendar[0][0] - state.clock
+        if limit == 1 or not plan.steady or not self.leap:
+            return Leap(1, first, first, 0, 0, decodes, prefill, swap)
+        base, slope, until = self.cost.decode_line(width, context + width)
+        second, growth = base + slope * (context + width), slope * width
+        if until is not None:
+            limit = min(limit, 1 + (until - 1 - context) // width)
+        if plan.wakes:
+            # The first boundary at or after the arrival.
+            ahead = self.source.next_ticks - now - first - 1
+            limit = 1 if ahead < 0 else min(limit, 2 + _whole_steps(ahead, second, growth))
+        if self._edges:
+            limit = self._stop_at_edge(limit, now, first, second, growth)
+        if limit > 1:
+            limit = self.policy.horizon(state, self.memory, limit)
+        more = limit - 1
+        ticks = first + more * second + growth * (more * (more - 1) // 2)
+        return Leap(limit, ticks, first, second, growth, decodes, prefill, swap)
+
+    def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
+        """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
+        edges = self._edges
+        while edges and edges[-1] <= now:
+            edges.pop()
+        if not edges:
+            return limit
+        ahead = edges[-1] - now - first
+        return 1 if ahead < 0 else min(limit, 1 + _whole_steps(ahead, second, growth))
+
+    def _swap_ticks(self, plan: Plan) -> int:
+        """Time that the plan's blocks take to the host and back."""
+        if not (plan.swapped_out or plan.swapped_in):
+            return 0
+        size = self.memory.block_size
+        out = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_out)
+        back = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_in)
+        return (self.cost.swap_out_ticks(out) if out else 0) + (self.cost.swap_in_ticks(back) if back else 0)
+
+    def _swap_alone(self, plan: Plan) -> int:
+        """Everything was pushed out: no step runs, and only the swap takes time."""
+        ticks = self._swap_ticks(plan)
+        nothing = Leap(0, ticks, ticks, 0, 0, 0, 0, ticks)
+        self.ledger.close(self.env.now, nothing, len(self.state.waiting), (0,) * 7)
+        return ticks
+
+    def _check_done(self) -> None:
+        left = len(self.state.waiting) + len(self.state.swapped)
+        if left:
+            raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
+
+
+def _causal_pairs(plan: Plan) -> int:
+    """Pairs of query and key that the prefills attend to."""
+    if not plan.admitted:
+        return 0
+    if plan.padded_tokens:
+        return len(plan.admitted) * (plan.padded_tokens * (plan.padded_tokens + 1) // 2)
+    return sum(sequence.prefill_tokens * (sequence.prefill_tokens + 1) // 2 for sequence in plan.admitted)
+
+
+def _whole_steps(ticks: int, second: int, growth: int) -> int:
+    """Decode steps that fit in ``ticks``: the largest j with ``j*second + growth*j*(j-1)/2 <= ticks``."""
+    if not growth:
+        return ticks // second
+    # The root of the quadratic; flooring the square root first changes nothing, as the rest are integers.
+    linear = 2 * second - growth
+    return (isqrt(linear * linear + 8 * growth * ticks) - linear) // (2 * growth)

@@ -1,0 +1,116 @@
+"""A finished run's book, as columns, and the clock that it keeps.
+
+Rows are leaps, stays are sequences on the device (``ledger``). Steps are numbered through; the
+clock functions say when a step starts and ends, exactly, from the row it lies in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .ledger import CUT, FRESH, RECOMPUTED, ROW, STAY, SWAPPED_IN, Ledger
+
+__all__ = ["FRESH", "RECOMPUTED", "SWAPPED_IN", "Book"]
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """Everything that one replica did.
+
+    Attributes:
+        rows, stays, cuts: int64 columns by the names in ``ledger``.
+        prompt_tokens, output_tokens: int64 [n], of the workload.
+        capacity_slots, block_size: Size of the pool.
+        paged: Whether memory is paged; else contiguous.
+        together: Whether sequences leave with their batch.
+        end_ticks: When the run was over.
+    """
+
+    rows: dict[str, np.ndarray]
+    stays: dict[str, np.ndarray]
+    cuts: dict[str, np.ndarray]
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    capacity_slots: int
+    block_size: int
+    paged: bool
+    together: bool
+    end_ticks: int
+
+    @classmethod
+    def of(cls, ledger: Ledger, **facts) -> Book:
+        """The book of a ledger that is written to no more."""
+        return cls(
+            rows=dict(zip(ROW, np.ascontiguousarray(ledger.rows().T), strict=True)),
+            stays=dict(zip(STAY, np.ascontiguousarray(ledger.stays().T), strict=True)),
+            cuts=dict(zip(CUT, np.ascontiguousarray(ledger.cuts().T), strict=True)),
+            **facts,
+        )
+
+    @cached_property
+    def row_clock(self) -> np.ndarray:
+        """Number of each row's first step."""
+        steps = self.rows["steps"]
+        return np.cumsum(steps) - steps
+
+    @cached_property
+    def num_steps(self) -> int:
+        return int(self.rows["steps"].sum())
+
+    @cached_property
+    def stay_end(self) -> np.ndarray:
+        """Clock after the last step in which each stay computes a token."""
+        stays = self.stays
+        end = stays["start_clock"] + self.output_tokens[stays["index"]] - stays["generated_tokens"]
+        end[self.cuts["stay"]] = self.cuts["clock"]
+        return np.minimum(end, self.num_steps)
+
+    @cached_property
+    def stay_leave(self) -> np.ndarray:
+        """Clock after the last step in which each stay holds its slots: with its batch, where that is so."""
+        if not self.together:
+            return self.stay_end
+        _, batch = np.unique(self.stays["start_clock"], return_inverse=True)
+        last = np.zeros(batch.max(initial=-1) + 1, dtype=np.int64)
+        np.maximum.at(last, batch, self.stay_end)
+        return last[batch]
+
+    @cached_property
+    def stay_lag(self) -> np.ndarray:
+        """Tokens held in a step less the step's number, constant over each stay."""
+        return self.stays["tokens"] - self.stays["start_clock"]
+
+    def start_of(self, clock: np.ndarray) -> np.ndarray:
+        """Ticks at which step ``clock`` starts."""
+        row = np.searchsorted(self.row_clock, clock, side="right") - 1
+        return self.rows["start_ticks"][row] + self._into(row, clock - self.row_clock[row])
+
+    def end_of(self, clock: np.ndarray) -> np.ndarray:
+        """Ticks at which step ``clock - 1`` ends, that is, when the clock comes to ``clock``."""
+        row = np.searchsorted(self.row_clock, clock - 1, side="right") - 1
+        return self.rows["start_ticks"][row] + self._into(row, clock - self.row_clock[row])
+
+    def _into(self, row: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Ticks from a row's start to the end of its first ``steps`` steps."""
+        later = np.maximum(steps - 1, 0)
+        rows = self.rows
+        ticks = rows["first_ticks"][row] + rows["next_ticks"][row] * later
+        ticks += rows["slope_ticks"][row] * (later * (later - 1) // 2)
+        return np.where(steps > 0, ticks, 0)
+
+    @cached_property
+    def tail_slots(self) -> np.ndarray:
+        """Slots of each stay's last block that no token will ever fill (block_tail, once it is there)."""
+        target = (self.prompt_tokens + self.output_tokens)[self.stays["index"]]
+        return -target % self.block_size if self.paged else np.zeros_like(target)
+
+    @cached_property
+    def tail_clock(self) -> np.ndarray:
+        """Step in which each stay enters its last block; its end where it never does."""
+        target = (self.prompt_tokens + self.output_tokens)[self.stays["index"]]
+        last_block = (target - 1) // self.block_size * self.block_size
+        entry = np.maximum(self.stays["start_clock"], last_block + 1 - self.stay_lag)
+        return np.minimum(entry, self.stay_end)

@@ -1,0 +1,162 @@
+"""Contiguous KV memory: every sequence reserves all it may ever need, in one piece.
+
+What is held changes only when a sequence comes or goes, so sums over the sequences suffice:
+
+    |<- live ->|<- reserved ->|<- over-estimate ->|<- round-up ->|
+    0          c              F                   R              end of the chunk
+
+c grows by one a step for every sequence that is not done; F, R and the chunk are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..sequence import Plan, Sequence
+from ..state import State
+from .buddy import MAX_CHUNK_BLOCKS, BuddyArena
+
+
+class Grant(NamedTuple):
+    """A reservation: tokens asked for, slots taken, padding within them, first block (None: no place)."""
+
+    tokens: int
+    slots: int
+    padding: int
+    start: int | None
+
+
+class ContiguousTransaction:
+    """Tentative reservations of one step: the next one sees what the last one took."""
+
+    __slots__ = ("free_slots", "memory", "places")
+
+    def __init__(self, memory: ContiguousMemory) -> None:
+        self.memory = memory
+        self.free_slots = memory.capacity_slots - memory.used_slots
+        self.places: list[tuple[int, int, int | None]] = []
+
+    def reserve(self, tokens: int) -> bool:
+        """Reserve room for ``tokens`` of the sequence that is admitted next; False where there is none."""
+        slots = self.memory.slots_of(tokens)
+        if slots > self.free_slots or not self.memory.has_place(slots):
+            return False
+        self.free_slots -= slots
+        self.places.append((tokens, slots, self.memory.take_place(slots)))
+        return True
+
+
+class ContiguousMemory:
+    """Reservations counted in slots, without position: room is room wherever it lies."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.used_slots = 0
+        self.growing = 0
+        self._lag = self._target = self._asked = self._finished_hold = self._stranded = 0
+        self._transaction = ContiguousTransaction(self)
+
+    @property
+    def capacity_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def slots_of(self, tokens: int) -> int:
+        """Slots that a reservation of ``tokens`` takes."""
+        return tokens
+
+    def has_place(self, slots: int) -> bool:
+        """Whether a piece of ``slots`` can be had; asked only when that many are free."""
+        return True
+
+    def take_place(self, slots: int) -> int | None:
+        """First block of a piece of ``slots``; None where reservations have no position."""
+        return None
+
+    def give_place(self, grant: Grant) -> None:
+        """Return the piece of a reservation."""
+
+    def stranded_slots(self, blocked_blocks: int) -> int:
+        """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""
+        return 0
+
+    def transaction(self, clock: int) -> ContiguousTransaction:
+        """The tentative reservations of step ``clock``; one at a time."""
+        self._transaction = ContiguousTransaction(self)
+        return self._transaction
+
+    def commit(self, plan: Plan, clock: int) -> None:
+        """The step's reservations become holdings of the sequences that it admits, in their order."""
+        for sequence, (tokens, slots, start) in zip(plan.admitted, self._transaction.places, strict=True):
+            padding = max(0, plan.padded_tokens - sequence.prompt_tokens)
+            sequence.grant = Grant(tokens, slots, padding, start)
+            self.used_slots += slots
+            self.growing += 1
+            self._lag += sequence.prefill_tokens - clock
+            self._target += sequence.target_tokens
+            self._asked += tokens - padding
+            self._finished_hold += padding
+        self._stranded = self.stranded_slots(plan.blocked_blocks)
+
+    def pass_steps(self, state: State, steps: int) -> tuple[int, int, int, int, int, int, int]:
+        """What the ledger integrates: sequences that grow, slots live and held, sums of F and R,
+        finished_hold, stranded."""
+        live = self.growing * state.clock + self._lag
+        return self.growing, live, self.used_slots, self._target, self._asked, self._finished_hold, self._stranded
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """Sequences whose last token came out before step ``clock`` give their slots back."""
+        for sequence in finished:
+            grant = sequence.grant
+            self._end(sequence)
+            self.used_slots -= grant.slots
+            self._finished_hold -= grant.padding
+            self.give_place(grant)
+
+    def _end(self, sequence: Sequence) -> None:
+        self.growing -= 1
+        self._lag -= sequence.prefill_tokens - sequence.start_clock
+        self._target -= sequence.target_tokens
+        self._asked -= sequence.grant.tokens - sequence.grant.padding
+
+
+class BatchMemory(ContiguousMemory):
+    """Reservations of a static batch: who ends early holds its slots until the last one is done."""
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        for sequence in finished:
+            self._end(sequence)
+            self._finished_hold += sequence.grant.tokens - sequence.grant.padding
+        if not self.growing:
+            self.used_slots = self._finished_hold = 0
+
+
+class BuddyMemory(ContiguousMemory):
+    """Reservations in power-of-two chunks of a buddy arena, with real positions."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.arena = BuddyArena(num_blocks)
+
+    def chunk_blocks(self, tokens: int) -> int:
+        """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to a power of two."""
+        return 1 << (-(-tokens // self.block_size) - 1).bit_length()
+
+    def slots_of(self, tokens: int) -> int:
+        return self.chunk_blocks(tokens) * self.block_size
+
+    def has_place(self, slots: int) -> bool:
+        return self.arena.fits(slots // self.block_size)
+
+    def take_place(self, slots: int) -> int | None:
+        return self.arena.allocate(slots // self.block_size)
+
+    def give_place(self, grant: Grant) -> None:
+        self.arena.free(grant.start, grant.slots // self.block_size)
+
+    def stranded_slots(self, blocked_blocks: int) -> int:
+        return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
+
+    def largest_chunk_blocks(self) -> int:
+        """Blocks of the largest chunk of the initial carve: what can ever be reserved."""
+        return min(MAX_CHUNK_BLOCKS, 1 << (self.num_blocks.bit_length() - 1))

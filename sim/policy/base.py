@@ -1,0 +1,96 @@
+"""What every policy is: a decision for one step, and how long the decision holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import SettingError
+from ..sequence import Plan, Sequence
+from ..state import State
+from ..workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler may put into one step; the names are vLLM's.
+
+    Attributes:
+        max_model_len: Longest prompt + output in tokens.
+        max_num_seqs: Most sequences running at once; in static batching the batch size.
+        max_num_batched_tokens: Most tokens computed in a step, a decode counting 1.
+        watermark_blocks: Blocks that an admission must leave free.
+        preemption_mode: "recompute" or "swap".
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark_blocks: int = 0
+    preemption_mode: str = "recompute"
+
+    def __post_init__(self) -> None:
+        for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, field) < 1:
+                raise SettingError(field, getattr(self, field), "must be at least 1")
+        if self.preemption_mode not in ("recompute", "swap"):
+            raise SettingError("preemption_mode", self.preemption_mode, "one of recompute, swap")
+
+
+class Policy(Protocol):
+    """Decides who runs; moves neither blocks nor time.
+
+    Attributes:
+        name: As on the command line.
+        leaves_together: Whether sequences leave when the last of their batch is done.
+    """
+
+    name: str
+    leaves_together: bool
+
+    def schedule(self, state: State, transaction: Any) -> Plan:
+        """The plan of the next step. Grants are made in ``transaction``, queues are only read."""
+
+    def horizon(self, state: State, memory: Any, limit: int) -> int:
+        """Steps, this one included and at most ``limit``, in which the policy decides nothing new.
+
+        Asked after the plan has been carried out and only of steady plans. The engine sees to
+        finishes and arrivals itself; the policy answers for what memory does in between.
+        """
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        """Blocks, int64 [n], of the smallest pool that can ever serve each request."""
+
+
+def blocks_of(tokens: np.ndarray, block_size: int) -> np.ndarray:
+    """Blocks that hold ``tokens``, elementwise."""
+    return -(-tokens // block_size)
+
+
+class AdmissionLimit:
+    """Counts what a step holds against sequences and tokens while its admissions are decided.
+
+    A prompt that alone exceeds the budget runs when nothing else is in the step: it would wait for
+    ever otherwise.
+    """
+
+    __slots__ = ("max_seqs", "max_tokens", "seqs", "tokens")
+
+    def __init__(self, limits: Limits, running: int) -> None:
+        self.max_seqs, self.max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        self.seqs = self.tokens = running
+
+    def seats_left(self) -> bool:
+        """Whether one more sequence may run."""
+        return self.seqs < self.max_seqs
+
+    def within_budget(self, sequence: Sequence) -> bool:
+        """Whether the step's token budget holds the sequence's prefill."""
+        return self.tokens + sequence.prefill_tokens <= self.max_tokens or not self.tokens
+
+    def add(self, sequence: Sequence) -> None:
+        """The sequence is admitted."""
+        self.seqs += 1
+        self.tokens += sequence.prefill_tokens

@@ -1,0 +1,81 @@
+"""Static batching: a batch starts together, is padded together and leaves together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+
+from ..memory.contiguous import ContiguousTransaction
+from ..sequence import Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits, blocks_of
+
+_LET_IT_RUN = Plan(wakes=False)
+
+
+class StaticBatching:
+    """Naive static batching, as with a plain Hugging Face ``generate`` behind a queue.
+
+    When the last batch is done, up to ``max_num_seqs`` of those that wait start together, first
+    come first served. Each reserves the batch's longest prompt plus its longest allowed output, up
+    to the model's maximum, contiguous and padded; the batch grows as long as the pool holds that.
+    A lone head that asks for more than the pool reserves the pool.
+    """
+
+    name = "static"
+    leaves_together = True
+
+    def __init__(self, limits: Limits, pool_slots: int) -> None:
+        self.limits = limits
+        self.pool_slots = pool_slots
+
+    def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+        if state.running:
+            return _LET_IT_RUN
+        batch: list[Sequence] = []
+        for sequence in state.waiting:
+            if len(batch) == self.limits.max_num_seqs or (batch and not self.fits([*batch, sequence])):
+                break
+            batch.append(sequence)
+        if not batch:
+            return Plan()
+        tokens = min(self.reserved_tokens(batch), self.pool_slots)
+        for _ in batch:
+            transaction.reserve(tokens)
+        padded = max(sequence.prompt_tokens for sequence in batch)
+        return Plan(admitted=tuple(batch), prefill_tokens=padded * len(batch), padded_tokens=padded, wakes=False)
+
+    def reserved_tokens(self, batch: Ordered[Sequence]) -> int:
+        """Tokens that each sequence of the batch reserves."""
+        longest_prompt = max(sequence.prompt_tokens for sequence in batch)
+        longest_output = max(sequence.max_tokens for sequence in batch)
+        return min(longest_prompt + longest_output, self.limits.max_model_len)
+
+    def fits(self, batch: Ordered[Sequence]) -> bool:
+        """Whether the batch may grow to this."""
+        return len(batch) * self.reserved_tokens(batch) <= self.pool_slots
+
+    def horizon(self, state: State, memory: object, limit: int) -> int:
+        return limit
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        return blocks_of(workload.prompt_tokens + workload.output_tokens, block_size)
+
+
+class FasterTransformer(StaticBatching):
+    """FasterTransformer as the SOSP'23 paper runs it.
+
+    Static batches of at most B (``max_num_seqs``, from the paper's table by model and data set);
+    the batch stops growing where longest prompt + longest true output exceed 2,040 tokens, and runs
+    for its longest output. A head that alone exceeds that runs alone.
+    """
+
+    name = "fastertransformer"
+    max_batch_tokens = 2040
+
+    def fits(self, batch: Ordered[Sequence]) -> bool:
+        longest_prompt = max(sequence.prompt_tokens for sequence in batch)
+        longest_output = max(sequence.output_tokens for sequence in batch)
+        return longest_prompt + longest_output <= self.max_batch_tokens and super().fits(batch)

@@ -1,0 +1,79 @@
+"""A sequence on its way through the server, and the plan of one step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sequence:
+    """One sequence of a request: what is asked, and where it stands.
+
+    Decoding is lockstep: while a sequence runs it gains one token a step. So nothing is counted
+    up here; all follows from the decode clock (steps begun since the run started).
+
+    Attributes:
+        index: Row of the request in the workload, which is its place in arrival order.
+        prompt_tokens, output_tokens, max_tokens: As in the workload.
+        prefill_tokens: Tokens that its next (or last) prefill computes: the prompt, and after a
+            preemption by recompute also what had been generated.
+        generated_tokens: Output tokens that existed when it was last admitted.
+        start_clock: Decode clock of the step that admitted it last.
+        lag: ``prefill_tokens - start_clock`` (after a swap: tokens held less clock), so that the
+            tokens computed, with those of step ``clock``, are ``clock + lag``.
+        finish_clock: Decode clock at which its last token is out.
+        stay: Number of its current stay in the ledger's book of stays.
+        grant: What the memory gave it: a chunk of a contiguous arena, else None.
+    """
+
+    __slots__ = (
+        "finish_clock", "generated_tokens", "grant", "index", "lag", "max_tokens", "output_tokens",
+        "prefill_tokens", "prompt_tokens", "start_clock", "stay",
+    )  # fmt: skip
+
+    def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
+        self.index = index
+        self.prompt_tokens = self.prefill_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_tokens = max_tokens
+        self.generated_tokens = 0
+
+    @property
+    def target_tokens(self) -> int:
+        """Prompt and true output together (F in the ledger's definitions)."""
+        return self.prompt_tokens + self.output_tokens
+
+    def held_tokens(self, clock: int) -> int:
+        """Tokens with KV before step ``clock`` computes its own."""
+        return clock - 1 + self.lag
+
+
+class Plan(NamedTuple):
+    """What one step does. Frozen: a policy decides it, memory and engine carry it out.
+
+    Attributes:
+        admitted: Sequences that leave the head of the waiting queue and prefill in this step.
+        prefill_tokens: Tokens that they compute, padding included.
+        preempted: Running sequences that give up their blocks and go back to waiting.
+        swapped_out: Running sequences whose blocks go to host memory.
+        swapped_in: Sequences that come back from the head of the swapped queue and decode.
+        padded_tokens: Length that static batching pads every prompt to; 0 where nothing is padded.
+        steady: Whether the same decision holds in the steps that follow, as far as the policy's
+            horizon says; False asks for one real step.
+        wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
+        blocked_blocks: Size of the chunk that the queue's head was refused for want of memory
+            (contiguous arenas); 0 where it was not.
+    """
+
+    admitted: tuple[Sequence, ...] = ()
+    prefill_tokens: int = 0
+    preempted: tuple[Sequence, ...] = ()
+    swapped_out: tuple[Sequence, ...] = ()
+    swapped_in: tuple[Sequence, ...] = ()
+    padded_tokens: int = 0
+    steady: bool = True
+    wakes: bool = True
+    blocked_blocks: int = 0
+
+
+#: Everything that runs goes on, nobody waits: the commonest decision, made once.
+CARRY_ON = Plan()

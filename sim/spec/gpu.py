@@ -1,0 +1,91 @@
+"""What a GPU is on paper: figures of its data sheet, not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import SettingError
+
+GB, TFLOPS = 10**9, 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU.
+
+    Attributes:
+        architecture: Which column of the published measurements holds for it: a100, h100 or h200.
+        memory_bytes: What the CUDA driver reports as the whole memory, less than the label says.
+        memory_bytes_per_s: Bandwidth of the memory.
+        fp16_flops_per_s: Dense fp16 / bf16 tensor-core throughput.
+        pcie_bytes_per_s, nvlink_bytes_per_s: Links to the host and to other GPUs, one direction.
+        source: Where the figures come from.
+    """
+
+    name: str
+    architecture: str
+    memory_bytes: int
+    memory_bytes_per_s: int
+    fp16_flops_per_s: int
+    pcie_bytes_per_s: int
+    nvlink_bytes_per_s: int
+    source: str
+
+
+def _source(sheet: str, memory: str) -> str:
+    figures = f"data sheet, not measured: {sheet}, dense fp16, links halved to one direction"
+    return f"{figures}; memory_bytes as {memory} reports it"
+
+
+_A100 = {"fp16_flops_per_s": 312 * TFLOPS, "pcie_bytes_per_s": 32 * GB, "nvlink_bytes_per_s": 300 * GB}
+_HOPPER = {"fp16_flops_per_s": 989 * TFLOPS, "pcie_bytes_per_s": 64 * GB, "nvlink_bytes_per_s": 450 * GB}
+
+_GPUS = {
+    spec.name: spec
+    for spec in (
+        GpuSpec(
+            name="a100-40gb",
+            architecture="a100",
+            memory_bytes=42_298_834_944,
+            memory_bytes_per_s=1_555 * GB,
+            source=_source("NVIDIA A100 Tensor Core GPU, SXM4 40 GB", "deviceQuery"),
+            **_A100,
+        ),
+        GpuSpec(
+            name="a100-80gb",
+            architecture="a100",
+            memory_bytes=84_987_740_160,
+            memory_bytes_per_s=2_039 * GB,
+            source=_source("NVIDIA A100 Tensor Core GPU, SXM4 80 GB", "deviceQuery"),
+            **_A100,
+        ),
+        GpuSpec(
+            name="h100-80gb",
+            architecture="h100",
+            memory_bytes=85_028_896_768,
+            memory_bytes_per_s=3_350 * GB,
+            source=_source("NVIDIA H100 Tensor Core GPU, SXM5 80 GB", "deviceQuery"),
+            **_HOPPER,
+        ),
+        GpuSpec(
+            name="h200",
+            architecture="h200",
+            memory_bytes=150_109_880_320,
+            memory_bytes_per_s=4_800 * GB,
+            source=_source("NVIDIA H200 Tensor Core GPU, SXM5 141 GB", "torch.cuda.get_device_properties"),
+            **_HOPPER,
+        ),
+    )
+}
+
+
+def gpu_names() -> list[str]:
+    """Names of the presets."""
+    return list(_GPUS)
+
+
+def gpu(name: str) -> GpuSpec:
+    """The preset of that name; raises SettingError for any other."""
+    if name not in _GPUS:
+        raise SettingError("gpu", name, f"one of {', '.join(_GPUS)}")
+    return _GPUS[name]

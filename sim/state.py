@@ -1,0 +1,113 @@
+"""Who waits, who runs and where the decode clock stands: what policies look at."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+from .sequence import Plan, Sequence
+
+
+class State:
+    """The scheduler's queues over the decode clock.
+
+    The clock counts steps. A running sequence gains one token a step, so the tokens computed by
+    all of them in step ``clock`` are ``width * clock + lag_sum``, and the step after which each
+    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish clock.
+
+    Attributes:
+        clock: Steps begun and ended so far; the step being decided has this number.
+        waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
+        running: Admitted and not finished, in the order in which they were admitted.
+        swapped: Out in host memory, first to come back first.
+        width: Sequences that a step computes. In static batching ended ones count until the batch is over.
+        lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
+    """
+
+    __slots__ = ("calendar", "clock", "lag_sum", "running", "swapped", "waiting", "width")
+
+    def __init__(self) -> None:
+        self.clock = self.width = self.lag_sum = 0
+        self.waiting: deque[Sequence] = deque()
+        self.swapped: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.calendar: list[tuple[int, int, Sequence]] = []
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that all sequences of the step hold, with those that it computes."""
+        return self.width * self.clock + self.lag_sum
+
+    def begin(self, plan: Plan) -> None:
+        """Carry out the plan's moves between the queues."""
+        clock = self.clock
+        for sequence in plan.swapped_in:
+            self.swapped.popleft()
+            self._run(sequence, sequence.prefill_tokens + 1 - clock)
+        for sequence in plan.admitted:
+            self.waiting.popleft()
+            self._run(sequence, (plan.padded_tokens or sequence.prefill_tokens) - clock)
+        if plan.preempted or plan.swapped_out:
+            self._push_out(plan)
+
+    def _run(self, sequence: Sequence, lag: int) -> None:
+        clock = self.clock
+        sequence.start_clock = clock
+        sequence.lag = lag
+        sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
+        self.width += 1
+        self.lag_sum += lag
+        self.running[sequence] = None
+        heappush(self.calendar, (finish, sequence.index, sequence))
+
+    def _push_out(self, plan: Plan) -> None:
+        gone = {*plan.preempted, *plan.swapped_out}
+        for sequence in gone:
+            self.width -= 1
+            self.lag_sum -= sequence.lag
+            del self.running[sequence]
+            # What its next prefill computes, or what comes back from host memory.
+            sequence.prefill_tokens = sequence.held_tokens(self.clock)
+            sequence.generated_tokens += self.clock - sequence.start_clock
+        for sequence in plan.preempted:
+            sequence.prefill_tokens = sequence.prompt_tokens + sequence.generated_tokens
+            _insert(self.waiting, sequence)
+        for sequence in plan.swapped_out:
+            _insert(self.swapped, sequence)
+        self.calendar = [entry for entry in self.calendar if entry[2] not in gone]
+        heapify(self.calendar)
+
+    def complete(self, steps: int) -> list[Sequence]:
+        """Let ``steps`` pass; the sequences whose last token came out leave, in order of arrival."""
+        self.clock = clock = self.clock + steps
+        calendar = self.calendar
+        finished: list[Sequence] = []
+        while calendar and calendar[0][0] == clock:
+            sequence = heappop(calendar)[2]
+            del self.running[sequence]
+            self.width -= 1
+            self.lag_sum -= sequence.lag
+            finished.append(sequence)
+        return finished
+
+    def complete_together(self, steps: int) -> list[Sequence]:
+        """As ``complete`` for a static batch, whose sequences leave when the last one is done.
+
+        Those that end early stay in ``running`` and in the width: their rows are still computed.
+        """
+        self.clock = clock = self.clock + steps
+        calendar, ended = self.calendar, []
+        while calendar and calendar[0][0] == clock:
+            ended.append(heappop(calendar)[2])
+        if not calendar:
+            self.running.clear()
+            self.width = self.lag_sum = 0
+        return ended
+
+
+def _insert(queue: deque[Sequence], sequence: Sequence) -> None:
+    """Put ``sequence`` back among those that arrived before and after it: nearly always the front."""
+    place = 0
+    while place < len(queue) and queue[place].index < sequence.index:
+        place += 1
+    queue.insert(place, sequence)

@@ -1,0 +1,26 @@
+"""Waste as people talk about it: the nine buckets in the paper's view and in the popular one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: SOSP'23, Fig 2: whose sum is the whole pool.
+PAPER_VIEW = {
+    "token_states": ("live",),
+    "reservation": ("reserved",),
+    "internal": ("over_estimate", "block_tail", "finished_hold"),
+    "external_and_others": ("round_up", "stranded", "free", "cached"),
+}
+#: As the three kinds of waste are explained elsewhere; what is free is no waste there.
+POPULAR_VIEW = {
+    "live": ("live",),
+    "reservation": ("reserved", "over_estimate"),
+    "internal": ("finished_hold", "block_tail"),
+    "external": ("round_up", "stranded"),
+    "free": ("free", "cached"),
+}
+
+
+def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Shares of the pool by bucket, added up to a view's groups, in percent."""
+    return {group: 100 * sum(shares[bucket] for bucket in buckets) for group, buckets in view.items()}

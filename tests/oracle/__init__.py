@@ -1,0 +1,61 @@
+"""A slow, literal reference simulator: the oracle that tests hold the real one against.
+
+It shares no code with ``fragmeter``: it was written from the rules alone, walks step by step, sequence by sequence and
+slot by slot, and leaps over nothing. Meant for a few hundred requests of some sixty tokens over small pools.
+
+    model     what goes in and what comes out
+    slots     the class of one slot, and the census of a pool
+    clock     the loop that moves time; what every policy does alike
+    paged     vllm-sosp23
+    buddy     the arena of orca-max, orca-pow2 and orca-oracle
+    orca      those three, and orca as its own paper has it
+    batches   static and fastertransformer
+    story     for the tests: costs, a log of one line a step, random cases
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .batches import FasterTransformer, StaticBatches
+from .clock import System, run
+from .model import Limits, Outcome, Pool, Request, Step, check
+from .orca import BuddyOrca, CountedOrca, estimate_max, estimate_oracle, estimate_pow2
+from .paged import Paged
+from .slots import BUCKETS, classify_slot
+
+__all__ = ["BUCKETS", "POLICIES", "Limits", "Outcome", "Pool", "Request", "Step", "classify_slot", "simulate"]
+
+POLICIES: dict[str, Callable[[Pool, Limits], System]] = {
+    "vllm-sosp23": Paged,
+    "orca-max": lambda pool, limits: BuddyOrca(pool, limits, estimate_max),
+    "orca-pow2": lambda pool, limits: BuddyOrca(pool, limits, estimate_pow2),
+    "orca-oracle": lambda pool, limits: BuddyOrca(pool, limits, estimate_oracle),
+    "orca": CountedOrca,
+    "static": StaticBatches,
+    "fastertransformer": FasterTransformer,
+}
+
+
+def no_ticks(blocks: int) -> int:
+    """A swap that takes no time."""
+    return 0
+
+
+def simulate(
+    policy: str,
+    requests: list[Request],
+    pool: Pool,
+    limits: Limits,
+    cost: Callable[[int, int, int, int], int],
+    swap_out: Callable[[int], int] = no_ticks,
+    swap_in: Callable[[int], int] = no_ticks,
+) -> Outcome:
+    """Serve ``requests`` to the last one under ``policy``, step by step.
+
+    ``cost(decodes, decode_context, prefill_tokens, prefill_pairs)`` gives the ticks of a step without its swaps;
+    ``swap_out(blocks)`` and ``swap_in(blocks)`` the ticks of moving all blocks that one step moves that way.
+    ValueError for a request that cannot be true; one that the pool can never hold is refused in the outcome.
+    """
+    check(requests, limits)
+    return run(POLICIES[policy](pool, limits), requests, cost, swap_out, swap_in)

@@ -1,0 +1,60 @@
+"""For the tests: costs easily worked out by hand, a log of one line a step, random cases."""
+
+from __future__ import annotations
+
+import random
+
+from .model import Limits, Outcome, Pool, Request, Step
+
+
+class Cost:
+    """100 ticks, 10 more a decode and 1 more a prompt token; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, int, int]] = []
+
+    def __call__(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        self.calls.append((decodes, decode_context, prefill_tokens, prefill_pairs))
+        return 100 + 10 * decodes + prefill_tokens
+
+
+def swap_out_ticks(blocks: int) -> int:
+    return 7 * blocks
+
+
+def swap_in_ticks(blocks: int) -> int:
+    return 3 * blocks
+
+
+def line(step: Step) -> str:
+    """One step as one line; parts and buckets that are empty are left out."""
+    parts = [f"{step.start_ticks}+{step.ticks}"]
+    for name, ids in (("run", step.running), ("preempt", step.preempted), ("out", step.swapped_out)):
+        parts += [" ".join([name, *map(str, ids)])] if ids else []
+    parts += [" ".join(["in", *map(str, step.swapped_in)])] if step.swapped_in else []
+    parts += [" ".join(["prefill", *(f"{i}:{tokens}" for i, tokens in step.prefilled)])] if step.prefilled else []
+    return " | ".join([*parts, " ".join(f"{name} {slots}" for name, slots in step.buckets.items() if slots)])
+
+
+def log(outcome: Outcome) -> list[str]:
+    return [line(step) for step in outcome.steps]
+
+
+def random_case(seed: int) -> tuple[list[Request], Pool, Limits]:
+    """A small workload that strains a small pool, for any policy."""
+    draw = random.Random(seed)
+    requests, now = [], 0
+    for _ in range(draw.randint(1, 40)):
+        now += draw.choice([0, 0, 0, 50, 400, 5000])
+        prompt, output = draw.randint(1, 40), draw.randint(1, 24)
+        requests.append(Request(now, prompt, output, draw.choice([None, output, output + 7])))
+    pool = Pool(draw.randint(2, 60), draw.choice([1, 2, 4, 8]), draw.randint(0, 20))
+    limits = Limits(
+        max_model_len=draw.choice([64, 90]),
+        max_num_batched_tokens=draw.choice([10, 60, 2560]),
+        max_num_seqs=draw.choice([2, 5, 64]),
+        watermark_fraction=draw.choice([0.0, 0.01, 0.1]),
+        preemption_mode=draw.choice(["recompute", "swap"]),
+        ft_max_tokens=draw.choice([50, 2040]),
+    )
+    return requests, pool, limits
