@@ -27,7 +27,7 @@ def cost(
     layers and width of OPT-13B on one A100-40GB), and for a scale that has nothing to scale.
     """
     if name == "paper":
-        if (model.num_layers, model.hidden_size, gpu.name, tensor_parallel) != (40, 5120, "a100-40gb", 1):
+        if not PaperCost.fits(model, gpu, tensor_parallel):
             where = f"{model.name} on {tensor_parallel} x {gpu.name}"
             raise SettingError("cost", name, f"is fitted to opt-13b on one a100-40gb; use roofline for {where}")
         return PaperCost(scale, block_bytes(model, block_size=block_size))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import isfinite
 
 from ..errors import SettingError
+from ..spec.gpu import GpuSpec
+from ..spec.shape import ModelSpec
 from ..ticks import PER_SECOND, from_ms
 from .base import coefficient
 
@@ -56,6 +58,11 @@ class PaperCost:
         self._per_block_out = _block_ticks(block_bytes, SWAP_OUT_BYTES_PER_S, SWAP_OUT_MS_PER_BLOCK)
         self._per_block_in = _block_ticks(block_bytes, SWAP_IN_BYTES_PER_S, SWAP_IN_MS_PER_BLOCK)
         self._lines: dict[int, tuple[int, int, int | None]] = {}
+
+    @staticmethod
+    def fits(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int) -> bool:
+        """Whether this is what was measured: the layers and width of OPT-13B on one A100-40GB."""
+        return (model.num_layers, model.hidden_size, gpu.name, tensor_parallel) == (40, 5120, "a100-40gb", 1)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``; contexts and pairs change nothing."""

@@ -37,14 +37,20 @@ class ContiguousTransaction:
         self.free_slots = memory.capacity_slots - memory.used_slots
         self.places: list[tuple[int, int, int | None]] = []
 
-    def reserve(self, tokens: int) -> bool:
-        """Reserve room for ``tokens`` of the sequence that is admitted next; False where there is none."""
+    def has_room(self, tokens: int) -> bool:
+        """Whether a piece for ``tokens`` can be had."""
         slots = self.memory.slots_of(tokens)
-        if slots > self.free_slots or not self.memory.has_place(slots):
-            return False
+        return slots <= self.free_slots and self.memory.has_place(slots)
+
+    def chunk_blocks(self, tokens: int) -> int:
+        """Blocks of the chunk that ``tokens`` ask for; 0 where reservations are not made in chunks."""
+        return self.memory.chunk_blocks(tokens)
+
+    def reserve(self, tokens: int) -> None:
+        """Reserve a piece for ``tokens`` of the sequence that is admitted next; it must be there."""
+        slots = self.memory.slots_of(tokens)
         self.free_slots -= slots
         self.places.append((tokens, slots, self.memory.take_place(slots)))
-        return True
 
 
 class ContiguousMemory:
@@ -64,6 +70,10 @@ class ContiguousMemory:
     def slots_of(self, tokens: int) -> int:
         """Slots that a reservation of ``tokens`` takes."""
         return tokens
+
+    def chunk_blocks(self, tokens: int) -> int:
+        """Blocks of the chunk that ``tokens`` ask for; 0 where there are no chunks."""
+        return 0
 
     def has_place(self, slots: int) -> bool:
         """Whether a piece of ``slots`` can be had; asked only when that many are free."""
@@ -134,9 +144,10 @@ class BatchMemory(ContiguousMemory):
 class BuddyMemory(ContiguousMemory):
     """Reservations in power-of-two chunks of a buddy arena, with real positions."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         super().__init__(num_blocks, block_size)
-        self.arena = BuddyArena(num_blocks)
+        # 128 blocks of 16 hold the artifact's 2,048 tokens; a longer model needs larger chunks.
+        self.arena = BuddyArena(num_blocks, max(MAX_CHUNK_BLOCKS, self.chunk_blocks(max_model_len)))
 
     def chunk_blocks(self, tokens: int) -> int:
         """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to a power of two."""
@@ -156,7 +167,3 @@ class BuddyMemory(ContiguousMemory):
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
-
-    def largest_chunk_blocks(self) -> int:
-        """Blocks of the largest chunk of the initial carve: what can ever be reserved."""
-        return min(MAX_CHUNK_BLOCKS, 1 << (self.num_blocks.bit_length() - 1))

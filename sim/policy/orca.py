@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..memory.contiguous import ContiguousTransaction
-from ..sequence import Plan, Sequence
+from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
 from .base import AdmissionLimit, Limits, blocks_of
@@ -31,18 +31,22 @@ class OrcaPaper:
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+        if not state.waiting:
+            return CARRY_ON
         admitted: list[Sequence] = []
         limit = AdmissionLimit(self.limits, len(state.running))
         steady, blocked = True, None
         for sequence in state.waiting:
-            if not limit.seats_left():
+            tokens = self.reserved_tokens(sequence)
+            if not transaction.has_room(tokens):
+                blocked = transaction.chunk_blocks(tokens)
+            elif not limit.seats_left():
                 blocked = 0
             elif not limit.within_budget(sequence):
                 blocked, steady = 0, False
-            elif not transaction.reserve(self.reserved_tokens(sequence)):
-                blocked = self.refused_blocks(sequence, transaction)
             if blocked is not None:
                 break
+            transaction.reserve(tokens)
             limit.add(sequence)
             admitted.append(sequence)
         return Plan(
@@ -53,16 +57,12 @@ class OrcaPaper:
             blocked_blocks=blocked or 0,
         )
 
-    def refused_blocks(self, sequence: Sequence, transaction: ContiguousTransaction) -> int:
-        """Blocks of the chunk that a head blocked by memory was refused; 0 without chunks."""
-        return 0
-
     def horizon(self, state: State, memory: object, limit: int) -> int:
         return limit
 
     def reserved_by_request(self, workload: Workload) -> np.ndarray:
-        """``reserved_tokens`` of every request, as far as the true lengths tell: int64 [n]."""
-        outputs = workload.output_tokens if workload.max_tokens is None else workload.max_tokens
+        """``reserved_tokens`` of every request, int64 [n]."""
+        outputs = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
         return np.minimum(workload.prompt_tokens + outputs, self.limits.max_model_len)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
@@ -85,9 +85,6 @@ class OrcaMax(OrcaPaper):
     def reserved_tokens(self, sequence: Sequence) -> int:
         estimate = int(self.estimated_output(np.asarray(sequence.output_tokens)))
         return min(sequence.prompt_tokens + estimate, self.limits.max_model_len)
-
-    def refused_blocks(self, sequence: Sequence, transaction: ContiguousTransaction) -> int:
-        return transaction.memory.chunk_blocks(self.reserved_tokens(sequence))
 
     def reserved_by_request(self, workload: Workload) -> np.ndarray:
         estimate = self.estimated_output(workload.output_tokens)

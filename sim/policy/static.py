@@ -19,29 +19,29 @@ class StaticBatching:
     """Naive static batching, as with a plain Hugging Face ``generate`` behind a queue.
 
     When the last batch is done, up to ``max_num_seqs`` of those that wait start together, first
-    come first served. Each reserves the batch's longest prompt plus its longest allowed output, up
-    to the model's maximum, contiguous and padded; the batch grows as long as the pool holds that.
+    come first served. Each reserves the batch's longest prompt plus its longest allowed output,
+    contiguous and padded, or the model's maximum where that is less and holds the padded
+    sequences; the batch grows as long as the pool holds that.
     A lone head that asks for more than the pool reserves the pool.
     """
 
     name = "static"
     leaves_together = True
 
-    def __init__(self, limits: Limits, pool_slots: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pool_slots = pool_slots
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
         if state.running:
             return _LET_IT_RUN
         batch: list[Sequence] = []
         for sequence in state.waiting:
-            if len(batch) == self.limits.max_num_seqs or (batch and not self.fits([*batch, sequence])):
+            if len(batch) == self.limits.max_num_seqs or (batch and not self.fits([*batch, sequence], transaction.free_slots)):
                 break
             batch.append(sequence)
         if not batch:
             return Plan()
-        tokens = min(self.reserved_tokens(batch), self.pool_slots)
+        tokens = min(self.reserved_tokens(batch), transaction.free_slots)
         for _ in batch:
             transaction.reserve(tokens)
         padded = max(sequence.prompt_tokens for sequence in batch)
@@ -51,11 +51,13 @@ class StaticBatching:
         """Tokens that each sequence of the batch reserves."""
         longest_prompt = max(sequence.prompt_tokens for sequence in batch)
         longest_output = max(sequence.max_tokens for sequence in batch)
-        return min(longest_prompt + longest_output, self.limits.max_model_len)
+        # Padding comes on top of what the model's maximum allows.
+        needed = longest_prompt + max(sequence.output_tokens for sequence in batch)
+        return max(min(longest_prompt + longest_output, self.limits.max_model_len), needed)
 
-    def fits(self, batch: Ordered[Sequence]) -> bool:
+    def fits(self, batch: Ordered[Sequence], pool_slots: int) -> bool:
         """Whether the batch may grow to this."""
-        return len(batch) * self.reserved_tokens(batch) <= self.pool_slots
+        return len(batch) * self.reserved_tokens(batch) <= pool_slots
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
         return limit
@@ -75,7 +77,7 @@ class FasterTransformer(StaticBatching):
     name = "fastertransformer"
     max_batch_tokens = 2040
 
-    def fits(self, batch: Ordered[Sequence]) -> bool:
+    def fits(self, batch: Ordered[Sequence], pool_slots: int) -> bool:
         longest_prompt = max(sequence.prompt_tokens for sequence in batch)
         longest_output = max(sequence.output_tokens for sequence in batch)
-        return longest_prompt + longest_output <= self.max_batch_tokens and super().fits(batch)
+        return longest_prompt + longest_output <= self.max_batch_tokens and super().fits(batch, pool_slots)

@@ -1,0 +1,101 @@
+"""From settings to a replica that can serve: policy, memory and cost, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .cost import PaperCost, StepCost, cost
+from .memory import BatchMemory, BuddyMemory, ContiguousMemory, PagedMemory
+from .policy import POLICIES, Limits, Policy
+from .policy.orca import OrcaMax, OrcaPaper
+from .policy.static import FasterTransformer, StaticBatching
+from .settings import Settings
+from .spec import GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
+
+GIB = 1 << 30
+#: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
+FITTED_STEP_SCALE = 1.12
+#: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
+FASTERTRANSFORMER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
+#: Most sequences that the artifact lets run at once.
+ORCA_MAX_NUM_SEQS, VLLM_MAX_NUM_SEQS = 256, 2048
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What one engine serves with.
+
+    Attributes:
+        policy, memory, cost: Fresh for one run.
+        num_blocks, block_size: Size of the pool.
+        max_model_len: Longest prompt + output in tokens.
+    """
+
+    policy: Policy
+    memory: Any
+    cost: StepCost
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+
+def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
+    """A fresh replica.
+
+    Args:
+        step_cost: Used in place of the settings' own.
+
+    Raises:
+        SettingError: An unknown model or GPU, a model that leaves no room for a pool, a cost model
+            that does not fit the model.
+    """
+    shape, card, size = model(settings.model), gpu(settings.gpu), settings.block_size
+    ranks = settings.tensor_parallel_size
+    num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size)
+    max_model_len = settings.max_model_len or shape.max_model_len
+    kind = POLICIES[settings.policy]
+    policy = kind(
+        Limits(
+            max_model_len=max_model_len,
+            max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            watermark_blocks=int(settings.watermark * num_blocks),
+            preemption_mode=settings.preemption_mode,
+        )
+    )
+    return Replica(
+        policy=policy,
+        memory=_memory(settings, kind, num_blocks, max_model_len, shape),
+        cost=step_cost or _cost(settings, shape, card),
+        num_blocks=num_blocks,
+        block_size=size,
+        max_model_len=max_model_len,
+    )
+
+
+def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
+    if issubclass(kind, FasterTransformer) and shape.name in FASTERTRANSFORMER_BATCH:
+        return FASTERTRANSFORMER_BATCH[shape.name]
+    if issubclass(kind, StaticBatching):
+        return max(1, longest_in_pool)
+    return ORCA_MAX_NUM_SEQS if issubclass(kind, OrcaPaper) else VLLM_MAX_NUM_SEQS
+
+
+def _memory(settings: Settings, kind: type, num_blocks: int, max_model_len: int, shape: ModelSpec) -> Any:
+    size = settings.block_size
+    if issubclass(kind, StaticBatching):
+        return BatchMemory(num_blocks, size)
+    if issubclass(kind, OrcaMax):
+        return BuddyMemory(num_blocks, size, max_model_len)
+    if issubclass(kind, OrcaPaper):
+        return ContiguousMemory(num_blocks, size)
+    host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB))
+    return PagedMemory(num_blocks, size, host, settings.ids)
+
+
+def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec) -> StepCost:
+    ranks, size = settings.tensor_parallel_size, settings.block_size
+    name = settings.cost or ("paper" if PaperCost.fits(shape, card, ranks) else "roofline")
+    scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
+    return cost(name, shape, card, ranks, size, scale)

@@ -1,0 +1,156 @@
+"""One run: a workload served by a replica, to the last request, and what it leaves."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import simpy
+
+from . import ticks
+from .cost import StepCost
+from .engine import Engine
+from .errors import UserError
+from .memory import BatchMemory, PagedMemory
+from .memory.book import Book
+from .memory.integrals import Accounts, Window
+from .replica import Replica, build
+from .settings import Settings
+from .source import OpenLoop
+from .workload import Workload
+
+#: Slices of the workload after each of which progress is told.
+_SLICES = 200
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over.
+
+    Attributes:
+        settings, workload: What was asked.
+        replica: What served it, as it was left.
+        book: Everything that happened.
+        smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
+    """
+
+    settings: Settings
+    workload: Workload
+    replica: Replica
+    book: Book
+    smallest_pool_blocks: np.ndarray
+
+    @property
+    def refused(self) -> np.ndarray:
+        """bool [n]: requests that the pool can never hold; they were not served."""
+        return self.smallest_pool_blocks > self.replica.num_blocks
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """The ledger's integrals."""
+        return Accounts(self.book)
+
+    @cached_property
+    def window(self) -> Window:
+        """The ledger over the settings' window, or over the whole run."""
+        if self.settings.window is None:
+            return self.accounts.window()
+        return self.accounts.window(*_edges(self.settings))
+
+
+def simulate(
+    settings: Settings,
+    workload: Workload,
+    step_cost: StepCost | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Serve a workload to the last request.
+
+    Args:
+        step_cost: Used in place of the settings' own.
+        progress: Told now and then how many requests have arrived.
+
+    Raises:
+        UserError: A request is longer than the model, or a setting cannot be.
+        SimulationFault: An invariant does not hold.
+    """
+    replica = build(settings, step_cost)
+    check_fits(workload, replica.max_model_len)
+    needed = replica.policy.smallest_pool_blocks(workload, replica.block_size)
+    source = OpenLoop(workload, needed > replica.num_blocks, replica.max_model_len)
+    env = simpy.Environment(initial_time=0)
+    engine = Engine(env, source, replica.policy, replica.memory, replica.cost, _edges(settings), settings.leap)
+    with _no_cycle_collection():
+        _run(env, engine, source, workload, progress)
+    book = Book.of(
+        engine.ledger,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+        capacity_slots=replica.num_blocks * replica.block_size,
+        block_size=replica.block_size,
+        paged=isinstance(replica.memory, PagedMemory),
+        together=isinstance(replica.memory, BatchMemory),
+        end_ticks=env.now,
+    )
+    return Run(settings, workload, replica, book, needed)
+
+
+def check_fits(workload: Workload, max_model_len: int) -> None:
+    """Refuse a workload with a request longer than the model.
+
+    Raises:
+        UserError: Names the first such request.
+    """
+    lengths = workload.prompt_tokens + workload.output_tokens
+    too_long = np.flatnonzero(lengths > max_model_len)
+    if len(too_long):
+        first = int(too_long[0])
+        raise UserError(
+            f"{workload.name}: request {first} has prompt + output = {int(lengths[first])} tokens, more than"
+            f" max_model_len = {max_model_len}; drop it or take a longer model"
+        )
+
+
+def _edges(settings: Settings) -> tuple[int, ...]:
+    return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
+
+
+def _run(
+    env: simpy.Environment,
+    engine: Engine,
+    source: OpenLoop,
+    workload: Workload,
+    progress: Callable[[int], None] | None,
+) -> None:
+    if progress is not None:
+        for tick in _milestones(workload):
+            env.run(until=tick)
+            progress(source.delivered)
+    env.run(until=engine.process)
+    if progress is not None:
+        progress(len(workload))
+
+
+def _milestones(workload: Workload) -> Iterator[int]:
+    """Times of arrival about evenly spread over the requests."""
+    last = 0
+    for tick in workload.arrival_ticks[:: max(1, len(workload) // _SLICES)].tolist():
+        if tick > last:
+            last = tick
+            yield tick
+
+
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """The run makes no cycles, and looking for them takes a third of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,90 @@
+"""Every setting of a run, checked once; the names are vLLM's wherever vLLM has one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from .errors import SettingError
+from .policy import POLICIES
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Settings:
+    """One replica: its policy, its memory, its model and GPUs, and how it is simulated.
+
+    Attributes:
+        policy: Scheduler and allocator, by the name of a system.
+        model: Preset, or path to a Hugging Face ``config.json``.
+        gpu: Preset.
+        tensor_parallel_size: GPUs that share the model and the pool.
+        block_size: Tokens a KV block.
+        num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
+        max_model_len: Longest prompt + output in tokens; None takes the model's.
+        max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
+        max_num_batched_tokens: Most tokens in a step, a decode counting 1.
+        watermark: Share of the pool that an admission must leave free.
+        preemption_mode: Whether a preempted sequence is computed again or swapped to the host.
+        swap_space: Host memory for swapped blocks, in GiB a GPU.
+        cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB) or "roofline"; None takes the
+            paper's where it applies.
+        step_scale: Factor on the paper's step time; None takes the one fitted to its Fig 13a.
+        window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
+        leap: Whether to leap over steps that decide nothing. The results are the same bits.
+        ids: Whether to hand out physical block ids. Decisions are the same.
+    """
+
+    policy: str = "vllm-sosp23"
+    model: str = "opt-13b"
+    gpu: str = "a100-40gb"
+    tensor_parallel_size: Count = 1
+    block_size: Count = 16
+    num_gpu_blocks_override: Count | None = None
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count = 2560
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    cost: Literal["paper", "roofline"] | None = None
+    step_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    window: tuple[Seconds, Seconds] | None = None
+    leap: bool = True
+    ids: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if self.policy not in POLICIES:
+            raise SettingError("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        if self.window and self.window[0] >= self.window[1]:
+            raise SettingError("window", self.window, "must end after it starts")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting, for ``run.json``."""
+        return asdict(self)
+
+
+def settings(**fields: Any) -> Settings:
+    """Settings from plain values.
+
+    Raises:
+        SettingError: A field is unknown or its value cannot be; the text names it.
+    """
+    try:
+        return Settings(**fields)
+    except ValidationError as error:
+        raise setting_error(error) from None
+
+
+def setting_error(error: ValidationError) -> SettingError:
+    """The first complaint of pydantic's, as one line of ours."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"][:1])
+    return SettingError(name, first["input"], first["msg"])
