@@ -99,7 +99,7 @@ class Engine:
             first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan)) + swap
         limit = state.calendar[0][0] - state.clock
         if limit == 1 or not plan.steady or not self.leap:
-            return Leap(1, first, first, 0, 0, decodes, prefill, swap)
+            return Leap(1, first, first, 0, 0, width, decodes, prefill, swap)
         base, slope, until = self.cost.decode_line(width, context + width)
         second, growth = base + slope * (context + width), slope * width
         if until is not None:
@@ -114,7 +114,7 @@ class Engine:
             limit = self.policy.horizon(state, self.memory, limit)
         more = limit - 1
         ticks = first + more * second + growth * (more * (more - 1) // 2)
-        return Leap(limit, ticks, first, second, growth, decodes, prefill, swap)
+        return Leap(limit, ticks, first, second, growth, width, decodes, prefill, swap)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
@@ -138,7 +138,7 @@ class Engine:
     def _swap_alone(self, plan: Plan) -> int:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
-        nothing = Leap(0, ticks, ticks, 0, 0, 0, 0, ticks)
+        nothing = Leap(0, ticks, ticks, 0, 0, 0, 0, 0, ticks)
         self.ledger.close(self.env.now, nothing, len(self.state.waiting), (0,) * 7)
         return ticks
 

@@ -23,7 +23,8 @@ ROW = (
     "first_ticks",  # duration of the first step, which may prefill and swap
     "next_ticks",  # duration of the second step: one that only decodes
     "slope_ticks",  # by how much each later step is longer than the one before
-    "decodes",  # sequences that decode in the first step
+    "width",  # sequences that a step computes, ended ones of a static batch included
+    "decodes",  # those that decode in the first step; in later ones all do
     "prefill_tokens",  # tokens prefilled in the first step, padding included
     "swap_ticks",  # part of the first step that moves blocks to or from the host
     "waiting",  # requests in the queue after the step's admissions
@@ -55,6 +56,7 @@ class Leap(NamedTuple):
     first_ticks: int
     next_ticks: int
     slope_ticks: int
+    width: int
     decodes: int
     prefill_tokens: int
     swap_ticks: int

@@ -1,0 +1,120 @@
+"""Inter-token latency: all gaps between tokens of a sequence, pooled, without listing them.
+
+While a sequence runs, the gap before a token is the duration of the step that computes it. So the
+gaps are the step durations, each as often as sequences decode in it, and a row of the book stands
+for an arithmetic progression of them. Order statistics are found by bisection on the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, sqrt
+
+import numpy as np
+
+from .memory.book import SWAPPED_IN, Book
+from .memory.exact import total
+from .requests import resumed_gap_ticks
+
+_LIMB_BITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """Progressions ``first, first + slope, ...`` of ``count`` values, each ``weight`` times; int64 [rows]."""
+
+    first: np.ndarray
+    slope: np.ndarray
+    count: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def of(cls, book: Book) -> Gaps:
+        """All gaps of a run."""
+        rows, stays = book.rows, book.stays
+        back = stays["start_clock"][stays["kind"] == SWAPPED_IN]
+        returned = np.bincount(
+            np.searchsorted(book.row_clock, back, side="right") - 1, minlength=len(book.row_clock)
+        )
+        in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
+        decodes = (in_batch if book.together else rows["decodes"]) - returned
+        later = np.maximum(rows["steps"] - 1, 0)
+        resumed = resumed_gap_ticks(book)
+        ones, zeros = np.ones_like(decodes), np.zeros_like(decodes)
+        parts = (
+            (rows["first_ticks"], zeros, ones, decodes),
+            (rows["next_ticks"], rows["slope_ticks"], later, rows["growing"]),
+            (resumed, np.zeros_like(resumed), np.ones_like(resumed), np.ones_like(resumed)),
+        )
+        first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        some = (count > 0) & (weight > 0)
+        return cls(first[some], slope[some], count[some], weight[some])
+
+    @property
+    def number(self) -> int:
+        """How many gaps there are."""
+        return total(self.count * self.weight)
+
+    def mean_ms(self) -> float:
+        """Mean gap; 0 where there is none."""
+        number = self.number
+        return self._sum() / number / 1e9 if number else 0.0
+
+    def std_ms(self) -> float:
+        """Standard deviation of the gaps (divided by their number, as numpy does); 0 where there is none."""
+        number = self.number
+        if not number:
+            return 0.0
+        # Exact until the last division, so that leaping and stepping agree in every bit.
+        variance = number * self._sum_of_squares() - self._sum() ** 2
+        return sqrt(variance) / number / 1e9
+
+    def percentile_ms(self, percent: float) -> float:
+        """Percentile, linear between order statistics as numpy's; 0 where there is no gap."""
+        number = self.number
+        if not number:
+            return 0.0
+        rank = (number - 1) * percent / 100
+        low = self._order_statistic(floor(rank))
+        high = self._order_statistic(min(floor(rank) + 1, number - 1))
+        return (low + (high - low) * (rank - floor(rank))) / 1e9
+
+    def _sum(self) -> int:
+        steps = self.count * (self.count - 1) // 2
+        return _dot(self.weight * self.count, self.first) + _dot(self.weight * steps, self.slope)
+
+    def _sum_of_squares(self) -> int:
+        number, linear = self.count, self.count * (self.count - 1) // 2
+        square = linear * (2 * self.count - 1) // 3
+        return (
+            _dot(self.weight * number, self.first, self.first)
+            + 2 * _dot(self.weight * linear, self.first, self.slope)
+            + _dot(self.weight * square, self.slope, self.slope)
+        )
+
+    def _order_statistic(self, rank: int) -> int:
+        """The value with ``rank`` gaps below it in ascending order."""
+        low, high = int(self.first.min()), int((self.first + self.slope * (self.count - 1)).max())
+        while low < high:
+            middle = (low + high) // 2
+            if self._number_up_to(middle) > rank:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _number_up_to(self, ticks: int) -> int:
+        rising = np.clip((ticks - self.first) // np.maximum(self.slope, 1) + 1, 0, self.count)
+        level = np.where(self.first <= ticks, self.count, 0)
+        return total(np.where(self.slope > 0, rising, level) * self.weight)
+
+
+def _dot(weights: np.ndarray, *factors: np.ndarray) -> int:
+    """Exact sum of the products, by limbs of 16 bits; values are below 2**48 and not negative."""
+    if not factors:
+        return total(weights)
+    result = 0
+    for limb in range(3):
+        part = (factors[0] >> (_LIMB_BITS * limb)) & ((1 << _LIMB_BITS) - 1 if limb < 2 else -1)
+        result += _dot(weights * part, *factors[1:]) << (_LIMB_BITS * limb)
+    return result

@@ -1,0 +1,137 @@
+"""What a run leaves: a directory of tables and a summary, from which it can be told and rerun.
+
+    summary.json      one number for each question (``summary``)
+    requests.parquet  a row a request
+    steps.parquet     a row a leap; ``expand`` makes it a row a step
+    memory.parquet    the ledger at the start of every leap, in slots
+    run.json          every setting, versions, seed and the trace's hash
+
+Same settings, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .errors import SettingError
+from .requests import request_times
+from .run import Run
+from .summary import summary
+
+#: Written into run.json; raised when a table changes its meaning.
+SCHEMA_VERSION = 1
+_STEP_COLUMNS = (
+    "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",
+    "prefill_tokens", "swap_ticks", "waiting", "growing",
+)  # fmt: skip
+
+
+def requests_table(run: Run) -> pd.DataFrame:
+    """A row a request, in the workload's order; times in ticks, null for a request that was refused."""
+    times, work = request_times(run), run.workload
+    table = pd.DataFrame(
+        {
+            "arrival_ticks": work.arrival_ticks,
+            "prompt_tokens": work.prompt_tokens,
+            "output_tokens": work.output_tokens,
+            "refused": run.refused,
+        }
+    )
+    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
+        column = pd.array(np.zeros(len(work), dtype=np.int64), dtype="Int64")
+        column[run.refused] = pd.NA
+        column[times.index] = getattr(times, name)
+        table[name] = column
+    # The smallest pool that could serve it says why a request was refused.
+    table["smallest_pool_blocks"] = run.smallest_pool_blocks
+    return table
+
+
+def steps_table(run: Run) -> pd.DataFrame:
+    """A row a leap: when, how many steps, how long they are and what they compute."""
+    return pd.DataFrame({name: run.book.rows[name] for name in _STEP_COLUMNS})
+
+
+def memory_table(run: Run) -> pd.DataFrame:
+    """The ledger at the start of every leap, in slots."""
+    return pd.DataFrame({"start_ticks": run.book.rows["start_ticks"], **run.accounts.at_rows()})
+
+
+def expand(steps: pd.DataFrame) -> pd.DataFrame:
+    """A steps table with a row for every step: start, duration, and what it computes."""
+    count = steps["steps"].to_numpy()
+    row = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    pick = {name: steps[name].to_numpy()[row] for name in _STEP_COLUMNS}
+    later = np.maximum(number - 1, 0)
+    duration = np.where(number == 0, pick["first_ticks"], pick["next_ticks"] + pick["slope_ticks"] * later)
+    into = np.cumsum(duration) - duration
+    first_into = into[np.cumsum(count) - count][row] if len(row) else into
+    return pd.DataFrame(
+        {
+            "start_ticks": pick["start_ticks"] + into - first_into,
+            "ticks": duration,
+            "decodes": np.where(number == 0, pick["decodes"], pick["width"]),
+            "prefill_tokens": np.where(number == 0, pick["prefill_tokens"], 0),
+        }
+    )
+
+
+def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
+    """Write the result directory, whole or not at all.
+
+    Args:
+        directory: Must not exist, or hold an earlier result, which is replaced.
+        request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
+
+    Raises:
+        SettingError: The directory holds something else.
+        OSError: It cannot be written.
+    """
+    target = Path(directory)
+    if target.exists() and not (target / "run.json").is_file() and any(target.iterdir()):
+        raise SettingError("out", str(directory), "holds files that are no result; choose another directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    parts = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        _write_parts(run, parts, request)
+        if target.exists():
+            shutil.rmtree(target)
+        parts.chmod(0o755)
+        parts.rename(target)
+    except BaseException:
+        shutil.rmtree(parts, ignore_errors=True)
+        raise
+    return target
+
+
+def _write_parts(run: Run, parts: Path, request: Mapping[str, Any]) -> None:
+    for name, table in (("requests", requests_table), ("steps", steps_table), ("memory", memory_table)):
+        table(run).to_parquet(parts / f"{name}.parquet", index=False)
+    for name, content in (("summary", summary(run)), ("run", describe(run, request))):
+        (parts / f"{name}.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def describe(run: Run, request: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a run follows from: what ``run.json`` holds."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": {name: version(name) for name in ("fragmeter", "simpy", "numpy")},
+        "settings": run.settings.as_dict(),
+        "cost": run.replica.cost.describe(),
+        "workload": {
+            "name": run.workload.name,
+            "requests": len(run.workload),
+            "sha256": run.workload.sha256(),
+            **request,
+        },
+    }

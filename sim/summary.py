@@ -1,0 +1,110 @@
+"""A run in one dictionary: the keys of ``vllm bench serve``, plus waste and preemptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .gaps import Gaps
+from .memory.integrals import BUCKETS, Window
+from .requests import RequestTimes, request_times
+from .run import Run
+from .ticks import PER_SECOND
+from .views import PAPER_VIEW, POPULAR_VIEW, percent
+from .work import work
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Everything that is said of a run in numbers.
+
+    Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
+    window. Times are in ms, as in ``vllm bench serve``, but for ``duration`` (s).
+    """
+    times = request_times(run)
+    return {
+        **_throughput(run, times),
+        **_distribution("ttft", times.ttft_ms),
+        **_distribution("tpot", times.tpot_ms),
+        **_gap_distribution(Gaps.of(run.book)),
+        **_distribution("e2el", times.e2el_ms),
+        "mean_normalized_latency_s": _mean(times.normalized_latency_s),
+        "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
+        "refused": int(run.refused.sum()),
+        "num_gpu_blocks": run.replica.num_blocks,
+        "block_size": run.replica.block_size,
+        "num_steps": run.book.num_steps,
+        "mean_batch": run.window.mean_batch,
+        "waste": waste(run.window),
+        "work": _work(run),
+    }
+
+
+def waste(window: Window) -> dict[str, Any]:
+    """The ledger of a window in percent of the pool, by buckets and in both views, as means over
+    iterations (the paper's) and over time."""
+    means: dict[str, Callable[[str], float]] = {"iterations": window.share_of_steps, "time": window.share_of_time}
+    result: dict[str, Any] = {
+        "window_s": [window.start_ticks / PER_SECOND, window.end_ticks / PER_SECOND],
+        "num_steps": window.num_steps,
+    }
+    for name, share in means.items():
+        shares = {bucket: share(bucket) for bucket in BUCKETS}
+        result[f"mean_over_{name}_pct"] = {
+            "buckets": {bucket: 100 * value for bucket, value in shares.items()},
+            "paper_view": percent(shares, PAPER_VIEW),
+            "popular_view": percent(shares, POPULAR_VIEW),
+        }
+    return result
+
+
+def _throughput(run: Run, times: RequestTimes) -> dict[str, Any]:
+    seconds = run.book.end_ticks / PER_SECOND
+    prompts = int(run.workload.prompt_tokens[times.index].sum())
+    outputs = int(times.output_tokens.sum())
+    per_second = 1 / seconds if seconds else 0.0
+    return {
+        "duration": seconds,
+        "completed": len(times.index),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": len(times.index) * per_second,
+        "output_throughput": outputs * per_second,
+        "total_token_throughput": (prompts + outputs) * per_second,
+    }
+
+
+def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        values = np.zeros(1)
+    ranks = np.percentile(values, PERCENTILES)
+    return {
+        f"mean_{name}_ms": _mean(values),
+        f"median_{name}_ms": float(ranks[0]),
+        f"std_{name}_ms": float(np.std(values)),
+        **{f"p{rank}_{name}_ms": float(value) for rank, value in zip(PERCENTILES[1:], ranks[1:], strict=True)},
+    }
+
+
+def _gap_distribution(gaps: Gaps) -> dict[str, float]:
+    return {
+        "mean_itl_ms": gaps.mean_ms(),
+        "median_itl_ms": gaps.percentile_ms(50),
+        "std_itl_ms": gaps.std_ms(),
+        **{f"p{rank}_itl_ms": gaps.percentile_ms(rank) for rank in PERCENTILES[1:]},
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _work(run: Run) -> dict[str, Any]:
+    done = work(run.book)
+    return {
+        "tokens": done.tokens,
+        "seconds": {name: value / PER_SECOND for name, value in done.ticks.items()},
+    }
