@@ -1,1 +1,31 @@
-"""Where requests come from."""
+"""Where requests come from: readers, synthesis, arrival processes, the catalogue."""
+
+from __future__ import annotations
+
+from . import catalogue
+from .arrivals import poisson, told_max_tokens, workload
+from .pairs import LengthPairs
+from .readers import read
+from .sosp23 import paper_workload
+from .stats import stats
+from .streams import stream
+from .synthesis import sample, synthetic_pairs
+from .trace import Trace, check_fits
+from .writers import write
+
+__all__ = [
+    "LengthPairs",
+    "Trace",
+    "catalogue",
+    "check_fits",
+    "paper_workload",
+    "poisson",
+    "read",
+    "sample",
+    "stats",
+    "stream",
+    "synthetic_pairs",
+    "told_max_tokens",
+    "workload",
+    "write",
+]

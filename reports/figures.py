@@ -1,0 +1,16 @@
+"""Figures over tables: each function returns a ``plotly.graph_objects.Figure``.
+
+Figures come in their light form, with the numbers they show in ``layout.meta["numbers"]``; ``reports.page`` prints
+both and recolours them for dark screens.
+"""
+
+from __future__ import annotations
+
+from .fig_comparison import fig2, fig13a
+from .fig_ledger import ledger_over_time
+from .fig_scale import scale_sensitivity
+from .fig_seeds import seeds
+from .fig_story import story
+from .fig_waste import waste
+
+__all__ = ["fig13a", "fig2", "ledger_over_time", "scale_sensitivity", "seeds", "story", "waste"]

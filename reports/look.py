@@ -1,0 +1,66 @@
+"""The look that every figure shares, and the empty figure they all start from."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from .labels import Numbers
+from .palette import GRID, INK, MUTED, PAPER, Hue
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+_AXIS = {
+    "automargin": True,
+    "fixedrange": True,
+    "gridcolor": GRID,
+    "linecolor": GRID,
+    "separatethousands": True,
+    "ticklabelstandoff": 4,
+    "tickfont": {"size": 12, "color": MUTED},
+    "title": {"font": {"size": 12, "color": MUTED}, "standoff": 8},
+    "zeroline": False,
+}
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
+        "title": {"x": 0, "xref": "paper", "font": {"size": 17}, "automargin": True, "yref": "container", "y": 0.98},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": 12}},
+        "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK, "family": FONT, "size": 12}},
+        "dragmode": False,
+        "uniformtext": {"mode": "hide", "minsize": 10},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    }
+)
+
+
+def blank(title: str, subtitle: str, height: int, numbers: Numbers) -> go.Figure:
+    """An empty figure in the house's look, ``height`` pixels high and as wide as its place.
+
+    ``numbers`` is what the figure shows, as a table; it travels in ``layout.meta["numbers"]``, so that a page can
+    print it as text below the picture.
+    """
+    heading = {"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": MUTED}}}
+    return go.Figure(layout={"template": TEMPLATE, "title": heading, "height": height, "meta": {"numbers": numbers}})
+
+
+def fill(hue: Hue) -> dict:
+    """A bar's marker in a palette colour, with a hairline between neighbours."""
+    return {"color": hue.light, "line": {"color": PAPER, "width": 1}}
+
+
+def hatched(hue: Hue) -> dict:
+    """A hatching over a palette colour, for ``marker.pattern`` or ``fillpattern``; empty for a plain hue."""
+    if not hue.hatch:
+        return {}
+    lines = {"shape": hue.hatch, "fgcolor": PAPER, "size": 7, "solidity": 0.25}
+    return {**lines, "bgcolor": hue.light, "fillmode": "overlay"}
+
+
+def note(figure: go.Figure, text: str, **place: object) -> None:
+    """Adds a line of text without an arrow; ``place`` are the attributes of a plotly annotation."""
+    figure.add_annotation(text=text, showarrow=False, **place)

@@ -1,0 +1,148 @@
+"""One self-contained HTML page: text, figures, and every figure's numbers as a table.
+
+The page needs no network and can reach none: plotly.js lies inside, and its Content-Security-Policy forbids every
+other load. The same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from numbers import Integral, Real
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from .labels import Numbers
+from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
+
+_ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
+_MOST_DECIMALS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: heading, paragraphs (divided by blank lines), figures, and rows shown as a table.
+
+    ``rows`` share their keys, which are the table's headings. Text is shown as written; it holds no HTML.
+    """
+
+    title: str
+    text: str = ""
+    figures: Sequence[go.Figure] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
+    """Writes the page to ``path`` and returns that; missing folders are made.
+
+    The file appears whole or not at all: it is written beside its place and then moved there.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        unfinished.write_text(render_page(title, lead, sections), encoding="utf-8", newline="\n")
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as text; see ``write_page``."""
+    folder = Path(__file__).with_name("templates")
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    counter = iter(range(1, 1 + sum(len(section.figures) for section in sections)))
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        lead=_paragraphs(lead),
+        sections=[_section(section, counter) for section in sections],
+        plotly_js=get_plotlyjs(),
+        light=_ROLES,
+        dark={role: dark(colour) for role, colour in _ROLES.items()},
+        dark_of=json.dumps(DARK, sort_keys=True),
+    )
+
+
+def _section(section: Section, counter: Any) -> dict[str, Any]:
+    pictures = [_picture(figure, next(counter)) for figure in section.figures]
+    return {
+        "title": section.title,
+        "paragraphs": _paragraphs(section.text),
+        "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
+        "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
+    }
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [paragraph.strip() for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
+    # The page writes heading and numbers itself, where they wrap and can be read aloud; plotly draws the rest.
+    spec = json.loads(plotly.io.to_json(figure, validate=False, engine="json"))
+    layout = spec["layout"]
+    heading = layout.pop("title")
+    numbers = layout.pop("meta")["numbers"]
+    return {
+        "serial": serial,
+        "title": heading["text"],
+        "subtitle": heading["subtitle"]["text"],
+        "height_px": layout["height"],
+        "is_small": "width" in layout,
+        # "<" must not appear: "</script>" or "<!--" in a label would end the script block.
+        "spec": json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c"),
+        "table": _table(numbers),
+    }
+
+
+def _rows_as_numbers(rows: Sequence[Mapping[str, Any]]) -> Numbers:
+    return {"columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+
+
+def _table(numbers: Numbers) -> dict[str, Any]:
+    columns = list(zip(*numbers["rows"]))
+    shown = [_column(values) for values in columns]
+    return {
+        "columns": numbers["columns"],
+        "numeric": [all(_is_number(value) or value is None for value in values) for values in columns],
+        "rows": list(zip(*shown)),
+    }
+
+
+def _column(values: Sequence[Any]) -> list[str]:
+    decimals = max((_decimals(value) for value in values if _is_number(value)), default=0)
+    return [_cell(value, decimals) for value in values]
+
+
+def _cell(value: Any, decimals: int) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    return f"{value:,.{decimals}f}" if _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _decimals(value: float) -> int:
+    if isinstance(value, Integral) or math.isnan(value):
+        return 0
+    fraction = f"{value:.{_MOST_DECIMALS}f}".partition(".")[2].rstrip("0")
+    return max(1, len(fraction))

@@ -1,0 +1,93 @@
+"""Every colour of the reports: safe for colour-blind readers, in a light and a dark form.
+
+The nine buckets take the eight colours of Okabe and Ito ("Color Universal Design", 2008) plus a grey for free
+slots. Colour is never alone: stacks keep one order, neighbours differ in lightness, and some buckets are hatched.
+
+A figure is built with the light forms; ``DARK`` maps each of them to its dark form, so that a page can recolour a
+finished figure without knowing what is in it. Hence one light colour has one dark form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hue:
+    """A fill in its light and dark form, the colour of text on it (light form) and its hatching (plotly's name)."""
+
+    light: str
+    dark: str
+    text: str
+    hatch: str = ""
+
+
+INK, PAPER, MUTED, GRID, LINK = "#1b1f24", "#ffffff", "#57606a", "#d5dbe1", "#0550ae"
+WHITE_TEXT, BLACK_TEXT = "#fefefe", "#0b0b0b"
+
+_BLUE = Hue("#0072b2", "#0a7abb", WHITE_TEXT)
+_SKY = Hue("#56b4e9", "#56b4e9", BLACK_TEXT)
+_VERMILLION = Hue("#d55e00", "#d55e00", BLACK_TEXT)
+_YELLOW = Hue("#f0e442", "#f0e442", BLACK_TEXT)
+_ORANGE = Hue("#e69f00", "#e69f00", BLACK_TEXT)
+_PURPLE = Hue("#cc79a7", "#cc79a7", BLACK_TEXT, hatch="/")
+_BLACK = Hue("#33383d", "#c3cad1", PAPER, hatch="x")
+_GREEN = Hue("#009e73", "#009e73", BLACK_TEXT, hatch=".")
+_GREY = Hue("#e6e9ed", "#2c333b", INK)
+
+BUCKETS: dict[str, Hue] = {
+    "live": _BLUE,
+    "reserved": _SKY,
+    "over_estimate": _VERMILLION,
+    "block_tail": _YELLOW,
+    "round_up": _ORANGE,
+    "finished_hold": _PURPLE,
+    "stranded": _BLACK,
+    "cached": _GREEN,
+    "free": _GREY,
+}
+"""The ledger's buckets, in the order in which they are stacked."""
+
+PARTS: dict[str, Hue] = {
+    "token_states": _BLUE,
+    "reservation": _SKY,
+    "internal": _VERMILLION,
+    "external": _ORANGE,
+    "unused": _GREY,
+}
+"""The parts of both views of waste; each has the colour of the bucket that is most of it."""
+
+STATES: dict[str, Hue] = {"prefill": _BLUE, "decode": _SKY, "finished_hold": _PURPLE, "waiting": _GREY}
+"""What a sequence does in an iteration, in the textbook pictures."""
+
+REFERENCE = Hue("#8c959f", "#8b949e", BLACK_TEXT)
+"""Published values, where they stand beside simulated ones."""
+
+DARK: dict[str, str] = {
+    INK: "#e6edf3",
+    PAPER: "#0f1419",
+    MUTED: "#9da7b1",
+    GRID: "#343c45",
+    LINK: "#79b8ff",
+    REFERENCE.light: REFERENCE.dark,
+    **{hue.light: hue.dark for hue in BUCKETS.values()},
+}
+"""Light form to dark form. Text on a coloured fill keeps its colour and is not listed."""
+
+
+def dark(colour: str) -> str:
+    """The dark form of a light colour; a colour that has none stays."""
+    return DARK.get(colour, colour)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, from 0 to 1 (WCAG 2.2, "relative luminance")."""
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours, from 1 to 21 (WCAG 2.2, "contrast ratio")."""
+    brighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (brighter + 0.05) / (darker + 0.05)

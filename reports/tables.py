@@ -1,0 +1,143 @@
+"""Tables for the terminal, 80 columns wide at most.
+
+Colour and bold are left to the console: on a terminal they show, in a pipe rich writes plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .labels import VIEWS, Row, difference, has_range, metric_label, number, origin, series_of, unit
+
+Payload = dict[str, Any]
+"""``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
+
+_ERROR_NOTE = "error: simulated - published, in points; where marked %, of the published value"
+_VIEW_NOTE = "The paper counts free slots as external & others; popularly they are no waste."
+_VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "The popular view:"}
+_WASTE_HEADINGS = (
+    "token\nstates",
+    "\nreservation",
+    "\ninternal",
+    "\nexternal",
+    "free &\ncached",
+    "output\ntokens/s",
+    "\nbatch",
+)
+_UNUSED_KEY = "popular_unused_pct"
+
+
+def comparison_table(payload: Payload) -> Table:
+    """Published beside simulated values: one line a value, grouped by series where a series has several."""
+    rows = payload["rows"]
+    metrics, ranged = series_of(rows, "metric"), has_range(rows)
+    grouped = len(metrics) > 1
+    at_x = any(row.get("x") is not None for row in rows)
+    table = _table()
+    table.add_column("" if grouped else "series", no_wrap=True)
+    for heading in _headings(ranged, at_x):
+        table.add_column(heading, justify="left" if heading in ("how", "origin") else "right")
+    for name in series_of(rows):
+        mine = [row for row in rows if row["series"] == name]
+        if grouped:
+            table.add_row(name, style="bold")
+        for row in mine:
+            label = f"  {metric_label(row['metric'])}" if grouped else name
+            table.add_row(label, *_cells(row, ranged, at_x), end_section=grouped and row is mine[-1])
+    return table
+
+
+def _headings(ranged: bool, at_x: bool) -> Iterator[str]:
+    yield from ["at"] if at_x else []
+    yield from ("published", "simulated")
+    yield from ["seeds"] if ranged else []
+    yield from ("error", "how", "origin")
+
+
+def _cells(row: Row, ranged: bool, at_x: bool) -> Iterator[str]:
+    metric = row["metric"]
+    if at_x:
+        yield "-" if row.get("x") is None else f"{row['x']:g}"
+    yield number(metric, row["published"])
+    yield number(metric, row["simulated"])
+    if ranged:
+        low, high = row.get("minimum"), row.get("maximum")
+        yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
+    yield difference(row)
+    yield row.get("how") or "-"
+    yield origin(row)
+
+
+def waste_table(payload: Payload) -> Table:
+    """The waste table: a line a policy, first in the paper's view of waste, then in the popular one."""
+    table = _table(gap=1)
+    table.add_column("policy", no_wrap=True)
+    for heading in _WASTE_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for view, heading in _VIEW_HEADINGS.items():
+        table.add_row(heading, style="bold")
+        for row in payload["rows"]:
+            table.add_row(row["policy"], *_waste_cells(row, view), end_section=row is payload["rows"][-1])
+    return table
+
+
+def _waste_cells(row: Row, view: str) -> Iterator[str]:
+    for key in VIEWS[view]:
+        yield f"{row[key]:.1f}"
+    if _UNUSED_KEY not in VIEWS[view]:
+        yield "-"
+    yield f"{row['output_tokens_per_s']:,.0f}"
+    yield f"{row['batched_requests']:.1f}"
+
+
+def scale_table(payload: Payload) -> Table:
+    """Each value at each step-time scale s: a line a value, a column a scale (rows carry ``scale``)."""
+    rows = payload["rows"]
+    scales = sorted({row["scale"] for row in rows})
+    table = _table()
+    for heading in ("", "published", *(f"s={scale:.2f}" for scale in scales)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in series_of(rows):
+        mine = [row for row in rows if row["series"] == name]
+        table.add_row(name, style="bold")
+        metrics = series_of(mine, "metric")
+        for metric in metrics:
+            at = {row["scale"]: row for row in mine if row["metric"] == metric}
+            published = next(iter(at.values()))["published"]
+            values = [number(metric, at[scale]["simulated"] if scale in at else None) for scale in scales]
+            label = f"  {metric_label(metric)}"
+            table.add_row(label, number(metric, published), *values, end_section=metric == metrics[-1])
+    return table
+
+
+def print_payload(payload: Payload, console: Console) -> None:
+    """Prints a payload under its title, as the table that fits it: waste, values by scale, or a comparison."""
+    rows = payload["rows"]
+    if payload["figure"] == "waste":
+        subject, table, remark = "% of the KV pool, by policy", waste_table(payload), _VIEW_NOTE
+    elif any("scale" in row for row in rows):
+        subject, table, remark = f"{_subject(rows)}, by step-time scale s", scale_table(payload), ""
+    else:
+        subject, table, remark = f"{_subject(rows)}, published and simulated", comparison_table(payload), _ERROR_NOTE
+    console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)
+    console.print(payload["workload"], markup=False, highlight=False)
+    console.print(table, highlight=False)
+    if remark:
+        console.print(remark, style="dim", markup=False, highlight=False)
+
+
+def _subject(rows: list[Row]) -> str:
+    metrics = series_of(rows, "metric")
+    if len(metrics) == 1:
+        return f"mean {metric_label(metrics[0])}"
+    return unit(metrics[0])
+
+
+def _table(gap: int = 2) -> Table:
+    # The box itself puts one blank between columns.
+    return Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)

@@ -1,0 +1,112 @@
+"""What is written is read back bit for bit, whole or not at all; and a trace in a few numbers."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fragmeter.traces as traces
+from fragmeter.sim import ticks
+from fragmeter.sim.errors import SettingError
+from fragmeter.traces import Trace, read, stats, write
+
+ENDINGS = [".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet"]
+COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens")
+FULL = Trace("full", [3, 1, 4], [1, 5, 9], [0, 123_456_789_000, 8_388_607_999_999_999_000], [1, 6, 16])
+
+
+def as_lists(trace: Trace) -> list:
+    return [None if getattr(trace, name) is None else getattr(trace, name).tolist() for name in COLUMNS]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("trace", [FULL, Trace("bare", [3, 1], [1, 5])], ids=["full", "bare"])
+def test_what_is_written_is_read_back(tmp_path, trace, ending):
+    path = tmp_path / f"{trace.name}{ending}"
+    write(trace, path)
+    again = read(path)
+    assert as_lists(again) == as_lists(trace) and again.name == trace.name
+    first = path.read_bytes()
+    write(again, path)
+    assert path.read_bytes() == first
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_csv_is_in_our_own_columns(tmp_path):
+    write(FULL, tmp_path / "full.csv")
+    assert (tmp_path / "full.csv").read_text() == (
+        "arrival_s,prompt_tokens,output_tokens,max_tokens\n"
+        "0.0,3,1,1\n0.123456789,1,5,6\n8388607.999999999,4,9,16\n"
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 2**23 * 10**9 - 1), min_size=1, max_size=30).map(sorted), st.sampled_from(ENDINGS))
+def test_no_nanosecond_is_lost(tmp_path_factory, arrivals_ns, ending):
+    ones, path = np.ones(len(arrivals_ns)), tmp_path_factory.getbasetemp() / f"exact{ending}"
+    write(Trace("exact", ones, ones, [ns * 1000 for ns in arrivals_ns]), path)
+    assert read(path).arrival_ticks.tolist() == [ns * 1000 for ns in arrivals_ns]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "full.csv"
+    path.write_text("before")
+
+    def full_disk(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(SettingError) as caught:
+        write(FULL, path)
+    assert str(caught.value) == f"path = '{path}': cannot be written (No space left on device); choose another"
+    assert (os.listdir(tmp_path), path.read_text()) == (["full.csv"], "before")
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(FULL, tmp_path / "full.csv")
+    assert os.listdir(tmp_path) == []
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    with pytest.raises(SettingError) as caught:
+        write(FULL, tmp_path / "full.xlsx")
+    assert str(caught.value) == (
+        f"path = '{tmp_path}/full.xlsx': must end in one of .csv, .csv.gz, .jsonl, .jsonl.gz, .parquet"
+    )
+    with pytest.raises(SettingError) as caught:
+        write(FULL, tmp_path / "none" / "full.csv")
+    assert str(caught.value).endswith("cannot be written (No such file or directory); choose another")
+
+
+def test_stats_by_hand():
+    times = [0, 1, 2, 5]
+    trace = Trace("hand", [1, 2, 3, 10], [10, 10, 10, 10], [second * ticks.PER_SECOND for second in times])
+    found = stats(trace)
+    assert (found["name"], found["rows"]) == ("hand", 4)
+    assert found["prompt_tokens"]["mean"] == 4 and found["prompt_tokens"]["p50"] == 2.5
+    assert found["prompt_tokens"]["std"] == pytest.approx(12.5**0.5)
+    assert (found["prompt_tokens"]["min"], found["prompt_tokens"]["max"]) == (1, 10)
+    assert found["prompt_tokens"]["p90"] == pytest.approx(7.9)
+    assert found["output_tokens"]["std"] == 0 and found["total_tokens"]["mean"] == 14
+    assert (found["duration_s"], found["request_rate"]) == (5.0, 0.6)
+    assert found["gap_cv"] == pytest.approx((8 / 9) ** 0.5 / (5 / 3))
+
+
+@pytest.mark.parametrize("arrivals", [None, [7, 7]])
+def test_without_gaps_there_is_no_rate(arrivals):
+    found = stats(Trace("still", [1, 2], [3, 4], arrivals))
+    assert found["duration_s"] is found["request_rate"] is found["gap_cv"] is None
+
+
+def test_the_public_face():
+    assert traces.__all__ == sorted(traces.__all__)
+    assert all(hasattr(traces, name) for name in traces.__all__)

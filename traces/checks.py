@@ -1,0 +1,108 @@
+"""What a trace must hold: from a parsed table to a trace, or one line that says which value cannot be."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+
+from ..sim import ticks
+from ..sim.errors import TraceError
+from .table import Table, shown
+from .times import LATEST_S, to_ticks
+from .trace import Trace
+
+LENGTH_NAMES = {
+    "prompt_tokens": ("prompt_tokens", "input", "input_length"),
+    "output_tokens": ("output_tokens", "output", "output_length"),
+    "max_tokens": ("max_tokens",),
+}
+"""Names by which a file may call a column, ours first; then the SOSP'23 pairs' and Mooncake's."""
+
+ARRIVAL_UNIT_TICKS = {"arrival_s": ticks.PER_SECOND, "timestamp": ticks.PER_MS}
+"""Names of the arrival column and its unit: seconds in ours, milliseconds in Mooncake's."""
+
+KNOWN_NAMES = [*(name for names in LENGTH_NAMES.values() for name in names), *ARRIVAL_UNIT_TICKS]
+
+_TOO_MANY_TOKENS = 2**31
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+
+def checked(name: str, table: Table) -> Trace:
+    """The trace ``name`` in ``table``.
+
+    Raises:
+        TraceError: names the first value of the first column that cannot be true.
+    """
+    _refuse_repeated(table)
+    prompt_tokens = _lengths(table, _required(table, "prompt_tokens"))
+    output_name = _required(table, "output_tokens")
+    output_tokens = _lengths(table, output_name)
+    max_tokens = None
+    if "max_tokens" in table.columns:
+        max_tokens = _lengths(table, "max_tokens")
+        remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
+        table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
+    return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows)
+
+
+def _refuse_repeated(table: Table) -> None:
+    twice = next((name for name in KNOWN_NAMES if table.names.count(name) > 1), None)
+    if twice is not None:
+        found = shown(",".join(table.names))
+        raise TraceError(table.path, table.header_line, "columns", found, f"{twice} is there twice; keep one")
+
+
+def _required(table: Table, column: str) -> str:
+    names = LENGTH_NAMES[column]
+    for name in names:
+        if name in table.columns:
+            return name
+    remedy = f"no column {column}; name it {' or '.join(names)}"
+    raise TraceError(table.path, table.header_line, "columns", shown(",".join(table.names)), remedy)
+
+
+def _lengths(table: Table, field: str) -> np.ndarray:
+    lengths = _numbers(table, field, "a whole number of tokens, 1 or more")
+    broken = ~np.isfinite(lengths) | (lengths != np.floor(lengths))
+    table.refuse(broken, field, lengths, "must be a whole number of tokens; correct the row")
+    table.refuse(lengths < 1, field, lengths, "must be 1 or more; correct or drop the row")
+    table.refuse(lengths >= _TOO_MANY_TOKENS, field, lengths, "no model is that long; correct the row")
+    return lengths.astype(np.int64)
+
+
+def _arrivals(table: Table) -> np.ndarray | None:
+    field = next((name for name in ARRIVAL_UNIT_TICKS if name in table.columns), None)
+    if field is None:
+        return None
+    unit_ticks = ARRIVAL_UNIT_TICKS[field]
+    times = _numbers(table, field, "a time, 0 or more")
+    table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
+    table.refuse(times < 0, field, times, "must be 0 or more; count from the start of the run")
+    latest = LATEST_S * (ticks.PER_SECOND // unit_ticks)
+    table.refuse(times >= latest, field, times, f"must be below {latest}; subtract the first arrival from all")
+    early = np.concatenate(([False], np.diff(times) < 0))
+    table.refuse(early, field, times, "is before the row above; sort the rows by arrival")
+    return to_ticks(times, unit_ticks)
+
+
+def _numbers(table: Table, field: str, meaning: str) -> np.ndarray:
+    """The column as int64 or float64 [n]; refuses missing values and what is no number."""
+    column, kind = table.columns[field], table.columns[field].type
+    wide = pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_uint64(kind)
+    if not (wide or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise _not_a_number(table, field, meaning)
+    missing = np.asarray(column.is_null())
+    table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
+    return np.asarray(column.cast(pa.float64() if wide else pa.int64(), safe=False))
+
+
+def _not_a_number(table: Table, field: str, meaning: str) -> TraceError:
+    column = table.columns[field]
+    try:
+        values = column.cast(pa.string()).to_pylist()
+    except pa.ArrowException:  # a list or a struct has no text
+        values = column.to_pylist()
+    row = next((row for row, value in enumerate(values) if not _NUMBER.fullmatch(str(value))), 0)
+    return table.error(row, field, values[row], f"must be {meaning}; correct the row")

@@ -1,0 +1,75 @@
+"""A parsed but unchecked trace file: Arrow columns, and where each row stands."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+import pyarrow as pa
+
+from ..sim.errors import TraceError
+from .trace import Rows
+
+
+_MOST_CHARACTERS = 80
+
+
+class _Text(str):
+    """Text that is its own repr, for values already shortened."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, _MOST_CHARACTERS, _MOST_CHARACTERS
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to print ints of more than 4,300 digits.
+        return repr(x) if abs(x) < 2**64 else f"a number of {x.bit_length()} bits"
+
+
+def shown(value: object) -> object:
+    """``value`` fit for an error of one line: a Python scalar, whole floats as ints, long values shortened."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_CHARACTERS else f"{value[:40]}...{value[-40:]}"
+    if value is None or isinstance(value, int) and abs(value) < 2**64:
+        return value
+    return _Text(" ".join(_Short().repr(value).split()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Columns of a trace file by the file's own names, not yet checked.
+
+    Attributes:
+        path: The file.
+        names: What the file calls its columns, also those that are not read.
+        columns: Arrow arrays or chunked arrays [n].
+        rows: Where each row stands.
+        header_line: The line that names the columns, or None where the format has no lines.
+    """
+
+    path: str | PathLike[str]
+    names: list[str]
+    columns: dict[str, pa.Array | pa.ChunkedArray]
+    rows: Rows
+    header_line: int | None = None
+
+    def error(self, row: int, field: str, value: object, remedy: str) -> TraceError:
+        """The error that names the row at index ``row``."""
+        return TraceError(self.path, self.rows.number(row), field, shown(value), remedy, self.rows.unit)
+
+    def refuse(self, bad: np.ndarray, field: str, values: np.ndarray, remedy: str) -> None:
+        """Raise for the first row where ``bad`` (bool [n]) holds, if there is one."""
+        if bad.any():
+            row = int(bad.argmax())
+            raise self.error(row, field, values[row], remedy)

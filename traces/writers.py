@@ -1,0 +1,73 @@
+"""From a trace to a file in our own columns."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+
+import pandas as pd
+
+from ..sim.errors import SettingError
+from .times import to_seconds
+from .trace import Trace
+
+
+def write(trace: Trace, path: str | PathLike[str]) -> None:
+    """Write ``trace`` as CSV, JSON lines (both also ``.gz``) or Parquet, by the ending of ``path``.
+
+    The file appears whole or not at all, and the same trace gives the same bytes. Arrivals are
+    written in seconds, to the nanosecond.
+
+    Raises:
+        SettingError: an unknown ending, or a place that cannot be written.
+    """
+    target = Path(path)
+    form = next((form for ending, form in _FORMS.items() if target.name.endswith(ending)), None)
+    if form is None:
+        raise SettingError("path", str(target), f"must end in one of {', '.join(_FORMS)}")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_bytes(form(_frame(trace)))
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingError("path", str(target), f"cannot be written ({error.strerror}); choose another") from None
+
+
+def _frame(trace: Trace) -> pd.DataFrame:
+    columns = {"prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
+    if trace.arrival_ticks is not None:
+        columns = {"arrival_s": to_seconds(trace.arrival_ticks), **columns}
+    if trace.max_tokens is not None:
+        columns["max_tokens"] = trace.max_tokens
+    return pd.DataFrame(columns)
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    return frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _jsonl(frame: pd.DataFrame) -> bytes:
+    return frame.to_json(orient="records", lines=True, double_precision=9).encode()
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    return frame.to_parquet(engine="pyarrow", index=False)
+
+
+def _zipped(form: Callable[[pd.DataFrame], bytes]) -> Callable[[pd.DataFrame], bytes]:
+    return lambda frame: gzip.compress(form(frame), mtime=0)
+
+
+_FORMS = {
+    ".csv": _csv,
+    ".csv.gz": _zipped(_csv),
+    ".jsonl": _jsonl,
+    ".jsonl.gz": _zipped(_jsonl),
+    ".parquet": _parquet,
+}
