@@ -70,12 +70,12 @@ class Engine:
             if plan is not CARRY_ON:
                 state.begin(plan)
                 ledger.open(plan, state)
-            if state.running:
+            if state.width:
                 leap = self._leap_over(plan, now)
-                yield env.timeout(leap.ticks)
-                ledger.close(now, leap, len(state.waiting), memory.pass_steps(state, leap.steps))
-                finished = complete(leap.steps)
-                if finished:
+                steps, ticks = leap[:2]
+                yield env.timeout(ticks)
+                ledger.close(now, leap, len(state.waiting), memory.pass_steps(state, steps))
+                if finished := complete(steps):
                     memory.release(finished, state.clock)
             elif plan.preempted or plan.swapped_out:
                 yield env.timeout(self._swap_alone(plan))
@@ -87,34 +87,41 @@ class Engine:
 
     def _leap_over(self, plan: Plan, now: int) -> Leap:
         """How far the plan carries, and how long that takes."""
-        state = self.state
-        width = state.width
+        state, decode_line = self.state, self.cost.decode_line
+        width = decodes = state.width
         context = width * state.clock + state.lag_sum
-        decodes, prefill, swap = width, plan.prefill_tokens, 0
+        prefill = swap = 0
         if plan is CARRY_ON:
-            first = self.cost.step_ticks(width, context, 0, 0)
+            base, slope, until = decode_line(width, context)
+            first = base + slope * context
         else:
+            prefill = plan.prefill_tokens
             decodes -= len(plan.admitted)
-            swap = self._swap_ticks(plan)
-            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan)) + swap
+            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan))
+            if plan.swapped_out or plan.swapped_in:
+                swap = self._swap_ticks(plan)
+                first += swap
+            base, slope, until = decode_line(width, context + width)
         limit = state.calendar[0][0] - state.clock
         if limit == 1 or not plan.steady or not self.leap:
-            return Leap(1, first, first, 0, 0, width, decodes, prefill, swap)
-        base, slope, until = self.cost.decode_line(width, context + width)
+            return 1, first, first, 0, 0, width, decodes, prefill, swap
         second, growth = base + slope * (context + width), slope * width
         if until is not None:
             limit = min(limit, 1 + (until - 1 - context) // width)
         if plan.wakes:
             # The first boundary at or after the arrival.
             ahead = self.source.next_ticks - now - first - 1
-            limit = 1 if ahead < 0 else min(limit, 2 + _whole_steps(ahead, second, growth))
+            if ahead < 0:
+                limit = 1
+            elif (steps := 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)) < limit:
+                limit = steps
         if self._edges:
             limit = self._stop_at_edge(limit, now, first, second, growth)
         if limit > 1:
             limit = self.policy.horizon(state, self.memory, limit)
         more = limit - 1
         ticks = first + more * second + growth * (more * (more - 1) // 2)
-        return Leap(limit, ticks, first, second, growth, width, decodes, prefill, swap)
+        return limit, ticks, first, second, growth, width, decodes, prefill, swap
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
@@ -128,8 +135,6 @@ class Engine:
 
     def _swap_ticks(self, plan: Plan) -> int:
         """Time that the plan's blocks take to the host and back."""
-        if not (plan.swapped_out or plan.swapped_in):
-            return 0
         size = self.memory.block_size
         out = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_out)
         back = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_in)
@@ -138,7 +143,7 @@ class Engine:
     def _swap_alone(self, plan: Plan) -> int:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
-        nothing = Leap(0, ticks, ticks, 0, 0, 0, 0, 0, ticks)
+        nothing = (0, ticks, ticks, 0, 0, 0, 0, 0, ticks)
         self.ledger.close(self.env.now, nothing, len(self.state.waiting), (0,) * 7)
         return ticks
 
@@ -150,11 +155,11 @@ class Engine:
 
 def _causal_pairs(plan: Plan) -> int:
     """Pairs of query and key that the prefills attend to."""
-    if not plan.admitted:
-        return 0
-    if plan.padded_tokens:
-        return len(plan.admitted) * (plan.padded_tokens * (plan.padded_tokens + 1) // 2)
-    return sum(sequence.prefill_tokens * (sequence.prefill_tokens + 1) // 2 for sequence in plan.admitted)
+    pairs = 0
+    for sequence in plan.admitted:
+        tokens = plan.padded_tokens or sequence.prefill_tokens
+        pairs += tokens * (tokens + 1) // 2
+    return pairs
 
 
 def _whole_steps(ticks: int, second: int, growth: int) -> int:

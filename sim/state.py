@@ -81,6 +81,8 @@ class State:
         """Let ``steps`` pass; the sequences whose last token came out leave, in order of arrival."""
         self.clock = clock = self.clock + steps
         calendar = self.calendar
+        if calendar[0][0] > clock:
+            return []
         finished: list[Sequence] = []
         while calendar and calendar[0][0] == clock:
             sequence = heappop(calendar)[2]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
-
-from oracle import POLICIES, Limits, Pool, Request, classify_slot, simulate  # noqa: E402
-from oracle.buddy import BuddyArena  # noqa: E402
-from oracle.story import Cost, log, random_case, swap_in_ticks, swap_out_ticks  # noqa: E402
+from oracle import POLICIES, Limits, Pool, Request, classify_slot, simulate
+from oracle.buddy import BuddyArena
+from oracle.story import Cost, log, random_case, swap_in_ticks, swap_out_ticks
 
 
 def finishes(outcome) -> list[int | None]:
@@ -87,22 +82,32 @@ def test_vllm_recomputes_where_the_host_is_full():
     ]
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("recompute", ["0+103 | run 0 | prefill 0:3 | live 3 reserved 1", "103+0 | preempt 0 | free 4",
-                       "103+104 | run 0 | prefill 0:4 | live 4"]),
-        ("swap", ["0+103 | run 0 | prefill 0:3 | live 3 reserved 1", "103+14 | preempt 0 | out 0 | free 4",
-                  "117+104 | run 0 | prefill 0:4 | live 4"]),
-    ],
-)  # fmt: skip
-def test_vllm_preempts_itself_when_the_whole_pool_is_its_own(mode, expected):
-    """The step after schedules again at once; what was swapped needs three blocks of two, so it is recomputed."""
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_vllm_preempts_itself_when_the_whole_pool_is_its_own(mode):
+    """The step after schedules again at once. It holds both blocks and could never come back with a third, so it is
+    recomputed though the host has room."""
     limits = Limits(max_model_len=100, preemption_mode=mode)
     pool = Pool(2, 2, 5)
     outcome = simulate("vllm-sosp23", [Request(0, 3, 2)], pool, limits, Cost(), swap_out_ticks, swap_in_ticks)
-    assert log(outcome) == expected
+    assert log(outcome) == [
+        "0+103 | run 0 | prefill 0:3 | live 3 reserved 1",
+        "103+0 | preempt 0 | free 4",
+        "103+104 | run 0 | prefill 0:4 | live 4",
+    ]
     assert outcome.requests[0]["preemptions"] == 1
+
+
+def test_vllm_swaps_out_who_can_come_back_with_one_block_more():
+    """Three blocks of two: 1 leaves with two, which is one less than there are, and comes back to all of them."""
+    requests = [Request(0, 1, 2), Request(0, 4, 2)]
+    limits = Limits(max_model_len=100, preemption_mode="swap")
+    outcome = simulate("vllm-sosp23", requests, Pool(3, 2, 5), limits, Cost(), swap_out_ticks, swap_in_ticks)
+    assert log(outcome) == [
+        "0+105 | run 0 1 | prefill 0:1 1:4 | live 5 reserved 1",
+        "105+124 | run 0 | preempt 1 | out 1 | live 2 free 4",
+        "229+116 | run 1 | in 1 | live 5 reserved 1",
+    ]
+    assert finishes(outcome) == [229, 345]
 
 
 def first_steps(requests, pool, **limits) -> list[tuple[int, ...]]:
@@ -117,8 +122,10 @@ def test_vllm_keeps_the_watermark_only_while_something_runs():
     assert first_steps([Request(0, 4, 2), seven_blocks], pool, watermark_fraction=0.2) == [(0,), (), (1,)]
     assert first_steps([Request(0, 4, 2), seven_blocks], pool, watermark_fraction=0.0) == [(0,), (1,)]
     assert first_steps([nine_blocks], pool, watermark_fraction=0.2) == [(0,)]
-    # Nothing runs when the phase begins: the second one does not keep it either, 10 - 2 - 7 = 1 < 2.
-    assert first_steps([Request(1, 4, 2), seven_blocks], pool, watermark_fraction=0.2)[0] == (0, 1)
+    # It is waived for the first of a phase alone: the second one finds that something runs, and 10 - 2 - 7 = 1 < 2.
+    assert first_steps([Request(1, 4, 2), seven_blocks], pool, watermark_fraction=0.2) == [(0,), (), (1,)]
+    six_blocks = Request(1, 12, 1)
+    assert first_steps([Request(1, 4, 2), six_blocks], pool, watermark_fraction=0.2) == [(0, 1), ()]
 
 
 @pytest.mark.parametrize(
@@ -126,18 +133,27 @@ def test_vllm_keeps_the_watermark_only_while_something_runs():
     [
         (0.0, [(0, 1, 2), (0, 1, 2), (0, 1), (0, 2), (0,), (0,), (0,), (0,)]),
         (0.45, [(0, 1, 2), (0, 1, 2), (0, 1), (0,), (0,), (0,), (0,), (0,), (2,)]),
-        (0.9, [(0, 1, 2), (0, 1, 2), (0, 1), (0,), (0,), (0,), (0,), (0,), (2,)]),
     ],
 )
 def test_vllm_swaps_in_above_the_watermark_while_something_runs(fraction, ran):
     """Seven blocks of four. 2 is swapped out with two and needs three; when 1 ends five are free, which leaves two:
-    less than a watermark of three. When nothing runs any more, not even a watermark of six counts."""
+    less than a watermark of three."""
     requests = [Request(0, 4, 8), Request(0, 8, 3), Request(0, 4, 3)]
     limits = Limits(max_model_len=100, preemption_mode="swap", watermark_fraction=fraction)
     outcome = simulate("vllm-sosp23", requests, Pool(7, 4, 2), limits, Cost())
     assert [step.running for step in outcome.steps] == ran
     back = [k for k, step in enumerate(outcome.steps) if step.swapped_in == (2,)]
     assert back == [k for k, ids in enumerate(ran) if k > 2 and 2 in ids]
+
+
+def test_vllm_swaps_in_below_the_watermark_when_nothing_runs():
+    """Seven blocks of four, two of them the watermark. 1 finds none free for itself when it holds five; to come back
+    it needs six, and one is left."""
+    limits = Limits(max_model_len=100, preemption_mode="swap", watermark_fraction=0.3)
+    outcome = simulate("vllm-sosp23", [Request(0, 1, 6), Request(0, 16, 6)], Pool(7, 4, 5), limits, Cost())
+    assert [step.running for step in outcome.steps] == [(0, 1)] * 4 + [(0,)] * 2 + [(1,)] * 2
+    assert [step.swapped_out for step in outcome.steps].index((1,)) == 4
+    assert [step.swapped_in for step in outcome.steps].index((1,)) == 6
 
 
 def test_vllm_stops_at_its_budgets():
@@ -273,12 +289,22 @@ def test_a_static_batch_grows_to_the_pool_and_a_lone_head_may_take_it_all():
 
 
 def test_a_static_batch_is_capped_at_the_model():
-    """Padded by five, request 1 has only five of the ten slots for its own ten tokens; and two make a batch."""
+    """6 + 9 allowed tokens are more than the model's ten, and 6 + 2 true ones fit into that."""
+    requests = [Request(0, 6, 2), Request(0, 1, 2)]
+    outcome = simulate("static", requests, Pool(5, 4), Limits(max_model_len=10, max_num_seqs=2), Cost())
+    assert log(outcome) == [
+        "0+112 | run 0 1 | prefill 0:6 1:6 | live 7 reserved 4 over_estimate 4 finished_hold 5",
+        "112+120 | run 0 1 | live 9 reserved 2 over_estimate 4 finished_hold 5",
+    ]
+
+
+def test_a_static_batch_pads_on_top_of_the_model():
+    """Padded by five, request 1 needs fifteen slots for its own ten tokens, and so does every member."""
     requests = [Request(0, 6, 2), Request(0, 1, 9), Request(0, 1, 1, 1)]
     outcome = simulate("static", requests, Pool(10, 4), Limits(max_model_len=10, max_num_seqs=2), Cost())
     lines = log(outcome)
-    assert lines[0] == "0+112 | run 0 1 | prefill 0:6 1:6 | live 7 reserved 6 over_estimate 2 finished_hold 5 free 20"
-    assert lines[8] == "952+120 | run 0 1 | live 5 finished_hold 15 free 20"
+    assert lines[0] == "0+112 | run 0 1 | prefill 0:6 1:6 | live 7 reserved 11 over_estimate 7 finished_hold 5 free 10"
+    assert lines[8] == "952+120 | run 0 1 | live 9 reserved 1 finished_hold 20 free 10"
     assert lines[9:] == ["1072+101 | run 2 | prefill 2:1 | live 1 reserved 1 free 38"]
 
 

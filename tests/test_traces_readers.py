@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 from pathlib import Path
@@ -119,6 +120,13 @@ def test_a_long_file_keeps_every_row_in_order(tmp_path):
     outputs = np.arange(1, 200_001)
     text = "input,output\n" + "\n".join(f"7,{tokens}" for tokens in outputs) + "\n"
     assert read(put(tmp_path, "long.csv", text.encode())).output_tokens.tolist() == outputs.tolist()
+
+
+def test_a_line_of_megabytes_is_one_request(tmp_path):
+    short = {"input": 5, "output": 6}
+    long = {**short, "hash_ids": list(range(400_000))}
+    text = "\n".join(json.dumps(record) for record in (short, long, short))
+    assert lengths(put(tmp_path, "long.jsonl", text.encode())) == [(5, 6)] * 3
 
 
 @settings(max_examples=40, deadline=None)

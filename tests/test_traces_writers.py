@@ -52,6 +52,19 @@ def test_no_nanosecond_is_lost(tmp_path_factory, arrivals_ns, ending):
     assert read(path).arrival_ticks.tolist() == [ns * 1000 for ns in arrivals_ns]
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_no_nanosecond_is_lost_in_the_last_weeks(tmp_path, ending):
+    # Above 2**22 s a float64 holds seconds to 0.93 ns, and careless rounding shows.
+    arrivals_ns = np.sort(np.random.default_rng(0).integers(2**22 * 10**9, 2**23 * 10**9, 1000))
+    write(Trace("late", np.ones(1000), np.ones(1000), arrivals_ns * 1000), tmp_path / f"late{ending}")
+    assert (read(tmp_path / f"late{ending}").arrival_ticks == arrivals_ns * 1000).all()
+
+
+def test_zipped_files_carry_no_clock(tmp_path):
+    write(FULL, tmp_path / "full.csv.gz")
+    assert (tmp_path / "full.csv.gz").read_bytes()[4:8] == bytes(4)  # RFC 1952: MTIME
+
+
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "full.csv"
     path.write_text("before")

@@ -120,7 +120,6 @@ class ContiguousMemory:
             grant = sequence.grant
             self._end(sequence)
             self.used_slots -= grant.slots
-            self._finished_hold -= grant.padding
             self.give_place(grant)
 
     def _end(self, sequence: Sequence) -> None:

@@ -184,6 +184,8 @@ class Accounts:
         """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
         book, rows = self.book, self.book.rows
         tail = _level(book.row_clock, book.tail_clock, book.stay_end, book.tail_slots)
+        # A row without steps has the clock of the one after it, but nobody runs in it.
+        tail[rows["steps"] == 0] = 0
         if book.paged:
             target = asked = rows["held"] - tail
         else:

@@ -8,7 +8,7 @@ while the simulation runs; ``integrals`` turns rows into exact sums over steps a
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -48,18 +48,9 @@ _pack_stay = Struct(f"<{len(STAY)}q").pack
 _pack_cut = Struct(f"<{len(CUT)}q").pack
 
 
-class Leap(NamedTuple):
-    """A span of steps over which nobody comes or goes; the columns of ``ROW`` from ``steps`` on."""
-
-    steps: int
-    ticks: int
-    first_ticks: int
-    next_ticks: int
-    slope_ticks: int
-    width: int
-    decodes: int
-    prefill_tokens: int
-    swap_ticks: int
+#: A span of steps over which nobody comes or goes: the columns of ``ROW`` from ``steps`` to
+#: ``swap_ticks``. A bare tuple, as one is made for every event.
+Leap = tuple[int, int, int, int, int, int, int, int, int]
 
 
 class Meter(Protocol):

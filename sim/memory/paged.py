@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..sequence import CARRY_ON, Plan, Sequence
+from ..sequence import Plan, Sequence
 from ..state import State
 from .block_pool import BlockPool
 
@@ -27,7 +27,7 @@ from .block_pool import BlockPool
 class PagedTransaction:
     """Tentative grants of one step: what is still free after those made so far."""
 
-    __slots__ = ("block_size", "free", "host_free", "memory", "need")
+    __slots__ = ("block_size", "free", "memory", "need")
 
     def __init__(self, memory: PagedMemory) -> None:
         self.memory = memory
@@ -76,7 +76,7 @@ class PagedMemory:
     def transaction(self, clock: int) -> PagedTransaction:
         """The tentative grants of step ``clock``; one at a time."""
         transaction = self._transaction
-        transaction.free, transaction.host_free = self.free, self.host_free
+        transaction.free = self.free
         transaction.need = self._phases[clock % self.block_size]
         return transaction
 
@@ -91,8 +91,6 @@ class PagedMemory:
         self.free -= self._phases[clock % size]
         if self.tables:
             self.tables.grow(clock)
-        if plan is CARRY_ON:
-            return
         for sequence in plan.swapped_in:
             held = sequence.prefill_tokens
             self.host_free += -(-held // size)

@@ -8,7 +8,7 @@ from ..memory.paged import PagedMemory, PagedTransaction
 from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
-from .base import AdmissionLimit, Limits, blocks_of
+from .base import Limits, blocks_of
 
 
 class VllmSosp23:
@@ -35,37 +35,27 @@ class VllmSosp23:
         self.limits = limits
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
-        need = transaction.need
-        if transaction.free <= need and state.running:
-            preempted, swapped_out = self._make_room(state, transaction)
-        else:
-            transaction.free -= need
-            preempted = swapped_out = ()
+        preempted = swapped_out = swapped_in = ()
+        if transaction.free > transaction.need or not state.width:
+            transaction.free -= transaction.need
             if not state.waiting and not state.swapped:
                 return CARRY_ON
-        running = len(state.running) - len(preempted) - len(swapped_out)
-        limit = AdmissionLimit(self.limits, running)
-        swapped_in = () if swapped_out else self._swap_in(state, transaction, limit)
-        admitted, tokens, steady, wakes = (), 0, True, False
-        if not swapped_out and len(swapped_in) == len(state.swapped):
-            before = limit.tokens
-            admitted, steady, wakes = self._admit(state, transaction, limit, preempted)
-            tokens = limit.tokens - before
-        return Plan(
-            admitted=admitted,
-            prefill_tokens=tokens,
-            preempted=preempted,
-            swapped_out=swapped_out,
-            swapped_in=swapped_in,
-            steady=steady and not (preempted or swapped_out),
-            wakes=wakes,
-        )
+        else:
+            preempted, swapped_out = self._make_room(state, transaction)
+        running = state.width - len(preempted) - len(swapped_out)
+        if state.swapped and not swapped_out:
+            swapped_in = self._swap_in(state, transaction, running)
+        if swapped_out or len(swapped_in) < len(state.swapped):
+            return Plan((), 0, preempted, swapped_out, swapped_in, 0, not (preempted or swapped_out), False)
+        admitted, tokens, stays, wakes = self._admit(state, transaction, running + len(swapped_in), preempted)
+        return Plan(admitted, tokens, preempted, (), swapped_in, 0, stays and not preempted, wakes)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
         """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how."""
         kept = sorted(state.running, key=lambda sequence: sequence.index)
         preempted: list[Sequence] = []
         swapped_out: list[Sequence] = []
+        host_free = transaction.memory.host_free
         place = 0
         while place < len(kept):
             if transaction.free >= 1:
@@ -75,53 +65,53 @@ class VllmSosp23:
             victim = kept.pop()
             blocks = transaction.blocks_of(victim.held_tokens(state.clock))
             transaction.free += blocks
-            if self._swaps(blocks, transaction):
-                transaction.host_free -= blocks
+            if self._swaps(blocks, host_free, transaction.memory.num_blocks):
+                host_free -= blocks
                 swapped_out.append(victim)
             else:
                 preempted.append(victim)
         return tuple(preempted), tuple(swapped_out)
 
-    def _swaps(self, blocks: int, transaction: PagedTransaction) -> bool:
-        """Whether a victim's blocks go to the host: there is room, and they can come back."""
-        return (
-            self.limits.preemption_mode == "swap"
-            and blocks <= transaction.host_free
-            and blocks < transaction.memory.num_blocks
-        )
+    def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
+        """Whether a victim's blocks go to the host: there is room, and they can come back with one more."""
+        return self.limits.preemption_mode == "swap" and blocks <= host_free and blocks < num_blocks
 
-    def _swap_in(self, state: State, transaction: PagedTransaction, limit: AdmissionLimit) -> tuple[Sequence, ...]:
+    def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
         """Phase 2: the head of the swapped comes back if its blocks and a new one fit."""
         back: list[Sequence] = []
         for sequence in state.swapped:
-            held = transaction.blocks_of(sequence.prefill_tokens)
-            watermark = self.limits.watermark_blocks if limit.seqs else 0
-            if transaction.free - held - 1 < watermark or not limit.seats_left():
+            needed = transaction.blocks_of(sequence.prefill_tokens) + 1
+            watermark = self.limits.watermark_blocks if running else 0
+            if transaction.free - needed < watermark or running == self.limits.max_num_seqs:
                 break
             transaction.free -= transaction.blocks_of(sequence.prefill_tokens + 1)
-            limit.seqs += 1
-            limit.tokens += 1
+            running += 1
             back.append(sequence)
         return tuple(back)
 
     def _admit(
-        self, state: State, transaction: PagedTransaction, limit: AdmissionLimit, preempted: tuple[Sequence, ...]
-    ) -> tuple[tuple[Sequence, ...], bool, bool]:
-        """Phase 3: who is admitted, whether that stays so, and whether an arrival could be."""
+        self, state: State, transaction: PagedTransaction, running: int, preempted: tuple[Sequence, ...]
+    ) -> tuple[tuple[Sequence, ...], int, bool, bool]:
+        """Phase 3: who is admitted, their tokens, whether the queue stays as it is then until somebody
+        finishes, and whether an arrival could be admitted."""
+        limits, size, free = self.limits, transaction.block_size, transaction.free
         admitted: list[Sequence] = []
+        # Each running sequence computes one token.
+        tokens = decodes = running
         for sequence in state.waiting:
+            prefill = sequence.prefill_tokens
+            left = free + -prefill // size
             if preempted and sequence.index > preempted[-1].index:
                 break
-            left = transaction.free - transaction.blocks_of(sequence.prefill_tokens)
-            watermark = self.limits.watermark_blocks if limit.seqs else 0
-            if left < watermark or not limit.seats_left():
-                return tuple(admitted), True, False
-            if not limit.within_budget(sequence):
-                return tuple(admitted), False, False
-            transaction.free = left
-            limit.add(sequence)
+            if left < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
+                return tuple(admitted), tokens - decodes, True, False
+            if running and tokens + prefill > limits.max_num_batched_tokens:
+                return tuple(admitted), tokens - decodes, False, False
+            free = left
+            running += 1
+            tokens += prefill
             admitted.append(sequence)
-        return tuple(admitted), True, not preempted
+        return tuple(admitted), tokens - decodes, True, True
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some running sequence could find no free block."""

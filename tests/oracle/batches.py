@@ -25,9 +25,10 @@ class StaticBatches(System):
         return None
 
     def wanted_slots(self, batch: list[Sequence]) -> int:
-        """R: the slots that each member of ``batch`` should have."""
+        """R: the slots that each member of ``batch`` should have; padding comes on top of the model's maximum."""
         allowed = max(allowed_output_tokens(sequence.request, self.limits) for sequence in batch)
-        return min(longest_prompt(batch) + allowed, self.limits.max_model_len)
+        needed = longest_prompt(batch) + max(sequence.request.output_tokens for sequence in batch)
+        return max(min(longest_prompt(batch) + allowed, self.limits.max_model_len), needed)
 
     def may_run_together(self, batch: list[Sequence]) -> bool:
         """Whether a batch may grow to this."""
@@ -83,7 +84,6 @@ class StaticBatches(System):
             return [FINISHED_HOLD] * asked
         padding = longest_prompt(self.running) - sequence.request.prompt_tokens
         own = asked - padding
-        # A batch capped at the model's length can leave a padded member fewer slots than its true length.
         return [FINISHED_HOLD] * padding + [
             classify_slot(i, sequence.computed_tokens, sequence.final_tokens, own, own) for i in range(own)
         ]

@@ -68,14 +68,11 @@ class Paged(System):
             watermark_blocks = self.watermark_blocks if self.running else 0
             if len(self.free) - need >= watermark_blocks:
                 self._bring_back(self.swapped.pop(0))
-            elif not self.running and need > self.pool.num_blocks:
-                self._recompute_instead(self.swapped.pop(0))
             else:
                 break
 
     def _admit(self) -> None:
-        """Phase 3: first come first served; if nothing runs when the phase begins, none of it keeps the watermark."""
-        watermark_blocks = self.watermark_blocks if self.running else 0
+        """Phase 3: first come first served; whoever is admitted while nothing runs need not keep the watermark."""
         batched_tokens = len(self.running)
         while self.waiting:
             sequence = self.waiting[0]
@@ -83,6 +80,7 @@ class Paged(System):
             blocks = ceil(prompt_tokens / self.pool.block_size)
             if sequence in self.work.preempted:
                 break
+            watermark_blocks = self.watermark_blocks if self.running else 0
             if len(self.free) - blocks < watermark_blocks:
                 break
             if self.running and batched_tokens + prompt_tokens > self.limits.max_num_batched_tokens:
@@ -106,7 +104,9 @@ class Paged(System):
         self.work.preempted.append(victim)
         table = self.tables.pop(victim)
         self.free.extend(table)
-        if self.limits.preemption_mode == "swap" and len(table) <= len(self.host_free):
+        # Swapped out is only who can come back: with its blocks and one more.
+        returns = len(table) < self.pool.num_blocks
+        if self.limits.preemption_mode == "swap" and returns and len(table) <= len(self.host_free):
             self.host_tables[victim] = [self.host_free.pop() for _ in table]
             self.work.swapped_out.append(victim)
             self.work.swapped_out_blocks += len(table)
@@ -128,11 +128,6 @@ class Paged(System):
         self.work.swapped_in_blocks += len(host_table)
         self._append_slot(sequence)
         self.running.append(sequence)
-
-    def _recompute_instead(self, sequence: Sequence) -> None:
-        """The whole pool is too small for its blocks and one more: drop what the host holds, compute it anew."""
-        self.host_free.extend(self.host_tables.pop(sequence))
-        self._requeue(sequence)
 
     def release(self, sequence: Sequence) -> None:
         self.free.extend(self.tables.pop(sequence))

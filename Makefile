@@ -1,0 +1,43 @@
+# Two commands do all the set-up on a fresh machine: `make reproduce` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg
+
+.PHONY: help reproduce test test-all benchmark screenshots clean
+
+help:
+	@echo "make reproduce    rerun the paper's memory-waste figures, write out/reproduction.html"
+	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
+	@echo "make test-all     the long ones too"
+	@echo "make benchmark    how fast the simulator is, on one core"
+	@echo "make screenshots  the pictures of the README, from a page made afresh"
+
+# A virtual environment of its own, installed anew when setup.cfg changes.
+$(VENV)/.core: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+reproduce: $(VENV)/.core
+	$(BIN)/fragmeter reproduce all --out out
+
+test: $(VENV)/.test
+	$(PYTEST) -m 'not slow' tests
+
+test-all: $(VENV)/.test
+	$(PYTEST) tests
+
+benchmark: $(VENV)/.test
+	$(BIN)/python benchmarks/engine_speed.py
+
+screenshots: $(VENV)/.test
+	$(BIN)/fragmeter reproduce all --out out
+	$(BIN)/python docs/screenshots.py out/reproduction.html docs/images
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

@@ -1,0 +1,110 @@
+"""Workloads, pools and costs for the property tests; small where the oracle must follow, longer where only leaps must."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from oracle import Limits, Pool, Request
+
+
+@dataclass(frozen=True)
+class LineCost:
+    """A step time of primes, so that no two of its arguments can stand in for each other.
+
+    ``context_ticks`` is charged for every token that a decode attends to, ``pair_ticks`` for every pair of a prompt.
+    """
+
+    name: str = "flat"
+    context_ticks: int = 0
+    pair_ticks: int = 0
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        context = self.context_ticks * decode_context + self.pair_ticks * prefill_pairs
+        return 101 + 13 * decodes + 7 * prefill_tokens + context
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        return 101 + 13 * decodes, self.context_ticks, None
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return 17 * blocks
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return 11 * blocks
+
+    def describe(self) -> dict[str, object]:
+        return {"name": self.name}
+
+
+@dataclass(frozen=True)
+class KneeCost(LineCost):
+    """Context is charged more dearly by the stretch: stretches as long as ``knee_tokens``, a jump between them."""
+
+    name: str = "knee"
+    knee_tokens: int = 50
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        base, slope, _ = self.decode_line(decodes, decode_context)
+        return base + slope * decode_context + 7 * prefill_tokens + 3 * prefill_pairs
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        stretch = context // self.knee_tokens
+        # The slope of every third stretch is nought.
+        return 101 + 13 * decodes + 29 * stretch, stretch % 3, (stretch + 1) * self.knee_tokens
+
+
+COSTS = {cost.name: cost for cost in (LineCost(), LineCost("sloped", 2, 3), KneeCost())}
+costs = st.sampled_from([*COSTS.values(), KneeCost(knee_tokens=7), KneeCost(knee_tokens=1000)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be simulated, whatever the policy."""
+
+    requests: list[Request]
+    pool: Pool
+    limits: Limits
+    cost: LineCost
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int, max_prompt: int, max_output: int, gaps: list[int]) -> list[Request]:
+    """Up to ``most`` requests in arrival order."""
+    now, drawn = 0, []
+    for _ in range(draw(st.integers(1, most))):
+        now += draw(st.sampled_from(gaps))
+        prompt, output = draw(st.integers(1, max_prompt)), draw(st.integers(1, max_output))
+        told = draw(st.sampled_from([None, output, output + 5]))
+        drawn.append(Request(now, prompt, output, told))
+    return drawn
+
+
+@st.composite
+def limits(draw: st.DrawFn, lengths: list[int]) -> Limits:
+    return Limits(
+        max_model_len=draw(st.sampled_from(lengths)),
+        max_num_batched_tokens=draw(st.sampled_from([8, 30, 2560])),
+        max_num_seqs=draw(st.sampled_from([1, 3, 64])),
+        watermark_fraction=draw(st.sampled_from([0.0, 0.01, 0.25])),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
+        ft_max_tokens=draw(st.sampled_from([20, 2040])),
+    )
+
+
+@st.composite
+def small_cases(draw: st.DrawFn) -> Case:
+    """A few short requests over a pool that they strain: cheap for the oracle, and easy to read when one fails."""
+    pool = Pool(draw(st.integers(1, 24)), draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(0, 12)))
+    gaps = [0, 0, 1, 100, 121, 700]
+    return Case(draw(requests(8, 20, 12, gaps)), pool, draw(limits([32, 40])), draw(costs))
+
+
+@st.composite
+def long_cases(draw: st.DrawFn) -> Case:
+    """Outputs many times the block size, so that leaps are long; pools from too small to ample."""
+    block_size = draw(st.integers(1, 64))
+    slots = draw(st.sampled_from([300, 800, 1500, 6000]))
+    pool = Pool(-(-slots // block_size), block_size, draw(st.sampled_from([0, 10, 1000])))
+    gaps = [0, 0, 1, 121, 3000, 20_000, 200_000]
+    drawn = draw(limits([700, 1024]))
+    return Case(draw(requests(12, 300, 400, gaps)), pool, drawn, draw(costs))

@@ -1,0 +1,152 @@
+"""The engine against the oracle: every step, every bucket, every request, over thousands of small cases."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from fragmeter.sim.memory import BUCKETS
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from oracle import POLICIES, Outcome, simulate
+from oracle.story import random_case
+from strategies import COSTS, Case, LineCost, small_cases
+
+FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
+
+
+class Asked:
+    """A step cost that keeps what it was asked."""
+
+    def __init__(self, cost: LineCost) -> None:
+        self.cost = cost
+        self.calls: list[tuple[int, int, int, int]] = []
+
+    def __call__(self, *arguments: int) -> int:
+        self.calls.append(arguments)
+        return self.cost.step_ticks(*arguments)
+
+
+def expected(policy: str, case: Case) -> tuple[Outcome, list[tuple[int, ...]]]:
+    """What the oracle says, and what each of its steps that ran was charged for."""
+    asked = Asked(case.cost)
+    cost = case.cost
+    outcome = simulate(policy, case.requests, case.pool, case.limits, asked, cost.swap_out_ticks, cost.swap_in_ticks)
+    return outcome, asked.calls
+
+
+def same(policy: str, case: Case) -> Outcome:
+    """Hold the engine, stepping and leaping, to the oracle."""
+    outcome, calls = expected(policy, case)
+    stepped, leapt = serve(policy, case, leap=False), serve(policy, case, leap=True, ids=True)
+    for run in (stepped, leapt):
+        same_steps(run, outcome, calls)
+        same_decisions(run, outcome, case)
+        same_requests(run, outcome)
+        same_sums(run, outcome)
+    assert buckets_at_rows(stepped) == [step.buckets for step in outcome.steps]
+    same_row_starts(leapt, outcome)
+    return outcome
+
+
+def same_steps(run, outcome: Outcome, calls: list[tuple[int, ...]]) -> None:
+    steps = steps_of(run)
+    assert [(s.start_ticks, s.ticks, s.steps) for s in steps] == [
+        (s.start_ticks, s.ticks, min(1, len(s.running))) for s in outcome.steps
+    ]
+    ran = [step for step in steps if step.steps]
+    assert [(s.decodes, s.prefill_tokens) for s in ran] == [(decodes, prefill) for decodes, _, prefill, _ in calls]
+    tokens = Counter(tick for request in outcome.requests for tick in request["token_ticks"])
+    assert [s.growing for s in ran] == [tokens[s.start_ticks + s.ticks] for s in ran]
+    assert [s.width for s in steps] == [len(step.running) for step in outcome.steps]
+
+
+def same_decisions(run, outcome: Outcome, case: Case) -> None:
+    """Who came and went, when, why and with how many tokens, in the same order."""
+    stays, cuts, clock = [], [], 0
+    for step in outcome.steps:
+        generated = {i: sum(t <= step.start_ticks for t in r["token_ticks"]) for i, r in enumerate(outcome.requests)}
+        for i, _ in step.prefilled:
+            tokens = case.requests[i].prompt_tokens + generated[i]
+            stays.append((clock, i, tokens, generated[i], RECOMPUTED if generated[i] else FRESH))
+        for i in step.swapped_in:
+            stays.append((clock, i, case.requests[i].prompt_tokens + generated[i], generated[i], SWAPPED_IN))
+        recomputed = [i for i in step.preempted if i not in step.swapped_out]
+        cuts += [(clock, i, 0) for i in recomputed] + [(clock, i, 1) for i in step.swapped_out]
+        clock += bool(step.running)
+    assert stays_of(run) == stays
+    assert cuts_of(run) == cuts
+
+
+def same_requests(run, outcome: Outcome) -> None:
+    """Refusals, and the times of all others; a token comes out at the end of every step of a stay."""
+    assert run.refused.tolist() == [request["refused"] is not None for request in outcome.requests]
+    times = times_of(run)
+    assert {i: (*t[:3], t[3] + t[4]) for i, t in times.items()} == {
+        i: tuple(r[name] for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "preemptions"))
+        for i, r in enumerate(outcome.requests)
+        if r["refused"] is None
+    }
+    ends = [step.start_ticks + step.ticks for step in steps_of(run) if step.steps]
+    tokens = {i: [] for i in range(len(outcome.requests))}
+    for (start, index, *_), end in zip(stays_of(run), run.book.stay_end.tolist()):
+        tokens[index] += ends[start:end]
+    assert [*tokens.values()] == [request["token_ticks"] for request in outcome.requests]
+
+
+def same_sums(run, outcome: Outcome) -> None:
+    """The ledger's integrals: over the steps that ran, and over all time with idle time free."""
+    window, steps = run.accounts.window(), outcome.steps
+    ran = [step for step in steps if step.running]
+    assert window.num_steps == len(ran)
+    assert window.batch_steps == sum(len(request["token_ticks"]) for request in outcome.requests)
+    assert window.slot_steps == {name: sum(step.buckets[name] for step in ran) for name in BUCKETS}
+    in_time = {name: sum(step.buckets[name] * step.ticks for step in steps) for name in BUCKETS}
+    end = max((step.start_ticks + step.ticks for step in steps), default=window.end_ticks)
+    assert window.end_ticks == end
+    in_time["free"] += run.book.capacity_slots * (end - sum(step.ticks for step in steps))
+    assert window.slot_ticks == in_time
+
+
+def same_row_starts(run, outcome: Outcome) -> None:
+    """The ledger over time, where a leap begins."""
+    by_start = {(step.start_ticks, bool(step.running)): step.buckets for step in outcome.steps}
+    rows = run.book.rows
+    keys = zip(rows["start_ticks"].tolist(), (rows["steps"] > 0).tolist())
+    assert buckets_at_rows(run) == [by_start[key] for key in keys]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=150)
+@given(case=small_cases())
+def test_the_engine_does_what_the_oracle_does(policy, case):
+    same(policy, case)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_the_engine_does_what_the_oracle_does_under_strain(policy, cost):
+    happened = Counter()
+    for seed in range(40):
+        outcome = same(policy, Case(*random_case(seed), cost))
+        happened.update(name for step in outcome.steps for name, slots in step.buckets.items() if slots)
+        happened.update(preempted=sum(len(step.preempted) for step in outcome.steps))
+    assert {"live", "reserved", "free"} <= set(happened)
+    assert (happened["preempted"] > 0) == (policy == "vllm-sosp23")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=3000)
+@given(case=small_cases())
+def test_the_engine_does_what_the_oracle_does_at_length(policy, case):
+    same(policy, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_engine_does_what_the_oracle_does_under_long_strain(policy):
+    costs = [*COSTS.values()]
+    for seed in range(40, 1500):
+        same(policy, Case(*random_case(seed), costs[seed % 3]))
