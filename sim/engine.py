@@ -60,7 +60,7 @@ class Engine:
     def _serve(self) -> Generator[simpy.Event, None, None]:
         env, source, policy, memory = self.env, self.source, self.policy, self.memory
         state, ledger = self.state, self.ledger
-        complete = state.complete_together if policy.leaves_together else state.complete
+        take_finished = state.take_ended if policy.leaves_together else state.take_finished
         while True:
             now = env.now
             if source.next_ticks <= now:
@@ -72,11 +72,10 @@ class Engine:
                 ledger.open(plan, state)
             if state.width:
                 leap = self._leap_over(plan, now)
-                steps, ticks = leap[:2]
-                yield env.timeout(ticks)
-                ledger.close(now, leap, len(state.waiting), memory.pass_steps(state, steps))
-                if finished := complete(steps):
-                    memory.release(finished, state.clock)
+                yield env.timeout(leap[1])
+                ledger.close(now, *leap, len(state.waiting), *memory.pass_steps(state, leap[0]))
+                if state.pass_steps(leap[0]):
+                    memory.release(take_finished(), state.clock)
             elif plan.preempted or plan.swapped_out:
                 yield env.timeout(self._swap_alone(plan))
             elif source.next_ticks < NEVER and not state.waiting:
@@ -144,7 +143,7 @@ class Engine:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
         nothing = (0, ticks, ticks, 0, 0, 0, 0, 0, ticks)
-        self.ledger.close(self.env.now, nothing, len(self.state.waiting), (0,) * 7)
+        self.ledger.close(self.env.now, *nothing, len(self.state.waiting), *(0,) * 7)
         return ticks
 
     def _check_done(self) -> None:

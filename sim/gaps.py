@@ -8,6 +8,7 @@ for an arithmetic progression of them. Order statistics are found by bisection o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import floor, sqrt
 
 import numpy as np
@@ -92,8 +93,23 @@ class Gaps:
             + _dot(self.weight * square, self.slope, self.slope)
         )
 
+    @cached_property
+    def _level(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values that do not rise, ascending, and how many gaps there are up to each."""
+        level = self.slope == 0
+        order = np.argsort(self.first[level], kind="stable")
+        return self.first[level][order], np.cumsum((self.count * self.weight)[level][order])
+
+    @cached_property
+    def _rising(self) -> tuple[np.ndarray, ...]:
+        rising = self.slope > 0
+        return self.first[rising], self.slope[rising], self.count[rising], self.weight[rising]
+
     def _order_statistic(self, rank: int) -> int:
         """The value with ``rank`` gaps below it in ascending order."""
+        values, numbers = self._level
+        if not len(self._rising[0]):
+            return int(values[np.searchsorted(numbers, rank, side="right")])
         low, high = int(self.first.min()), int((self.first + self.slope * (self.count - 1)).max())
         while low < high:
             middle = (low + high) // 2
@@ -104,9 +120,11 @@ class Gaps:
         return low
 
     def _number_up_to(self, ticks: int) -> int:
-        rising = np.clip((ticks - self.first) // np.maximum(self.slope, 1) + 1, 0, self.count)
-        level = np.where(self.first <= ticks, self.count, 0)
-        return total(np.where(self.slope > 0, rising, level) * self.weight)
+        values, numbers = self._level
+        place = int(np.searchsorted(values, ticks, side="right"))
+        first, slope, count, weight = self._rising
+        rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
+        return rising + (int(numbers[place - 1]) if place else 0)
 
 
 def _dot(weights: np.ndarray, *factors: np.ndarray) -> int:

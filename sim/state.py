@@ -51,8 +51,7 @@ class State:
             self._push_out(plan)
 
     def _run(self, sequence: Sequence, lag: int) -> None:
-        clock = self.clock
-        sequence.start_clock = clock
+        sequence.start_clock = clock = self.clock
         sequence.lag = lag
         sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
         self.width += 1
@@ -61,29 +60,30 @@ class State:
         heappush(self.calendar, (finish, sequence.index, sequence))
 
     def _push_out(self, plan: Plan) -> None:
-        gone = {*plan.preempted, *plan.swapped_out}
-        for sequence in gone:
+        for sequence in (*plan.preempted, *plan.swapped_out):
             self.width -= 1
             self.lag_sum -= sequence.lag
             del self.running[sequence]
-            # What its next prefill computes, or what comes back from host memory.
+            self.calendar.remove((sequence.finish_clock, sequence.index, sequence))
+            # What comes back from host memory.
             sequence.prefill_tokens = sequence.held_tokens(self.clock)
             sequence.generated_tokens += self.clock - sequence.start_clock
+        heapify(self.calendar)
         for sequence in plan.preempted:
             sequence.prefill_tokens = sequence.prompt_tokens + sequence.generated_tokens
             _insert(self.waiting, sequence)
         for sequence in plan.swapped_out:
             _insert(self.swapped, sequence)
-        self.calendar = [entry for entry in self.calendar if entry[2] not in gone]
-        heapify(self.calendar)
 
-    def complete(self, steps: int) -> list[Sequence]:
-        """Let ``steps`` pass; the sequences whose last token came out leave, in order of arrival."""
+    def pass_steps(self, steps: int) -> bool:
+        """Let ``steps`` pass; whether some sequence's last token came out."""
         self.clock = clock = self.clock + steps
-        calendar = self.calendar
-        if calendar[0][0] > clock:
-            return []
+        return self.calendar[0][0] == clock
+
+    def take_finished(self) -> list[Sequence]:
+        """The sequences whose last token is out leave, in order of arrival."""
         finished: list[Sequence] = []
+        calendar, clock = self.calendar, self.clock
         while calendar and calendar[0][0] == clock:
             sequence = heappop(calendar)[2]
             del self.running[sequence]
@@ -92,14 +92,14 @@ class State:
             finished.append(sequence)
         return finished
 
-    def complete_together(self, steps: int) -> list[Sequence]:
-        """As ``complete`` for a static batch, whose sequences leave when the last one is done.
+    def take_ended(self) -> list[Sequence]:
+        """As ``take_finished`` for a static batch, whose sequences leave when the last one is done.
 
         Those that end early stay in ``running`` and in the width: their rows are still computed.
         """
-        self.clock = clock = self.clock + steps
-        calendar, ended = self.calendar, []
-        while calendar and calendar[0][0] == clock:
+        ended: list[Sequence] = []
+        calendar = self.calendar
+        while calendar and calendar[0][0] == self.clock:
             ended.append(heappop(calendar)[2])
         if not calendar:
             self.running.clear()

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .ledger import CUT, FRESH, RECOMPUTED, ROW, STAY, SWAPPED_IN, Ledger
+from .ledger import FRESH, RECOMPUTED, SWAPPED_IN, Ledger
 
 __all__ = ["FRESH", "RECOMPUTED", "SWAPPED_IN", "Book"]
 
@@ -44,9 +44,9 @@ class Book:
     def of(cls, ledger: Ledger, **facts) -> Book:
         """The book of a ledger that is written to no more."""
         return cls(
-            rows=dict(zip(ROW, np.ascontiguousarray(ledger.rows().T), strict=True)),
-            stays=dict(zip(STAY, np.ascontiguousarray(ledger.stays().T), strict=True)),
-            cuts=dict(zip(CUT, np.ascontiguousarray(ledger.cuts().T), strict=True)),
+            rows=ledger.rows.columns(),
+            stays=ledger.stays.columns(),
+            cuts=ledger.cuts.columns(),
             **facts,
         )
 
@@ -82,6 +82,11 @@ class Book:
     def stay_lag(self) -> np.ndarray:
         """Tokens held in a step less the step's number, constant over each stay."""
         return self.stays["tokens"] - self.stays["start_clock"]
+
+    def first_clock_from(self, ticks: int) -> int:
+        """Number of the first step that starts at or after ``ticks``, which no leap may span."""
+        row = int(np.searchsorted(self.rows["start_ticks"], ticks, side="left"))
+        return int(self.row_clock[row]) if row < len(self.row_clock) else self.num_steps
 
     def start_of(self, clock: np.ndarray) -> np.ndarray:
         """Ticks at which step ``clock`` starts."""

@@ -14,7 +14,7 @@ import numpy as np
 from .book import Book
 
 #: Steps that are laid out at a time.
-_CHUNK_STEPS = 1 << 22
+_CHUNK_STEPS = 1 << 18
 
 
 class Growth:

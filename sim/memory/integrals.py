@@ -22,6 +22,8 @@ and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have c
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,12 @@ from .growth import growth_moments
 BUCKETS = (
     "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
 )  # fmt: skip
+
+
+#: Columns of a row that stay as they are through it, but for the growth of the first two.
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded")
+#: Rows that are integrated at a time, to bound what intermediate columns take.
+_CHUNK_ROWS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Accounts:
 
     def __init__(self, book: Book) -> None:
         self.book = book
-        self._taken, self._once, self._twice = growth_moments(book) if book.paged else _zeros(len(book.row_clock))
+        self._growth = growth_moments(book) if book.paged else (np.broadcast_to(0, len(book.row_clock)),) * 3
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.
@@ -83,101 +91,53 @@ class Accounts:
             SimulationFault: A leap passes an edge, so the run was not told of this window.
         """
         book, end_ticks = self.book, self.book.end_ticks if end_ticks is None else end_ticks
-        start, end = book.rows["start_ticks"], book.rows["start_ticks"] + book.rows["ticks"]
-        inside = (start >= start_ticks) & (end <= end_ticks)
-        across = ~inside & (end > start_ticks) & (start < end_ticks)
-        if (book.rows["steps"][across] > 1).any():
-            raise SimulationFault("a leap passes the edge of a measurement window")
-        counted = inside | (across & (start >= start_ticks))
-        overlap = np.minimum(end, end_ticks) - np.maximum(start, start_ticks)
-        tail_steps, tail_ticks = self._tail(start_ticks, end_ticks, counted)
-        slot_ticks = self._over_time(inside, across, overlap[across], tail_ticks)
-        capacity_ticks = book.capacity_slots * (end_ticks - start_ticks)
+        over_steps: Counter[str] = Counter()
+        over_time: Counter[str] = Counter()
+        for start in range(0, len(book.row_clock), _CHUNK_ROWS):
+            rows = _Rows(book, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
+            over_steps.update(rows.over_steps())
+            over_time.update(rows.over_time())
+        tail_steps, tail_ticks = self._tail(start_ticks, end_ticks)
+        slot_ticks = self._buckets(over_time, tail_ticks, over_time["ticks"])
         # Where no step runs all is free.
-        slot_ticks["free"] += capacity_ticks - sum(slot_ticks.values())
+        slot_ticks["free"] += book.capacity_slots * (end_ticks - start_ticks - over_time["ticks"])
         return Window(
             start_ticks=start_ticks,
             end_ticks=end_ticks,
-            num_steps=total(book.rows["steps"][counted]),
-            batch_steps=total((book.rows["growing"] * book.rows["steps"])[counted]),
-            slot_steps=self._over_steps(counted, tail_steps),
+            num_steps=over_steps["steps"],
+            batch_steps=over_steps["batch"],
+            slot_steps=self._buckets(over_steps, tail_steps, over_steps["steps"]),
             slot_ticks=slot_ticks,
         )
 
-    def _over_steps(self, rows: np.ndarray, tail: int) -> dict[str, int]:
-        """Each bucket summed over the steps of ``rows``."""
-        pick = {name: column[rows] for name, column in self.book.rows.items()}
-        steps = pick["steps"]
-        live = total(pick["live"] * steps + pick["growing"] * (steps * (steps - 1) // 2))
-        late = self._taken[rows] * steps - self._once[rows]
-        held = total(pick["held"] * steps) + self.book.block_size * total(late)
-        sums = {name: total(pick[name] * steps) for name in ("target", "asked", "finished_hold", "stranded")}
-        return self._buckets(live, held, tail, self.book.capacity_slots * total(steps), sums)
-
-    def _over_time(self, rows: np.ndarray, across: np.ndarray, overlap: np.ndarray, tail: int) -> dict[str, int]:
-        """Each bucket integrated over ``rows``, and over the part of those that cross an edge."""
-        pick = {name: column[rows] for name, column in self.book.rows.items()}
-        part = {name: column[across] for name, column in self.book.rows.items()}
-        constant = ("target", "asked", "finished_hold", "stranded")
-        live = self._live_ticks(pick) + by_limbs(lambda d: part["live"] * d, overlap)
-        held = self._held_ticks(pick, rows) + by_limbs(lambda d: part["held"] * d, overlap)
-        sums = {
-            name: by_limbs(lambda d, name=name: pick[name] * d, pick["ticks"])
-            + by_limbs(lambda d, name=name: part[name] * d, overlap)
-            for name in constant
-        }
-        ticks = total(pick["ticks"]) + total(overlap)
-        return self._buckets(live, held, tail, self.book.capacity_slots * ticks, sums)
-
-    @staticmethod
-    def _live_ticks(pick: dict[str, np.ndarray]) -> int:
-        steps, growing, live = pick["steps"], pick["growing"], pick["live"]
-        linear = growing * (steps * (steps - 1) // 2)
-        square = growing * (steps * (steps - 1) * (steps - 2) // 3)
-        return by_limbs(
-            lambda ticks, second, slope: live * ticks + second * linear + slope * square,
-            pick["ticks"], pick["next_ticks"], pick["slope_ticks"],
-        )  # fmt: skip
-
-    def _held_ticks(self, pick: dict[str, np.ndarray], rows: np.ndarray) -> int:
-        """A block taken in step i is held from D(i) to the end of the row."""
-        taken, once, twice = self._taken[rows], self._once[rows], self._twice[rows]
-        held, size = pick["held"], self.book.block_size
-        linear, square = once - taken, (twice - 3 * once + 2 * taken) // 2
-        return by_limbs(lambda ticks: held * ticks, pick["ticks"]) + size * by_limbs(
-            lambda ticks, first, second, slope: taken * (ticks - first) - second * linear - slope * square,
-            pick["ticks"], pick["first_ticks"], pick["next_ticks"], pick["slope_ticks"],
-        )  # fmt: skip
-
-    def _tail(self, start_ticks: int, end_ticks: int, counted: np.ndarray) -> tuple[int, int]:
+    def _tail(self, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a stay and goes with it."""
         book = self.book
         there = np.flatnonzero((book.tail_slots > 0) & (book.tail_clock < book.stay_end))
-        if not len(there) or not counted.any():
-            return 0, 0
         slots, come, go = book.tail_slots[there], book.tail_clock[there], book.stay_end[there]
-        rows = np.flatnonzero(counted)
-        low = book.row_clock[rows[0]]
-        high = book.row_clock[rows[-1]] + book.rows["steps"][rows[-1]]
+        # A step belongs to the window in which it starts.
+        low, high = (book.first_clock_from(edge) for edge in (start_ticks, end_ticks))
         steps = np.maximum(np.minimum(go, high) - np.maximum(come, low), 0)
         since = np.maximum(book.start_of(come), start_ticks)
         ticks = np.maximum(np.minimum(book.end_of(go), end_ticks) - since, 0)
         return total(slots * steps), by_limbs(lambda d: slots * d, ticks)
 
-    def _buckets(self, live: int, held: int, tail: int, capacity: int, sums: dict[str, int]) -> dict[str, int]:
-        """The nine buckets from what was summed; ``reserved`` is what remains of a paged pool's blocks."""
+    def _buckets(self, sums: Mapping[str, int], tail: int, span: int) -> dict[str, int]:
+        """The nine buckets from what was summed over a span of steps or ticks."""
+        live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
         if self.book.paged:
-            sums = {"target": held - tail, "asked": held - tail, "finished_hold": 0, "stranded": 0}
+            # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
+            target = asked = held - tail
         return {
             "live": live,
-            "reserved": sums["target"] - live,
-            "over_estimate": sums["asked"] - sums["target"],
+            "reserved": target - live,
+            "over_estimate": asked - target,
             "block_tail": tail,
-            "round_up": held - tail - sums["asked"] - sums["finished_hold"],
+            "round_up": held - tail - asked - sums["finished_hold"],
             "finished_hold": sums["finished_hold"],
             "stranded": sums["stranded"],
             "cached": 0,
-            "free": capacity - held - sums["stranded"],
+            "free": self.book.capacity_slots * span - held - sums["stranded"],
         }
 
     def at_rows(self) -> dict[str, np.ndarray]:
@@ -214,6 +174,65 @@ def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndar
     return level
 
 
-def _zeros(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    nothing = np.zeros(rows, dtype=np.int64)
-    return nothing, nothing, nothing
+class _Rows:
+    """Some rows of the book as a window sees them: those inside it, and single steps across an edge."""
+
+    def __init__(
+        self, book: Book, growth: tuple[np.ndarray, ...], rows: slice, start_ticks: int, end_ticks: int
+    ) -> None:
+        columns = {name: column[rows] for name, column in book.rows.items()}
+        start, end = columns["start_ticks"], columns["start_ticks"] + columns["ticks"]
+        inside = (start >= start_ticks) & (end <= end_ticks)
+        across = ~inside & (end > start_ticks) & (start < end_ticks)
+        if (columns["steps"][across] > 1).any():
+            raise SimulationFault("a leap passes the edge of a measurement window")
+        self._size = book.block_size
+        self._inside = {name: column[inside] for name, column in columns.items()}
+        self._taken, self._once, self._twice = (moment[rows][inside] for moment in growth)
+        # A step across an edge counts where it starts, and its time on either side.
+        self._starting = {name: column[across & (start >= start_ticks)] for name, column in columns.items()}
+        self._across = {name: column[across] for name, column in columns.items()}
+        self._overlap = (np.minimum(end, end_ticks) - np.maximum(start, start_ticks))[across]
+
+    def over_steps(self) -> dict[str, int]:
+        """Sums over the steps that start in the window."""
+        inside, single = self._inside, self._starting
+        steps, growing = inside["steps"], inside["growing"]
+        sums = {name: total(inside[name] * steps) + total(single[name]) for name in _LEVELS}
+        sums["steps"] = total(steps) + total(single["steps"])
+        sums["batch"] = total(growing * steps) + total(single["growing"])
+        sums["live"] += total(growing * (steps * (steps - 1) // 2))
+        sums["held"] += self._size * total(self._taken * steps - self._once)
+        return sums
+
+    def over_time(self) -> dict[str, int]:
+        """Integrals over the time that steps take in the window."""
+        inside, across = self._inside, self._across
+        sums = {
+            name: by_limbs(lambda d, level=inside[name]: level * d, inside["ticks"])
+            + by_limbs(lambda d, level=across[name]: level * d, self._overlap)
+            for name in _LEVELS
+        }
+        sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
+        sums["live"] += self._live_growth()
+        sums["held"] += self._size * self._held_growth()
+        return sums
+
+    def _live_growth(self) -> int:
+        """Every sequence gains a slot a step: growing * sum of j * d(j)."""
+        steps, growing = self._inside["steps"], self._inside["growing"]
+        linear = growing * (steps * (steps - 1) // 2)
+        square = growing * (steps * (steps - 1) * (steps - 2) // 3)
+        return by_limbs(
+            lambda second, slope: second * linear + slope * square,
+            self._inside["next_ticks"], self._inside["slope_ticks"],
+        )  # fmt: skip
+
+    def _held_growth(self) -> int:
+        """A block taken in step i is held from D(i) to the end of the row."""
+        inside, taken = self._inside, self._taken
+        linear, square = self._once - taken, (self._twice - 3 * self._once + 2 * taken) // 2
+        return by_limbs(
+            lambda ticks, first, second, slope: taken * (ticks - first) - second * linear - slope * square,
+            inside["ticks"], inside["first_ticks"], inside["next_ticks"], inside["slope_ticks"],
+        )  # fmt: skip

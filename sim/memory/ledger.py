@@ -8,11 +8,10 @@ while the simulation runs; ``integrals`` turns rows into exact sums over steps a
 from __future__ import annotations
 
 from struct import Struct
-from typing import Protocol
 
 import numpy as np
 
-from ..sequence import Plan
+from ..sequence import Plan, Sequence
 from ..state import State
 
 #: Columns of a row, all int64.
@@ -43,28 +42,48 @@ FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
 #: Columns of a cut: a stay that ended before its sequence did.
 CUT = ("stay", "clock", "swapped")
 
-_pack_row = Struct(f"<{len(ROW)}q").pack
-_pack_stay = Struct(f"<{len(STAY)}q").pack
-_pack_cut = Struct(f"<{len(CUT)}q").pack
-
-
 #: A span of steps over which nobody comes or goes: the columns of ``ROW`` from ``steps`` to
 #: ``swap_ticks``. A bare tuple, as one is made for every event.
 Leap = tuple[int, int, int, int, int, int, int, int, int]
+#: Bytes after which a table's records are turned into columns.
+_SEAL_BYTES = 1 << 22
 
 
-class Meter(Protocol):
-    """What the ledger reads off a memory at a row's end."""
+class Table:
+    """Records of int64 fields, appended one by one and read as columns."""
 
-    def pass_steps(self, state: State, steps: int) -> tuple[int, int, int, int, int, int, int]:
-        """Sequences that grow, live slots, held slots, and the four columns of its kind."""
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        self._pack = Struct(f"<{len(fields)}q").pack
+        self._records = bytearray()
+        self._sealed: list[np.ndarray] = []
+
+    def append(self, *values: int) -> None:
+        """Add a record."""
+        self._records += self._pack(*values)
+        if len(self._records) >= _SEAL_BYTES:
+            self._seal()
+
+    def _seal(self) -> None:
+        records = np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields))
+        self._sealed.append(np.ascontiguousarray(records.T))
+        self._records = bytearray()
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All records as an int64 column a field."""
+        self._seal()
+        return {
+            name: np.concatenate([part[place] for part in self._sealed]) for place, name in enumerate(self.fields)
+        }
 
 
 class Ledger:
-    """Append-only book of one replica's run."""
+    """Append-only book of one replica's run: its rows, stays and cuts."""
 
     def __init__(self) -> None:
-        self._rows, self._stays, self._cuts = bytearray(), bytearray(), bytearray()
+        self.rows, self.stays, self.cuts = Table(ROW), Table(STAY), Table(CUT)
+        #: Enter a leap that is over: the values of ``ROW``.
+        self.close = self.rows.append
         self._num_stays = 0
 
     def open(self, plan: Plan, state: State) -> None:
@@ -75,27 +94,11 @@ class Ledger:
         for sequence in plan.swapped_in:
             self._open_stay(sequence, sequence.prefill_tokens + 1, SWAPPED_IN)
         for sequence in plan.preempted:
-            self._cuts += _pack_cut(sequence.stay, state.clock, 0)
+            self.cuts.append(sequence.stay, state.clock, 0)
         for sequence in plan.swapped_out:
-            self._cuts += _pack_cut(sequence.stay, state.clock, 1)
+            self.cuts.append(sequence.stay, state.clock, 1)
 
-    def _open_stay(self, sequence, tokens: int, kind: int) -> None:
-        self._stays += _pack_stay(sequence.index, sequence.start_clock, tokens, sequence.generated_tokens, kind)
+    def _open_stay(self, sequence: Sequence, tokens: int, kind: int) -> None:
+        self.stays.append(sequence.index, sequence.start_clock, tokens, sequence.generated_tokens, kind)
         sequence.stay = self._num_stays
         self._num_stays += 1
-
-    def close(self, start_ticks: int, leap: Leap, waiting: int, meter: tuple[int, ...]) -> None:
-        """Enter a leap that is over, with the length of the queue and what the memory's meter reads."""
-        self._rows += _pack_row(start_ticks, *leap, waiting, *meter)
-
-    def rows(self) -> np.ndarray:
-        """The leaps as an int64 array [leaps, len(ROW)]."""
-        return np.frombuffer(self._rows, dtype="<i8").reshape(-1, len(ROW))
-
-    def stays(self) -> np.ndarray:
-        """The stays as an int64 array [stays, len(STAY)]."""
-        return np.frombuffer(self._stays, dtype="<i8").reshape(-1, len(STAY))
-
-    def cuts(self) -> np.ndarray:
-        """The stays cut short as an int64 array [cuts, len(CUT)]."""
-        return np.frombuffer(self._cuts, dtype="<i8").reshape(-1, len(CUT))

@@ -60,6 +60,9 @@ class PagedMemory:
         self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
         self._phases = [0] * (2 * block_size)
         self._transaction = PagedTransaction(self)
+        # The span that ``growth`` was asked for last, and its answer: a policy asks how far it can
+        # look ahead, and just that span then passes.
+        self._span_clock = self._span_steps = self._span_growth = 0
 
     @property
     def capacity_slots(self) -> int:
@@ -141,9 +144,12 @@ class PagedMemory:
         size, phases = self.block_size, self._phases
         start = clock % size
         if steps < size:
-            return sum(phases[start : start + steps])
-        cycles, rest = divmod(steps, size)
-        return cycles * sum(phases[:size]) + sum(phases[start : start + rest])
+            blocks = sum(phases[start : start + steps])
+        else:
+            cycles, rest = divmod(steps, size)
+            blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
+        self._span_clock, self._span_steps, self._span_growth = clock, steps, blocks
+        return blocks
 
     def steps_within(self, clock: int, blocks: int) -> int:
         """Steps from ``clock`` on that need at most ``blocks`` new blocks together.
@@ -169,12 +175,13 @@ class PagedMemory:
             step. What is taken after it follows from the stays.
         """
         held = (self.num_blocks - self.free) * self.block_size
-        clock = state.clock
+        clock, width = state.clock, state.width
         if steps > 1:
-            self.free -= self.growth(clock + 1, steps - 1)
+            same = self._span_steps == steps - 1 and self._span_clock == clock + 1
+            self.free -= self._span_growth if same else self.growth(clock + 1, steps - 1)
             if self.tables:
                 self.tables.advance(clock + 1, steps - 1)
-        return state.width, state.width * clock + state.lag_sum, held, 0, 0, 0, 0
+        return width, width * clock + state.lag_sum, held, 0, 0, 0, 0
 
 
 class BlockTables:

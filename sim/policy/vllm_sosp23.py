@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from ..memory.paged import PagedMemory, PagedTransaction
@@ -9,6 +11,9 @@ from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
 from .base import Limits, blocks_of
+
+
+_arrival = attrgetter("index")
 
 
 class VllmSosp23:
@@ -51,18 +56,21 @@ class VllmSosp23:
         return Plan(admitted, tokens, preempted, (), swapped_in, 0, stays and not preempted, wakes)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
-        """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how."""
-        kept = sorted(state.running, key=lambda sequence: sequence.index)
+        """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how.
+
+        In the order of arrival every sequence must find a free block. Fewest are found by the last
+        one, after all before it took what they need; so the last ones give way until it finds one.
+        """
+        kept = sorted(state.running, key=_arrival)
         preempted: list[Sequence] = []
         swapped_out: list[Sequence] = []
-        host_free = transaction.memory.host_free
-        place = 0
-        while place < len(kept):
-            if transaction.free >= 1:
-                transaction.free -= transaction.needs_block(kept[place], state.clock)
-                place += 1
-                continue
+        need, host_free = transaction.need, transaction.memory.host_free
+        while kept:
+            own = transaction.needs_block(kept[-1], state.clock)
+            if transaction.free > need - own:
+                break
             victim = kept.pop()
+            need -= own
             blocks = transaction.blocks_of(victim.held_tokens(state.clock))
             transaction.free += blocks
             if self._swaps(blocks, host_free, transaction.memory.num_blocks):
@@ -70,6 +78,7 @@ class VllmSosp23:
                 swapped_out.append(victim)
             else:
                 preempted.append(victim)
+        transaction.free -= need
         return tuple(preempted), tuple(swapped_out)
 
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
