@@ -15,7 +15,7 @@ from .spec import GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
-FITTED_STEP_SCALE = 1.12
+FITTED_STEP_SCALE = 1.125
 #: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
 FASTERTRANSFORMER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 #: Most sequences that the artifact lets run at once.

@@ -1,0 +1,68 @@
+"""Every command and every example of README.md and docs runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [
+    pytest.param(line[2:], id=line[2:])
+    for page in PAGES
+    for block in blocks(page, "console")
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+EXAMPLES = [
+    pytest.param(block, id=f"{page.name}-{place}") for page in PAGES for place, block in enumerate(blocks(page, "python"))
+]
+
+
+def test_there_are_commands_and_examples():
+    assert len(COMMANDS) >= 8
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_runs(command, tmp_path):
+    rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
+    (tmp_path / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    program, *arguments = shlex.split(command)
+    assert program == "fragmeter"
+    done = subprocess.run(
+        [sys.executable, "-m", "fragmeter", *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_example_runs(example, tmp_path):
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_make_targets_of_the_documentation_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z-]+)", page.read_text())}
+    assert {"reproduce", "test"} <= named <= targets
+
+
+def test_links_and_pictures_are_there():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("https://"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -1,0 +1,117 @@
+"""The package as it is laid out: what is listed, what imports what, and that any clone works."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("sim", "traces", "gpu", "experiments", "reports")
+#: What each folder may import of the others.
+MAY_IMPORT = {
+    "sim": set(),
+    "traces": {"sim"},
+    "gpu": {"sim"},
+    "reports": {"sim"},
+    "experiments": {"sim", "traces", "gpu", "reports"},
+}
+
+
+def modules() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported_folders(path: Path) -> set[str]:
+    """Top-level folders that a module imports from, relative or absolute."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            whole = (*base, *(node.module or "").split("."))
+            found |= {whole[0]} if base or node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fragmeter."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fragmeter.")}
+    return found & set(FOLDERS) - {package[0]}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_run_one_way(folder):
+    for path in modules():
+        if path.is_relative_to(ROOT / folder):
+            assert imported_folders(path) <= MAY_IMPORT[folder], path
+
+
+def test_the_import_check_sees_an_import(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "sim" / "cost").mkdir(parents=True)
+    wrong = tmp_path / "sim" / "cost" / "wrong.py"
+    wrong.write_text("from ...reports import page\nfrom ..ticks import PER_MS\n")
+    assert imported_folders(wrong) == {"reports"}
+
+
+def test_setup_cfg_lists_every_folder_with_modules():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = set(config["options"]["packages"].split())
+    there = {".".join(("fragmeter", *path.parent.relative_to(ROOT).parts)) for path in modules()}
+    assert listed == there | {"fragmeter"}
+
+
+def test_package_data_is_declared():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = config["options.package_data"]
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*")):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            matches = [
+                package
+                for package, globs in patterns.items()
+                for glob in globs.split()
+                if path in (ROOT.joinpath(*package.split(".")[1:])).glob(glob)
+            ]
+            assert matches, f"{path.relative_to(ROOT)} would not be installed"
+
+
+def test_no_loose_modules_at_the_root():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_the_core_needs_neither_torch_nor_cupy():
+    code = "import sys, fragmeter.experiments.cli, fragmeter.sim.run; assert not {'torch', 'cupy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_clone_in_any_folder_runs_its_tests(tmp_path):
+    """A folder name that is no Python name, and tests run from there against the installed package."""
+    clone = tmp_path / "a-b"
+    ignored = shutil.ignore_patterns(".git", ".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache")
+    shutil.copytree(ROOT, clone, ignore=ignored)
+    command = [sys.executable, "-m", "pytest", "--rootdir=tests", "--import-mode=importlib", "-c", "setup.cfg"]
+    done = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", "tests/test_traces_arrivals.py"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_all_names_what_is_there():
+    import fragmeter
+    from fragmeter import sim, traces
+
+    for module in (fragmeter, sim, traces):
+        assert sorted(module.__all__) == list(module.__all__) or module is fragmeter
+        for name in module.__all__:
+            assert getattr(module, name) is not None
