@@ -72,9 +72,10 @@ class Engine:
                 ledger.open(plan, state)
             if state.width:
                 leap = self._leap_over(plan, now)
-                yield env.timeout(leap[1])
-                ledger.close(now, *leap, len(state.waiting), *memory.pass_steps(state, leap[0]))
-                if state.pass_steps(leap[0]):
+                steps = leap[1]
+                yield env.timeout(leap[2])
+                ledger.close(leap + memory.pass_steps(state, steps))
+                if state.pass_steps(steps):
                     memory.release(take_finished(), state.clock)
             elif plan.preempted or plan.swapped_out:
                 yield env.timeout(self._swap_alone(plan))
@@ -103,7 +104,7 @@ class Engine:
             base, slope, until = decode_line(width, context + width)
         limit = state.calendar[0][0] - state.clock
         if limit == 1 or not plan.steady or not self.leap:
-            return 1, first, first, 0, 0, width, decodes, prefill, swap
+            return now, 1, first, first, 0, 0, width, decodes, prefill, swap, len(state.waiting)
         second, growth = base + slope * (context + width), slope * width
         if until is not None:
             limit = min(limit, 1 + (until - 1 - context) // width)
@@ -120,7 +121,7 @@ class Engine:
             limit = self.policy.horizon(state, self.memory, limit)
         more = limit - 1
         ticks = first + more * second + growth * (more * (more - 1) // 2)
-        return limit, ticks, first, second, growth, width, decodes, prefill, swap
+        return now, limit, ticks, first, second, growth, width, decodes, prefill, swap, len(state.waiting)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
@@ -142,8 +143,8 @@ class Engine:
     def _swap_alone(self, plan: Plan) -> int:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
-        nothing = (0, ticks, ticks, 0, 0, 0, 0, 0, ticks)
-        self.ledger.close(self.env.now, *nothing, len(self.state.waiting), *(0,) * 7)
+        nothing = (0,) * 7
+        self.ledger.close((self.env.now, 0, ticks, ticks, 0, 0, 0, 0, 0, ticks, len(self.state.waiting), *nothing))
         return ticks
 
     def _check_done(self) -> None:

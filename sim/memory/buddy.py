@@ -59,13 +59,17 @@ class BuddyArena:
         Raises:
             SimulationFault: The chunk is free already.
         """
-        if start in self.free_lists[blocks]:
+        if self._is_free(start, blocks):
             raise SimulationFault(f"chunk of {blocks} blocks at {start} is freed twice")
         while blocks < self.max_chunk_blocks and (start ^ blocks) in self.free_lists[blocks]:
             del self.free_lists[blocks][start ^ blocks]
             start &= ~blocks
             blocks *= 2
         self.free_lists[blocks][start] = None
+
+    def _is_free(self, start: int, blocks: int) -> bool:
+        """Whether the chunk lies in a free one, merged or not."""
+        return any(start & -size in starts for size, starts in self.free_lists.items() if size >= blocks)
 
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in chunks too small for one of ``blocks``: stranded for whoever wants that."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..sequence import Plan, Sequence
 from ..state import State
 from .buddy import MAX_CHUNK_BLOCKS, BuddyArena
+from .ledger import Meter
 
 
 class Grant(NamedTuple):
@@ -108,7 +109,7 @@ class ContiguousMemory:
             self._finished_hold += padding
         self._stranded = self.stranded_slots(plan.blocked_blocks)
 
-    def pass_steps(self, state: State, steps: int) -> tuple[int, int, int, int, int, int, int]:
+    def pass_steps(self, state: State, steps: int) -> Meter:
         """What the ledger integrates: sequences that grow, slots live and held, sums of F and R,
         finished_hold, stranded."""
         live = self.growing * state.clock + self._lag

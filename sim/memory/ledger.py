@@ -42,9 +42,11 @@ FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
 #: Columns of a cut: a stay that ended before its sequence did.
 CUT = ("stay", "clock", "swapped")
 
-#: A span of steps over which nobody comes or goes: the columns of ``ROW`` from ``steps`` to
-#: ``swap_ticks``. A bare tuple, as one is made for every event.
-Leap = tuple[int, int, int, int, int, int, int, int, int]
+#: A span of steps over which nobody comes or goes: the columns of ``ROW`` up to ``waiting``. A bare
+#: tuple, as one is made for every event.
+Leap = tuple[int, ...]
+#: What a memory says of the leap: the other columns.
+Meter = tuple[int, ...]
 #: Bytes after which a table's records are turned into columns.
 _SEAL_BYTES = 1 << 22
 
@@ -58,9 +60,9 @@ class Table:
         self._records = bytearray()
         self._sealed: list[np.ndarray] = []
 
-    def append(self, *values: int) -> None:
-        """Add a record."""
-        self._records += self._pack(*values)
+    def append(self, record: tuple[int, ...]) -> None:
+        """Add a record of all fields."""
+        self._records += self._pack(*record)
         if len(self._records) >= _SEAL_BYTES:
             self._seal()
 
@@ -82,7 +84,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rows, self.stays, self.cuts = Table(ROW), Table(STAY), Table(CUT)
-        #: Enter a leap that is over: the values of ``ROW``.
+        #: Enter a leap that is over: its columns, and those that the memory's meter says.
         self.close = self.rows.append
         self._num_stays = 0
 
@@ -94,11 +96,11 @@ class Ledger:
         for sequence in plan.swapped_in:
             self._open_stay(sequence, sequence.prefill_tokens + 1, SWAPPED_IN)
         for sequence in plan.preempted:
-            self.cuts.append(sequence.stay, state.clock, 0)
+            self.cuts.append((sequence.stay, state.clock, 0))
         for sequence in plan.swapped_out:
-            self.cuts.append(sequence.stay, state.clock, 1)
+            self.cuts.append((sequence.stay, state.clock, 1))
 
     def _open_stay(self, sequence: Sequence, tokens: int, kind: int) -> None:
-        self.stays.append(sequence.index, sequence.start_clock, tokens, sequence.generated_tokens, kind)
+        self.stays.append((sequence.index, sequence.start_clock, tokens, sequence.generated_tokens, kind))
         sequence.stay = self._num_stays
         self._num_stays += 1

@@ -22,6 +22,7 @@ from operator import attrgetter
 from ..sequence import Plan, Sequence
 from ..state import State
 from .block_pool import BlockPool
+from .ledger import Meter
 
 
 class PagedTransaction:
@@ -167,7 +168,7 @@ class PagedMemory:
             steps += 1
         return steps
 
-    def pass_steps(self, state: State, steps: int) -> tuple[int, int, int, int, int, int, int]:
+    def pass_steps(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps after the first of a leap.
 
         Returns:
@@ -180,7 +181,7 @@ class PagedMemory:
             same = self._span_steps == steps - 1 and self._span_clock == clock + 1
             self.free -= self._span_growth if same else self.growth(clock + 1, steps - 1)
             if self.tables:
-                self.tables.advance(clock + 1, steps - 1)
+                self.tables.grow(clock + 1, steps - 1)
         return width, width * clock + state.lag_sum, held, 0, 0, 0, 0
 
 
@@ -207,16 +208,13 @@ class BlockTables:
         else:
             members.append(sequence)
 
-    def grow(self, clock: int) -> None:
-        """Append a block to every table that is full before step ``clock``."""
-        take, tables = self.pool.take, self.tables
-        for sequence in self._members[clock % self._block_size]:
-            tables[sequence].append(take())
-
-    def advance(self, clock: int, steps: int) -> None:
-        """Grow through ``steps`` steps, in the order of (step, sequence)."""
+    def grow(self, clock: int, steps: int = 1) -> None:
+        """Append a block to every table that is full before each of ``steps`` steps from ``clock`` on,
+        in the order of (step, sequence)."""
+        take, tables, size = self.pool.take, self.tables, self._block_size
         for step in range(clock, clock + steps):
-            self.grow(step)
+            for sequence in self._members[step % size]:
+                tables[sequence].append(take())
 
     def forget(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows no more."""
