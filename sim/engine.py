@@ -29,6 +29,10 @@ from .source import NEVER, Source
 from .state import State
 
 
+#: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
+_LONGEST_LEAP = 1 << 16
+
+
 class Engine:
     """Serves a source's requests with a policy over a memory.
 
@@ -102,7 +106,7 @@ class Engine:
                 swap = self._swap_ticks(plan)
                 first += swap
             base, slope, until = decode_line(width, context + width)
-        limit = state.calendar[0][0] - state.clock
+        limit = min(state.calendar[0][0] - state.clock, _LONGEST_LEAP)
         if limit == 1 or not plan.steady or not self.leap:
             return now, 1, first, first, 0, 0, width, decodes, prefill, swap, len(state.waiting)
         second, growth = base + slope * (context + width), slope * width

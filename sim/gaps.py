@@ -14,10 +14,8 @@ from math import floor, sqrt
 import numpy as np
 
 from .memory.book import SWAPPED_IN, Book
-from .memory.exact import total
+from .memory.exact import dot, total
 from .requests import resumed_gap_ticks
-
-_LIMB_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,17 +79,25 @@ class Gaps:
         return (low + (high - low) * (rank - floor(rank))) / 1e9
 
     def _sum(self) -> int:
-        steps = self.count * (self.count - 1) // 2
-        return _dot(self.weight * self.count, self.first) + _dot(self.weight * steps, self.slope)
+        values, numbers = self._distinct
+        first, slope, count, weight = self._rising
+        steps = count * (count - 1) // 2
+        return dot(values, numbers) + dot(weight * count, first) + dot(weight * steps, slope)
 
     def _sum_of_squares(self) -> int:
-        number, linear = self.count, self.count * (self.count - 1) // 2
-        square = linear * (2 * self.count - 1) // 3
-        return (
-            _dot(self.weight * number, self.first, self.first)
-            + 2 * _dot(self.weight * linear, self.first, self.slope)
-            + _dot(self.weight * square, self.slope, self.slope)
-        )
+        level = sum(number * value * value for value, number in zip(*(x.tolist() for x in self._distinct), strict=True))
+        # Squares of ticks leave int64, and these rows are too many kinds to be counted: Python ints.
+        first, slope, count, weight = (column.astype(object) for column in self._rising)
+        linear = count * (count - 1) // 2
+        square = linear * (2 * count - 1) // 3
+        return level + int((weight * (count * first**2 + 2 * linear * first * slope + square * slope**2)).sum())
+
+    @cached_property
+    def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values that do not rise, each once, and how many gaps have it."""
+        values, numbers = self._level
+        last = np.flatnonzero(np.diff(values, append=-1))
+        return values[last], np.diff(numbers[last], prepend=0)
 
     @cached_property
     def _level(self) -> tuple[np.ndarray, np.ndarray]:
@@ -125,14 +131,3 @@ class Gaps:
         first, slope, count, weight = self._rising
         rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
         return rising + (int(numbers[place - 1]) if place else 0)
-
-
-def _dot(weights: np.ndarray, *factors: np.ndarray) -> int:
-    """Exact sum of the products, by limbs of 16 bits; values are below 2**48 and not negative."""
-    if not factors:
-        return total(weights)
-    result = 0
-    for limb in range(3):
-        part = (factors[0] >> (_LIMB_BITS * limb)) & ((1 << _LIMB_BITS) - 1 if limb < 2 else -1)
-        result += _dot(weights * part, *factors[1:]) << (_LIMB_BITS * limb)
-    return result

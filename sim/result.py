@@ -86,6 +86,17 @@ def expand(steps: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def check_target(directory: str | Path) -> None:
+    """Refuse a directory that ``write`` would not replace; worth asking before a long run.
+
+    Raises:
+        SettingError: It holds something that is no result.
+    """
+    target = Path(directory)
+    if target.is_dir() and not (target / "run.json").is_file() and any(target.iterdir()):
+        raise SettingError("out", str(directory), "holds files that are no result; choose another directory")
+
+
 def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all.
 
@@ -98,8 +109,7 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
         OSError: It cannot be written.
     """
     target = Path(directory)
-    if target.exists() and not (target / "run.json").is_file() and any(target.iterdir()):
-        raise SettingError("out", str(directory), "holds files that are no result; choose another directory")
+    check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     parts = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

@@ -1,9 +1,15 @@
-"""What every test module needs: the tests' own helpers can be imported by name."""
+"""What every test module needs: helpers by name, and property tests that draw the same cases each time."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import hypothesis
+
 # importlib mode puts no folder of tests on the path.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# No time limit an example: the machines that run this differ.
+hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fragmeter")

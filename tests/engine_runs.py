@@ -30,9 +30,14 @@ def seconds_of(ticks: int) -> float:
 def workload_of(requests: list[Request], max_model_len: int) -> Workload:
     """The oracle's requests as columns; who is told nothing may run to the model's end."""
     told = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
-    columns = ([getattr(r, name) for r in requests] for name in ("arrival_ticks", "prompt_tokens", "output_tokens"))
     untold = all(request.max_tokens is None for request in requests)
-    return Workload("case", *(np.array(column, dtype=np.int64) for column in columns), None if untold else np.array(told))
+    return Workload(
+        "case",
+        arrival_ticks=np.array([request.arrival_ticks for request in requests]),
+        prompt_tokens=np.array([request.prompt_tokens for request in requests]),
+        output_tokens=np.array([request.output_tokens for request in requests]),
+        max_tokens=None if untold else np.array(told),
+    )
 
 
 def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int] | None = None, **switches) -> Settings:

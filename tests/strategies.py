@@ -1,4 +1,4 @@
-"""Workloads, pools and costs for the property tests; small where the oracle must follow, longer where only leaps must."""
+"""Workloads, pools and costs for the property tests: small for the oracle to follow, longer for leaps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class KneeCost(LineCost):
 
 
 COSTS = {cost.name: cost for cost in (LineCost(), LineCost("sloped", 2, 3), KneeCost())}
-costs = st.sampled_from([*COSTS.values(), KneeCost(knee_tokens=7), KneeCost(knee_tokens=1000)])
+small_costs = st.sampled_from([*COSTS.values(), KneeCost(knee_tokens=7)])
+long_costs = st.sampled_from([*COSTS.values(), KneeCost(knee_tokens=2000)])
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Case:
 
 @st.composite
 def requests(draw: st.DrawFn, most: int, max_prompt: int, max_output: int, gaps: list[int]) -> list[Request]:
-    """Up to ``most`` requests in arrival order."""
+    """Up to ``most`` requests in arrival order, often nearly as many."""
     now, drawn = 0, []
-    for _ in range(draw(st.integers(1, most))):
+    for _ in range(draw(st.sampled_from([most, most - 1, most // 2, 2, 1]))):
         now += draw(st.sampled_from(gaps))
         prompt, output = draw(st.integers(1, max_prompt)), draw(st.integers(1, max_output))
         told = draw(st.sampled_from([None, output, output + 5]))
@@ -80,12 +81,12 @@ def requests(draw: st.DrawFn, most: int, max_prompt: int, max_output: int, gaps:
 
 
 @st.composite
-def limits(draw: st.DrawFn, lengths: list[int]) -> Limits:
+def limits(draw: st.DrawFn, lengths: list[int], tokens: list[int], seqs: list[int]) -> Limits:
     return Limits(
         max_model_len=draw(st.sampled_from(lengths)),
-        max_num_batched_tokens=draw(st.sampled_from([8, 30, 2560])),
-        max_num_seqs=draw(st.sampled_from([1, 3, 64])),
-        watermark_fraction=draw(st.sampled_from([0.0, 0.01, 0.25])),
+        max_num_batched_tokens=draw(st.sampled_from(tokens)),
+        max_num_seqs=draw(st.sampled_from(seqs)),
+        watermark_fraction=draw(st.sampled_from([0.0, 0.1, 0.4])),
         preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
         ft_max_tokens=draw(st.sampled_from([20, 2040])),
     )
@@ -95,16 +96,29 @@ def limits(draw: st.DrawFn, lengths: list[int]) -> Limits:
 def small_cases(draw: st.DrawFn) -> Case:
     """A few short requests over a pool that they strain: cheap for the oracle, and easy to read when one fails."""
     pool = Pool(draw(st.integers(1, 24)), draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(0, 12)))
-    gaps = [0, 0, 1, 100, 121, 700]
-    return Case(draw(requests(8, 20, 12, gaps)), pool, draw(limits([32, 40])), draw(costs))
+    drawn = draw(requests(8, 20, 12, [0, 0, 1, 100, 121, 700]))
+    return Case(drawn, pool, draw(limits([32, 40], [8, 30, 2560], [1, 3, 64])), draw(small_costs))
+
+
+@st.composite
+def medium_cases(draw: st.DrawFn) -> Case:
+    """Outputs some times the block size: for walks that look at every slot of every step."""
+    drawn = draw(requests(6, 40, 50, [0, 0, 121, 3000]))
+    return Case(drawn, draw(pools(drawn, 20, [0, 5, 100])), draw(limits([96], [50, 2560], [3, 64])), draw(long_costs))
 
 
 @st.composite
 def long_cases(draw: st.DrawFn) -> Case:
     """Outputs many times the block size, so that leaps are long; pools from too small to ample."""
-    block_size = draw(st.integers(1, 64))
-    slots = draw(st.sampled_from([300, 800, 1500, 6000]))
-    pool = Pool(-(-slots // block_size), block_size, draw(st.sampled_from([0, 10, 1000])))
-    gaps = [0, 0, 1, 121, 3000, 20_000, 200_000]
-    drawn = draw(limits([700, 1024]))
-    return Case(draw(requests(12, 300, 400, gaps)), pool, drawn, draw(costs))
+    drawn = draw(requests(12, 300, 400, [0, 0, 1, 121, 3000, 20_000, 200_000]))
+    bounds = draw(limits([700, 1024], [400, 2560], [4, 64]))
+    return Case(drawn, draw(pools(drawn, 64, [0, 20, 1000])), bounds, draw(long_costs))
+
+
+@st.composite
+def pools(draw: st.DrawFn, served: list[Request], most: int, host_blocks: list[int]) -> Pool:
+    """A pool for one to all of the requests, in blocks of up to ``most`` slots; sometimes too small for the longest."""
+    lengths = [request.prompt_tokens + request.output_tokens for request in served]
+    slots = int(draw(st.sampled_from([0.9, 1.05, 1.5, 2, 3, 100])) * max(lengths))
+    block_size = draw(st.integers(1, most))
+    return Pool(-(-min(slots, 2 * sum(lengths)) // block_size), block_size, draw(st.sampled_from(host_blocks)))

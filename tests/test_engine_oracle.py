@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from fragmeter.sim.gaps import Gaps
 from fragmeter.sim.memory import BUCKETS
+from fragmeter.sim.work import work
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from oracle import POLICIES, Outcome, simulate
 from oracle.story import random_case
 from strategies import COSTS, Case, LineCost, small_cases
@@ -45,6 +50,8 @@ def same(policy: str, case: Case) -> Outcome:
         same_decisions(run, outcome, case)
         same_requests(run, outcome)
         same_sums(run, outcome)
+        same_gaps(run, outcome)
+        same_work(run, outcome, case, calls)
     assert buckets_at_rows(stepped) == [step.buckets for step in outcome.steps]
     same_row_starts(leapt, outcome)
     return outcome
@@ -102,11 +109,43 @@ def same_sums(run, outcome: Outcome) -> None:
     assert window.num_steps == len(ran)
     assert window.batch_steps == sum(len(request["token_ticks"]) for request in outcome.requests)
     assert window.slot_steps == {name: sum(step.buckets[name] for step in ran) for name in BUCKETS}
-    in_time = {name: sum(step.buckets[name] * step.ticks for step in steps) for name in BUCKETS}
     end = max((step.start_ticks + step.ticks for step in steps), default=window.end_ticks)
-    assert window.end_ticks == end
-    in_time["free"] += run.book.capacity_slots * (end - sum(step.ticks for step in steps))
-    assert window.slot_ticks == in_time
+    assert (window.start_ticks, window.end_ticks) == (0, end)
+    assert window.slot_ticks == clipped(outcome, run.book.capacity_slots, 0, end)
+
+
+def same_gaps(run, outcome: Outcome) -> None:
+    """Inter-token latency: the gaps between the oracle's tokens, pooled."""
+    gaps = Gaps.of(run.book)
+    pooled = [float(gap) for request in outcome.requests for gap in np.diff(request["token_ticks"])]
+    assert gaps.number == len(pooled)
+    if pooled:
+        assert gaps.mean_ms() == pytest.approx(np.mean(pooled) / 1e9)
+        assert gaps.std_ms() == pytest.approx(np.std(pooled) / 1e9, abs=1e-15)
+        for percent in (0, 13, 50, 99, 100):
+            assert gaps.percentile_ms(percent) == pytest.approx(np.percentile(pooled, percent) / 1e9)
+
+
+def same_work(run, outcome: Outcome, case: Case, calls: list[tuple[int, ...]]) -> None:
+    """The time ledger: of every request F - 1 tokens are useful, and all others were computed twice or for nothing."""
+    done, steps = work(run.book), outcome.steps
+    served = [asked for result, asked in zip(outcome.requests, case.requests) if result["refused"] is None]
+    assert done.tokens["useful"] == sum(asked.prompt_tokens + asked.output_tokens - 1 for asked in served)
+    assert sum(done.tokens.values()) == sum(decodes + prefill for decodes, _, prefill, _ in calls)
+    assert done.tokens["recomputed" if run.book.together else "padding"] == 0
+    assert done.ticks["idle"] == run.book.end_ticks - sum(step.ticks for step in steps)
+    computing = sum(case.cost.step_ticks(*arguments) for arguments in calls)
+    assert done.ticks["swapping"] == sum(step.ticks for step in steps) - computing
+    assert sum(done.ticks.values()) == run.book.end_ticks
+    assert min(done.ticks.values()) >= 0 and min(done.tokens.values()) >= 0
+
+
+def clipped(outcome: Outcome, slots: int, start: int, end: int) -> dict[str, int]:
+    """Each bucket integrated over a span of time; where no step is, all is free."""
+    overlaps = [max(0, min(s.start_ticks + s.ticks, end) - max(s.start_ticks, start)) for s in outcome.steps]
+    in_time = {name: sum(s.buckets[name] * d for s, d in zip(outcome.steps, overlaps)) for name in BUCKETS}
+    in_time["free"] += slots * (end - start - sum(overlaps))
+    return in_time
 
 
 def same_row_starts(run, outcome: Outcome) -> None:
@@ -118,22 +157,52 @@ def same_row_starts(run, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=200)
 @given(case=small_cases())
 def test_the_engine_does_what_the_oracle_does(policy, case):
     same(policy, case)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=80)
+@given(case=small_cases(), data=st.data())
+def test_who_arrives_as_a_step_ends_is_seen_at_once(policy, case, data):
+    """A last request comes at the end of some step, or a tick before or after it."""
+    outcome, _ = expected(policy, case)
+    last = case.requests[-1]
+    ends = {step.start_ticks + step.ticks + more for step in outcome.steps for more in (-1, 0, 1)}
+    late = [tick for tick in ends | {last.arrival_ticks} if tick >= last.arrival_ticks]
+    another = replace(last, arrival_ticks=data.draw(st.sampled_from(sorted(late))))
+    same(policy, replace(case, requests=[*case.requests, another]))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 def test_the_engine_does_what_the_oracle_does_under_strain(policy, cost):
     happened = Counter()
-    for seed in range(40):
+    for seed in range(30):
         outcome = same(policy, Case(*random_case(seed), cost))
         happened.update(name for step in outcome.steps for name, slots in step.buckets.items() if slots)
         happened.update(preempted=sum(len(step.preempted) for step in outcome.steps))
     assert {"live", "reserved", "free"} <= set(happened)
     assert (happened["preempted"] > 0) == (policy == "vllm-sosp23")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=100)
+@given(case=small_cases(), data=st.data())
+def test_a_window_counts_the_steps_that_start_in_it_and_cuts_time_at_its_edges(policy, case, data):
+    outcome, _ = expected(policy, case)
+    bounds = {tick for step in outcome.steps for tick in (step.start_ticks, step.start_ticks + step.ticks)}
+    ticks = {0, 1, *(tick + more for tick in bounds for more in (0, 1, 57))}
+    start, end = sorted(data.draw(st.lists(st.sampled_from(sorted(ticks)), min_size=2, max_size=2, unique=True)))
+    inside = [step for step in outcome.steps if step.running and start <= step.start_ticks < end]
+    for leap in (False, True):
+        run = serve(policy, case, (start, end), leap=leap)
+        assert (run.window.start_ticks, run.window.end_ticks) == (start, end)
+        assert run.window.num_steps == len(inside)
+        assert run.window.slot_steps == {name: sum(step.buckets[name] for step in inside) for name in BUCKETS}
+        assert run.window.slot_ticks == clipped(outcome, case.pool.slots, start, end)
 
 
 @pytest.mark.slow
@@ -148,5 +217,5 @@ def test_the_engine_does_what_the_oracle_does_at_length(policy, case):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_engine_does_what_the_oracle_does_under_long_strain(policy):
     costs = [*COSTS.values()]
-    for seed in range(40, 1500):
+    for seed in range(30, 1500):
         same(policy, Case(*random_case(seed), costs[seed % 3]))

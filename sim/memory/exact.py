@@ -1,13 +1,15 @@
-"""Sums of int64 columns that may overflow int64, as exact Python ints."""
+"""Sums of int64 columns that may overflow int64, as exact Python ints.
+
+Slots times picoseconds leave int64 behind within minutes of simulated time.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
 _LIMB_BITS = 24
 _LIMB = (1 << _LIMB_BITS) - 1
+_INT64 = 1 << 63
 
 
 def total(values: np.ndarray) -> int:
@@ -16,12 +18,16 @@ def total(values: np.ndarray) -> int:
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
-def by_limbs(form: Callable[..., np.ndarray], *columns: np.ndarray) -> int:
-    """Exact total of a form that is linear in ``columns`` taken together.
+def dot(left: np.ndarray, right: np.ndarray) -> int:
+    """Exact sum of ``left * right``, int64 columns of numbers that are not negative.
 
-    Slots times picoseconds leave int64 behind within minutes of simulated time. The columns are
-    split into limbs of 24 bits, the form is evaluated on either, and the totals are put together.
+    Where the sum could leave int64, the larger factor is split into limbs.
     """
-    high = total(form(*(column >> _LIMB_BITS for column in columns)))
-    low = total(form(*(column & _LIMB for column in columns)))
-    return (high << _LIMB_BITS) + low
+    if not len(left):
+        return 0
+    most_left, most_right = int(left.max()), int(right.max())
+    if most_left * most_right * len(left) < _INT64:
+        return int((left * right).sum())
+    if most_left > most_right:
+        left, right = right, left
+    return (dot(left, right >> _LIMB_BITS) << _LIMB_BITS) + dot(left, right & _LIMB)

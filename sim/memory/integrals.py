@@ -30,7 +30,7 @@ import numpy as np
 
 from ..errors import SimulationFault
 from .book import Book
-from .exact import by_limbs, total
+from .exact import dot, total
 from .growth import growth_moments
 
 BUCKETS = (
@@ -120,7 +120,7 @@ class Accounts:
         steps = np.maximum(np.minimum(go, high) - np.maximum(come, low), 0)
         since = np.maximum(book.start_of(come), start_ticks)
         ticks = np.maximum(np.minimum(book.end_of(go), end_ticks) - since, 0)
-        return total(slots * steps), by_limbs(lambda d: slots * d, ticks)
+        return total(slots * steps), dot(slots, ticks)
 
     def _buckets(self, sums: Mapping[str, int], tail: int, span: int) -> dict[str, int]:
         """The nine buckets from what was summed over a span of steps or ticks."""
@@ -209,9 +209,7 @@ class _Rows:
         """Integrals over the time that steps take in the window."""
         inside, across = self._inside, self._across
         sums = {
-            name: by_limbs(lambda d, level=inside[name]: level * d, inside["ticks"])
-            + by_limbs(lambda d, level=across[name]: level * d, self._overlap)
-            for name in _LEVELS
+            name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in _LEVELS
         }
         sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
         sums["live"] += self._live_growth()
@@ -223,16 +221,11 @@ class _Rows:
         steps, growing = self._inside["steps"], self._inside["growing"]
         linear = growing * (steps * (steps - 1) // 2)
         square = growing * (steps * (steps - 1) * (steps - 2) // 3)
-        return by_limbs(
-            lambda second, slope: second * linear + slope * square,
-            self._inside["next_ticks"], self._inside["slope_ticks"],
-        )  # fmt: skip
+        return dot(linear, self._inside["next_ticks"]) + dot(square, self._inside["slope_ticks"])
 
     def _held_growth(self) -> int:
         """A block taken in step i is held from D(i) to the end of the row."""
         inside, taken = self._inside, self._taken
         linear, square = self._once - taken, (self._twice - 3 * self._once + 2 * taken) // 2
-        return by_limbs(
-            lambda ticks, first, second, slope: taken * (ticks - first) - second * linear - slope * square,
-            inside["ticks"], inside["first_ticks"], inside["next_ticks"], inside["slope_ticks"],
-        )  # fmt: skip
+        whole = dot(taken, inside["ticks"] - inside["first_ticks"])
+        return whole - dot(linear, inside["next_ticks"]) - dot(square, inside["slope_ticks"])

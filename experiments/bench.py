@@ -1,0 +1,124 @@
+"""Runs of the paper's measurements, each done once, on as many cores as are worth their start."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import joblib
+
+from ..sim.run import Run, simulate
+from ..sim.settings import settings
+from ..sim.summary import waste
+from ..sim.ticks import PER_SECOND
+from ..sim.workload import Workload
+from .output import track
+from .paper import Experiment, Source
+
+Key = TypeVar("Key", bound=Hashable)
+# A worker process takes about a second to start, a run some tenths of one.
+_CASES_WORTH_A_WORKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a measurement under a policy, with a seed and a scale of the step time."""
+
+    experiment: Experiment
+    seed: int
+    policy: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run came to.
+
+    Attributes:
+        num_blocks, block_size: Size of its pool.
+        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and
+            ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and over
+            the whole run ``requests_per_s`` and ``output_tokens_per_s``.
+        over_time: The percentages as means over time.
+    """
+
+    num_blocks: int
+    block_size: int
+    values: dict[str, float]
+    over_time: dict[str, float]
+
+
+class Bench:
+    """Runs cases over one source of requests and remembers what they came to."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._workloads: dict[tuple[Experiment, int], Workload] = {}
+        self._measured: dict[Case, Measured] = {}
+
+    def measure(self, cases: Sequence[Case], subject: str) -> list[Measured]:
+        """What the cases came to, in their order; ``subject`` is what the progress bar says."""
+        missing = [case for case in dict.fromkeys(cases) if case not in self._measured]
+        results = _in_parallel([(self._workload(case), case) for case in missing])
+        for case, measured in zip(missing, track(results, subject, len(missing)), strict=True):
+            self._measured[case] = measured
+        return [self._measured[case] for case in cases]
+
+    def measure_groups(self, groups: Mapping[Key, Sequence[Case]], subject: str) -> dict[Key, list[Measured]]:
+        """As ``measure``, for cases that are kept in groups."""
+        results = iter(self.measure([case for group in groups.values() for case in group], subject))
+        return {key: [next(results) for _ in group] for key, group in groups.items()}
+
+    def run(self, case: Case) -> Run:
+        """The whole run of a case, for its ledger."""
+        return _run(self._workload(case), case)
+
+    def _workload(self, case: Case) -> Workload:
+        key = case.experiment, case.seed
+        if key not in self._workloads:
+            self._workloads[key] = self.source.workload(*key)
+        return self._workloads[key]
+
+
+def measure(workload: Workload, case: Case) -> Measured:
+    """Serve a workload to the last request and sum up."""
+    run = _run(workload, case)
+    views = waste(run.window)
+    seconds = run.book.end_ticks / PER_SECOND
+    served = ~run.refused
+    rates = {
+        "batched_requests": run.window.mean_batch,
+        "requests_per_s": int(served.sum()) / seconds,
+        "output_tokens_per_s": int(workload.output_tokens[served].sum()) / seconds,
+    }
+    return Measured(
+        run.replica.num_blocks,
+        run.replica.block_size,
+        _percentages(views["mean_over_iterations_pct"]) | rates,
+        _percentages(views["mean_over_time_pct"]),
+    )
+
+
+def _run(workload: Workload, case: Case) -> Run:
+    chosen = settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
+    return simulate(chosen, workload)
+
+
+def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:
+    paper = {f"{group}_pct": value for group, value in views["paper_view"].items()}
+    return paper | {f"popular_{group}_pct": value for group, value in views["popular_view"].items()}
+
+
+def _in_parallel(jobs: Sequence[tuple[Workload, Case]]) -> Iterator[Measured]:
+    """Results in the order of the jobs, whatever core they come from."""
+    workers = min(joblib.cpu_count(), len(jobs) // _CASES_WORTH_A_WORKER)
+    if workers < 2:
+        yield from (measure(*job) for job in jobs)
+        return
+    with warnings.catch_warnings():
+        # Ctrl-C leaves runs undone, as it should.
+        warnings.filterwarnings("ignore", message=".*have been cancelled.*")
+        calls: Iterable = (joblib.delayed(measure)(*job) for job in jobs)
+        yield from joblib.Parallel(n_jobs=workers, return_as="generator")(calls)

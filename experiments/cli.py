@@ -1,0 +1,89 @@
+"""The program ``fragmeter``: verbs, and what becomes of errors.
+
+Exit status: 0 done; 2 the user's mistake, one line on standard error; 1 a fault of ours, one line and
+how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 interrupted, what is finished stays;
+141 the reader of the output has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import pydantic
+from cyclopts import App, CycloptsError
+
+from .. import __version__
+from ..sim.errors import UserError
+from ..sim.settings import setting_error
+
+DONE, FAULT, MISTAKE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+
+app = App(
+    name="fragmeter",
+    help="Every slot of an LLM server's KV cache, accounted for.",
+    help_epilogue="Start with: fragmeter reproduce all --out results",
+    version=__version__,
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+    result_action="return_none",
+)
+# Verbs are imported when they are called: pictures and tables take a second to load.
+for _place, (_verb, _help) in enumerate({
+    "reproduce": "Rerun the PagedAttention paper's figures, published beside simulated.",
+    "simulate": "Serve a trace on one simulated replica, and write what happened.",
+    "traces": "Look at request traces, and convert them.",
+    "doctor": "Say what works on this machine, and why not.",
+}.items()):
+    app.command(f"{__package__}.verb_{_verb}:{_verb}", name=_verb, help=_help, sort_key=_place)
+
+
+def main() -> None:
+    """Entry point: run the command line and exit."""
+    sys.exit(status(sys.argv[1:]))
+
+
+def status(tokens: Sequence[str]) -> int:
+    """Run the command line; the exit status."""
+    try:
+        app(tokens)
+    except CycloptsError as error:
+        return _refuse(_one_line(error))
+    except UserError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        _complain("interrupted; what is finished stays")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python would complain again when it flushes standard output on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except Exception as error:
+        return _fault(error)
+    return DONE
+
+
+def _one_line(error: CycloptsError) -> str:
+    if isinstance(error.__cause__, pydantic.ValidationError):
+        return str(setting_error(error.__cause__))
+    return " ".join(str(error).split())
+
+
+def _refuse(text: str) -> int:
+    _complain(text)
+    return MISTAKE
+
+
+def _fault(error: Exception) -> int:
+    if os.environ.get("FRAGMETER_DEBUG") == "1":
+        traceback.print_exc()
+    summary = " ".join(f"{type(error).__name__}: {error}".split())
+    _complain(f"a fault of ours ({summary}); please report it with what FRAGMETER_DEBUG=1 prints")
+    return FAULT
+
+
+def _complain(text: str) -> None:
+    print(f"fragmeter: {text}", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""What the paper published, as far as it is rerun here (``facts/paper_figures.json``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+#: Values by (series, metric), in the paper's order; None where the paper prints no number.
+Published = dict[tuple[str, str], float | None]
+
+
+@cache
+def paper_figures() -> Mapping[str, Any]:
+    """The whole file: tables and figures by name, each with ``how`` its numbers were had."""
+    return json.loads(resources.files(__package__).joinpath("facts/paper_figures.json").read_text("utf-8"))
+
+
+def published_fig2() -> Published:
+    """SOSP'23 Fig 2, in percent of the KV pool."""
+    figure = paper_figures()["fig2"]
+    series = [name for name in figure if name not in ("how", "what", "columns")]
+    metrics = [f"{column}_pct" for column in figure["columns"]]
+    return {(name, metric): value for name in series for metric, value in zip(metrics, figure[name], strict=True)}
+
+
+def published_fig13a() -> Published:
+    """SOSP'23 Fig 13a: mean number of batched requests at 2 requests/s of ShareGPT."""
+    figure = paper_figures()["fig13"]
+    values = zip(figure["columns"], figure["ShareGPT 2 req/s"], strict=True)
+    return {(name, "batched_requests"): value for name, value in values}
+
+
+def published_mean_tokens() -> tuple[float, float]:
+    """SOSP'23 Fig 11: mean prompt and mean output of ShareGPT, in tokens."""
+    means = paper_figures()["fig11"]["mean_tokens"]["ShareGPT"]
+    return means["input"], means["output"]
+
+
+def published_slots() -> float:
+    """SOSP'23 Table 1: slots of the KV pool of OPT-13B on an A100-40GB, printed in thousands."""
+    table = paper_figures()["table1"]
+    return 1000 * dict(zip(table["columns"], table["OPT-13B"], strict=True))["kv_slots_k"]

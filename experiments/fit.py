@@ -1,0 +1,80 @@
+"""The one number that is fitted: the scale s of the paper's step time.
+
+It is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where
+vLLM saturates, and wiggles at the finest scale, since a tick more or less reorders admissions; so
+the fit scans and does not bisect: first s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the
+published value is first crossed, and of these the nearest is taken, the smaller s on a tie. That is the
+same on every machine. A value that is never crossed takes the nearest of the first scan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..sim.replica import FITTED_STEP_SCALE
+from .bench import Bench, Case
+from .paper import FIG13A, SERIES
+
+FITTED_ON = "vLLM"
+METRIC = "batched_requests"
+#: Thousandths of s.
+_COARSE, _FINE_STEP = range(1000, 1251, 50), 5
+#: The scales at which every bar is told.
+SCALES = tuple(thousandths / 1000 for thousandths in _COARSE)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A scale and how it was found.
+
+    Attributes:
+        scale: s.
+        published: The value that it was fitted on.
+        scan: (s, value) as scanned, by s; empty where the scale was fitted beforehand.
+    """
+
+    scale: float
+    published: float
+    scan: tuple[tuple[float, float], ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "step_scale": self.scale,
+            "on": f"Fig 13a, {FITTED_ON}, {METRIC}, alone",
+            "published": self.published,
+            "kind": "fitted on this workload" if self.scan else "fitted beforehand, on the paper's own length pairs",
+            "scan": [{"step_scale": scale, METRIC: round(value, 3)} for scale, value in self.scan],
+        }
+
+    def told(self) -> str:
+        """As a sentence."""
+        start = f"Step time: s = {self.scale:g}, fitted on Fig 13a's {FITTED_ON} value ({self.published:g}) alone"
+        if not self.scan:
+            return f"{start}, beforehand and on the paper's own length pairs, not on these."
+        return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
+
+
+def fit(bench: Bench) -> Fit:
+    """The scale for the bench's source: scanned for a file of pairs, known beforehand for drawn ones."""
+    published = FIG13A.published()[FITTED_ON, METRIC]
+    if bench.source.exact is None:
+        return Fit(FITTED_STEP_SCALE, published)
+    scan = _scan(bench, _COARSE)
+    candidates = _COARSE
+    for low, high in pairwise(_COARSE):
+        if (scan[low] - published) * (scan[high] - published) <= 0:
+            candidates = range(low, high + 1, _FINE_STEP)
+            scan |= _scan(bench, candidates)
+            break
+    best = min(candidates, key=lambda at: (abs(scan[at] - published), at))
+    return Fit(best / 1000, published, tuple((at / 1000, scan[at]) for at in sorted(scan)))
+
+
+def _scan(bench: Bench, thousandths: range) -> dict[int, float]:
+    seed = bench.source.seeds[0]
+    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000) for at in thousandths]
+    measured = bench.measure(cases, "fitting the step time")
+    return {at: result.values[METRIC] for at, result in zip(thousandths, measured, strict=True)}

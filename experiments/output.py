@@ -1,0 +1,144 @@
+"""What leaves the program: text, data and files, each whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.progress import track as rich_track
+
+from ..sim.errors import SettingError, UserError
+
+Item = TypeVar("Item")
+STDOUT = "-"
+_RESULTS = Group("Results", sort_key=9)
+#: For flags that say where results go.
+RESULTS = Parameter(group=_RESULTS)
+#: The flag that every verb has.
+JsonTarget = Annotated[
+    str | None,
+    # A lone hyphen is no flag; Report refuses what looks like one.
+    Parameter(
+        name="--json",
+        allow_leading_hyphen=True,
+        help="File for what is printed, as data; - for standard output.",
+        group=_RESULTS,
+    ),
+]
+
+
+def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
+    """The items; on a terminal a bar on standard error shows how many have come."""
+    if not sys.stderr.isatty():
+        return items
+    return rich_track(items, subject, total=total, console=Console(stderr=True), transient=True)
+
+
+class _Terminal(Console):
+    """Rich's console, which lets the program know that its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Called from within the handler of the error."""
+        raise
+
+
+class Report:
+    """Where one command reports to: text for people, or data for programs, or both.
+
+    Args:
+        json_target: A file that takes the data; ``-`` puts it on standard output, and the text nowhere.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+
+    def __init__(self, json_target: str | None) -> None:
+        self._json_target = json_target
+        if json_target not in (None, STDOUT) and json_target.startswith("-"):
+            raise SettingError("json", json_target, "is a flag; name a file, or - for standard output")
+        if json_target not in (None, STDOUT):
+            require_writable_file(json_target)
+        self.console = _Terminal(quiet=json_target == STDOUT, highlight=False)
+
+    def say(self, text: str = "", style: str | None = None) -> None:
+        """A paragraph of text, wrapped to the terminal."""
+        self.console.print(text, style=style, markup=False)
+
+    def point_to(self, label: str, path: str | os.PathLike[str]) -> None:
+        """Where something lies, on one line however long."""
+        self.console.print(f"{label}: {os.fspath(path)}", markup=False, soft_wrap=True)
+
+    def data(self, document: Any) -> None:
+        """The command's data, when it is done."""
+        if self._json_target == STDOUT:
+            sys.stdout.write(as_json(document))
+            sys.stdout.flush()
+        else:
+            self.data_so_far(document)
+
+    def data_so_far(self, document: Any) -> None:
+        """The data of what is finished: into the file; standard output takes one document, at the end."""
+        if self._json_target not in (None, STDOUT):
+            write_whole(self._json_target, as_json(document))
+
+
+def as_json(document: Any) -> str:
+    """A document as text that any reader takes: no NaN, no infinity."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file beside its place and move it there.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    with user_paths(target):
+        try:
+            part.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def require_writable_file(path: str | os.PathLike[str]) -> None:
+    """As ``require_writable``, for a file, which may be there and is then replaced."""
+    if Path(path).is_dir():
+        raise UserError(f"{os.fspath(path)}: is a folder; name a file")
+    require_writable(Path(path).parent, path)
+
+
+def require_writable(folder: str | os.PathLike[str], wanted: str | os.PathLike[str], create: bool = False) -> None:
+    """Refuse a place before work is put into what is to lie there.
+
+    Args:
+        wanted: What the user asked for, for the message.
+        create: Whether missing folders will be made.
+
+    Raises:
+        UserError: The folder is missing or takes no files.
+    """
+    place = Path(folder)
+    while create and not place.exists() and place != place.parent:
+        place = place.parent
+    with user_paths(wanted), tempfile.TemporaryFile(dir=place):
+        pass
+
+
+@contextmanager
+def user_paths(wanted: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an error of the operating system into the user's, with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{os.fspath(wanted)}: cannot be written ({error.strerror}); choose another place") from None

@@ -1,0 +1,123 @@
+"""The paper's measurements: what is served, for how long, and which span counts.
+
+Source: SOSP'23, Figs 2 and 13a, and the published artifact's trace rule (``traces.paper_workload``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+
+from ..sim.errors import SettingError
+from ..sim.workload import Workload
+from ..traces import LengthPairs, catalogue, paper_workload, read, sample, stream
+from .facts import Published, published_fig2, published_fig13a
+
+#: The paper's names of the systems, and ours of their policies.
+SERIES = {
+    "Orca (Max)": "orca-max",
+    "Orca (Pow2)": "orca-pow2",
+    "Orca (Oracle)": "orca-oracle",
+    "vLLM": "vllm-sosp23",
+}
+MAX_MODEL_LEN = 2048
+SYNTHETIC_SET = "vllm_sosp23_sharegpt_opt"
+DEFAULT_SEEDS = 10
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One measurement of the paper's, on OPT-13B and an A100-40GB.
+
+    Attributes:
+        figure: Its name here.
+        request_rate: Requests/s.
+        duration_s: Span over which requests arrive.
+        window_s: Span that is measured.
+        metrics: What the figure shows.
+        published: The figure's values.
+    """
+
+    figure: str
+    request_rate: float
+    duration_s: float
+    window_s: tuple[float, float]
+    metrics: tuple[str, ...]
+    published: Callable[[], Published]
+
+
+FIG2 = Experiment(
+    figure="fig2",
+    request_rate=4.0,
+    duration_s=900,
+    window_s=(300, 900),
+    metrics=("token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"),
+    published=published_fig2,
+)
+FIG13A = Experiment(
+    figure="fig13a",
+    request_rate=2.0,
+    duration_s=3600,
+    window_s=(600, 3600),
+    metrics=("batched_requests",),
+    published=published_fig13a,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the requests' lengths come from.
+
+    Attributes:
+        seeds: Seeds of the arrivals and the shuffle, and of the lengths where these are drawn.
+        exact: The pairs of a file; None draws from the embedded summary, anew for every seed.
+    """
+
+    seeds: tuple[int, ...]
+    exact: LengthPairs | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, for titles."""
+        return f"Synthetic {SYNTHETIC_SET}" if self.exact is None else self.exact.name
+
+    def pairs(self, seed: int) -> LengthPairs:
+        """The file's pairs, or drawn ones: as many as the paper's own file has, of which its rule takes what it takes
+        of that file."""
+        if self.exact is not None:
+            return self.exact
+        rows = next(entry.rows for entry in catalogue.describe() if entry.name == SYNTHETIC_SET)
+        drawn = sample(SYNTHETIC_SET, rows, stream(seed, f"lengths {SYNTHETIC_SET}"))
+        return LengthPairs(self.name, drawn.prompt_tokens, drawn.output_tokens)
+
+    def workload(self, experiment: Experiment, seed: int) -> Workload:
+        """The requests of one run."""
+        rate, duration_s = experiment.request_rate, experiment.duration_s
+        return paper_workload(self.pairs(seed), rate, duration_s, seed, MAX_MODEL_LEN)
+
+    def told(self, experiment: Experiment, seeds: tuple[int, ...] | None = None) -> str:
+        """A line that says what is served, for titles."""
+        seeds = seeds or self.seeds
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
+        return f"{self.name}, {experiment.request_rate:g} req/s, {experiment.duration_s:g} s, {which}"
+
+
+def source(trace: str | PathLike[str] | None = None, seeds: int | None = None) -> Source:
+    """Where lengths come from: a file of pairs, or the embedded summary.
+
+    Args:
+        trace: A file that ``traces.read`` understands; its own arrivals, if any, are not used.
+        seeds: How many seeds, from 0; None takes the paper's one for a file and ten for the summary.
+
+    Raises:
+        UserError: The file cannot be read, holds a row that cannot be, or nothing that the model can hold.
+    """
+    if seeds is not None and seeds < 1:
+        raise SettingError("seeds", seeds, "must be 1 or more")
+    if trace is None:
+        return Source(tuple(range(seeds or DEFAULT_SEEDS)))
+    found = Source(tuple(range(seeds or 1)), read(trace).pairs)
+    # Whatever the paper's rule refuses is refused before anything is simulated.
+    found.workload(FIG2, seed=0)
+    return found

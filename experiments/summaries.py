@@ -1,0 +1,68 @@
+"""A run's summary on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
+_VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
+
+
+def print_summary(content: Mapping[str, Any], console: Console) -> None:
+    """What ``sim.summary`` says, in three tables: throughput, latency, waste."""
+    for table in (_throughput(content), _latency(content), _waste(content["waste"])):
+        console.print(table)
+        console.print()
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _throughput(content: Mapping[str, Any]) -> Table:
+    table = _table("throughput", "", "")
+    table.add_row("completed", f"{content['completed']:,}", f"in {content['duration']:,.1f} s")
+    table.add_row("refused", f"{content['refused']:,}", "")
+    table.add_row("requests/s", f"{content['request_throughput']:,.2f}", "")
+    table.add_row("output tokens/s", f"{content['output_throughput']:,.1f}", "")
+    table.add_row("mean batch", f"{content['mean_batch']:,.2f}", f"over {content['waste']['num_steps']:,} steps")
+    preemptions = content["preemptions"]
+    table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
+    table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    return table
+
+
+def _latency(content: Mapping[str, Any]) -> Table:
+    ranks = ("mean", "median", "p90", "p95", "p99")
+    table = _table("latency, ms", *ranks)
+    for key, label in _LATENCIES.items():
+        table.add_row(label, *(_ms(content[f"{rank}_{key}_ms"]) for rank in ranks))
+    return table
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"
+
+
+def _waste(content: Mapping[str, Any]) -> Table:
+    start_s, end_s = content["window_s"]
+    table = _table(f"% of the KV pool, {start_s:g} to {end_s:,.1f} s", "mean over iterations", "mean over time")
+    over_steps, over_time = content["mean_over_iterations_pct"], content["mean_over_time_pct"]
+    for view, heading in _VIEWS.items():
+        table.add_row(heading, style="bold")
+        for group, value in over_steps[view].items():
+            table.add_row(f"  {group.replace('_', ' ')}", f"{value:.1f}", f"{over_time[view][group]:.1f}")
+    return table

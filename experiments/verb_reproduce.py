@@ -1,0 +1,34 @@
+"""``fragmeter reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from .output import RESULTS, JsonTarget, Report
+from .paper import source
+from .reproduction import reproduce as rerun
+
+
+def reproduce(
+    figure: Literal["fig2", "fig13a", "waste", "all"],
+    /,
+    *,
+    trace: Path | None = None,
+    seeds: int | None = None,
+    out: Annotated[Path | None, RESULTS] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Rerun the PagedAttention paper's figures, published beside simulated.
+
+    Args:
+        figure: What the KV pool holds (fig2), how many requests are batched (fig13a), the waste of every policy
+            on one trace (waste), or all of them.
+        trace: Length pairs to serve, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle.
+            Without it they are drawn from a summary that comes with the package.
+        seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper, and 10
+            without.
+        out: Folder for the page, reproduction.html, and a JSON file for each figure.
+    """
+    report = Report(json)
+    rerun(figure, source(trace, seeds), report, out)

@@ -1,0 +1,132 @@
+"""``fragmeter simulate``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.progress import Progress
+
+from ..sim.errors import SettingError, UserError
+from ..sim.result import check_target, write
+from ..sim.run import Run
+from ..sim.run import simulate as serve
+from ..sim.settings import Settings
+from ..sim.spec import model
+from ..sim.summary import summary
+from ..sim.workload import Workload
+from ..traces import Trace, check_fits, read, synthetic_pairs, workload
+from .output import RESULTS, JsonTarget, Report, require_writable, user_paths
+from .summaries import print_summary
+
+REPLICA = Group("Replica", sort_key=0)
+REQUESTS = Parameter(group=Group("Requests", sort_key=1))
+DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
+DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
+
+
+def simulate(
+    settings: Annotated[Settings, Parameter(name="*", negative_iterable="", group=REPLICA)] = Settings(),
+    *,
+    trace: Annotated[Path | None, REQUESTS] = None,
+    dataset: Annotated[Literal["sharegpt", "alpaca"] | None, REQUESTS] = None,
+    num_prompts: Annotated[int | None, REQUESTS] = None,
+    request_rate: Annotated[float | None, REQUESTS] = None,
+    max_tokens: Annotated[str | None, REQUESTS] = None,
+    seed: Annotated[int, REQUESTS] = 0,
+    out: Annotated[Path | None, RESULTS] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Serve a trace on one simulated replica, and write what happened.
+
+    Flags and units are vLLM's wherever vLLM has one.
+
+    Args:
+        trace: Requests: CSV, JSONL, Parquet or the SOSP'23 artifact's pickle, with the columns prompt_tokens and
+            output_tokens, and arrival_s, or --request-rate in its stead.
+        dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
+            sharegpt.
+        num_prompts: How many requests. By default all of a trace, and 1000 of a dataset.
+        request_rate: Poisson arrivals of so many requests/s in place of the trace's own; inf lets all arrive at 0.
+        max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
+            number. By default what the trace says, or nothing.
+        seed: Seed of whatever is drawn.
+        out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
+    """
+    report = Report(json)
+    if out is not None:
+        check_target(out)
+        require_writable(out, out, create=True)
+    requests = _requests(settings, trace, dataset, num_prompts, seed)
+    told = int(max_tokens) if max_tokens is not None and max_tokens.isdecimal() else max_tokens
+    work = workload(requests, request_rate, seed, told)
+    with _progress(len(work)) as progress:
+        run = serve(settings, work, progress=progress)
+    if out is not None:
+        origin = {"trace": str(trace)} if trace else {"dataset": dataset or DEFAULT_DATASET}
+        drawn = {"num_prompts": len(work), "request_rate": _finite(request_rate), "max_tokens": told, "seed": seed}
+        with user_paths(out):
+            write(run, out, origin | drawn)
+    _tell(run, work, report, out)
+
+
+def _requests(
+    settings: Settings, trace: Path | None, dataset: str | None, num_prompts: int | None, seed: int
+) -> Trace:
+    """The requests asked for, none of them longer than the model."""
+    if num_prompts is not None and num_prompts < 1:
+        raise SettingError("num_prompts", num_prompts, "must be 1 or more")
+    max_model_len = settings.max_model_len or model(settings.model).max_model_len
+    if trace is None:
+        name = dataset or DEFAULT_DATASET
+        pairs = synthetic_pairs(DATASETS[name], num_prompts or DEFAULT_PROMPTS, seed, max_model_len)
+        return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
+    if dataset is not None:
+        raise UserError("--trace and --dataset exclude each other; give one of them")
+    found = _first(read(trace), num_prompts)
+    check_fits(found, max_model_len, trace)
+    return found
+
+
+def _first(trace: Trace, num_prompts: int | None) -> Trace:
+    if num_prompts is None or num_prompts == len(trace):
+        return trace
+    if num_prompts > len(trace):
+        raise SettingError("num_prompts", num_prompts, f"the trace has no more than {len(trace)}; ask for fewer")
+    columns = (trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks, trace.max_tokens)
+    return Trace(trace.name, *(None if column is None else column[:num_prompts] for column in columns), trace.rows)
+
+
+def _finite(rate: float | None) -> float | str | None:
+    """The rate as JSON can say it."""
+    return "inf" if rate == float("inf") else rate
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
+    """On a terminal, a bar of the requests that have arrived."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        yield lambda arrived: bar.update(task, completed=arrived)
+
+
+def _tell(run: Run, work: Workload, report: Report, out: Path | None) -> None:
+    content = summary(run)
+    chosen = run.settings
+    report.say(f"{chosen.policy}: {chosen.model} on {chosen.tensor_parallel_size} x {chosen.gpu}", style="bold")
+    report.say(f"{work.name}, {len(work):,} requests")
+    print_summary(content, report.console)
+    if content["refused"]:
+        pool = f"the pool of {content['num_gpu_blocks']} blocks"
+        report.say(f"Refused: {content['refused']} requests that {pool} cannot hold.")
+    if out is not None:
+        report.point_to("Results", out)
+    report.data(content)

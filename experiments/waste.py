@@ -1,0 +1,154 @@
+"""The waste table: one trace, one pool, a row for every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..sim.policy import POLICIES
+from .bench import Bench, Case, Measured
+from .comparison import Payload, Row, pool_told, row
+from .facts import published_fig2
+from .fit import Fit
+from .paper import FIG2, SERIES
+
+STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
+    "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
+)  # fmt: skip
+#: What the table calls the policies.
+NAMES = {
+    "static": STATIC,
+    "fastertransformer": FASTERTRANSFORMER,
+    "orca": ORCA,
+    **{policy: name for name, policy in SERIES.items()},
+}
+#: Columns of the table, and what each is called in a measurement.
+METRICS = {
+    "token_states_pct": "token_states_pct",
+    "paper_reservation_pct": "reservation_pct",
+    "paper_internal_pct": "internal_pct",
+    "paper_external_and_others_pct": "external_and_others_pct",
+    "popular_reservation_pct": "popular_reservation_pct",
+    "popular_internal_pct": "popular_internal_pct",
+    "popular_external_pct": "popular_external_pct",
+    "popular_unused_pct": "popular_free_pct",
+    "batched_requests": "batched_requests",
+    "requests_per_s": "requests_per_s",
+    "output_tokens_per_s": "output_tokens_per_s",
+}
+#: A share of the pool, in percent, below which a kind of waste counts as cured.
+_CURED_PCT = 1
+_POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_external_pct")
+
+
+def waste_table(bench: Bench, fit: Fit) -> Payload:
+    """Fig 2's workload under every policy, with the source's first seed, to the last request.
+
+    Percentages and batches are means over iterations in Fig 2's window, throughput is over the run.
+    """
+    seed = bench.source.seeds[0]
+    cases = [Case(FIG2, seed, policy, fit.scale) for policy in POLICIES]
+    runs = {NAMES[policy]: run for policy, run in zip(POLICIES, bench.measure(cases, "waste"), strict=True)}
+    rows = [row for name, run in runs.items() for row in _rows(name, run)]
+    one = next(iter(runs.values()))
+    return {
+        "figure": "waste",
+        "workload": bench.source.told(FIG2, (seed,)),
+        "rows": rows,
+        "num_blocks": one.num_blocks,
+        "block_size": one.block_size,
+        "step_scale": fit.scale,
+        "fit": fit.describe(),
+        "seeds": [seed],
+        "findings": findings(rows),
+        "basis": [pool_told(one), fit.told()],
+    }
+
+
+def _rows(series: str, run: Measured) -> Iterator[Row]:
+    published = published_fig2()
+    for metric, measured in METRICS.items():
+        # Fig 2 is this very measurement, for four of the policies.
+        value = published.get((series, measured))
+        yield row(series, measured, value, [run]) | {"metric": metric}
+
+
+def by_policy(rows: list[Row]) -> list[dict[str, Any]]:
+    """The rows as a line a policy, for a table or a picture: ``policy``, and every metric."""
+    lines: dict[str, dict[str, Any]] = {}
+    for cells in rows:
+        line = lines.setdefault(cells["series"], {"policy": cells["series"]})
+        line[cells["metric"]] = cells["simulated"]
+    return list(lines.values())
+
+
+def findings(rows: list[Row]) -> list[dict[str, Any]]:
+    """What is said of these systems, put to these numbers: ``{"finding", "holds"}``.
+
+    A finding's text tells the numbers that decide it, whichever way they do.
+    """
+    at = {(cells["series"], cells["metric"]): cells["simulated"] for cells in rows}
+    found = (_idle_seats(at), _over_estimates(at), _what_stays(at), _paging(at), _throughput(at), _two_orcas(at))
+    return [{"finding": text, "holds": bool(holds)} for text, holds in found]
+
+
+Values = dict[tuple[str, str], float]
+
+
+def _idle_seats(at: Values) -> tuple[str, bool]:
+    static, faster, orca = (at[name, "popular_internal_pct"] for name in (STATIC, FASTERTRANSFORMER, ORCA_MAX))
+    return (
+        "Continuous batching cures the internal waste of static batches, slots of sequences that have ended and"
+        f" padding: {static:.1f} % of the pool ({STATIC}) and {faster:.1f} % ({FASTERTRANSFORMER}), {orca:.1f} %"
+        f" ({ORCA_MAX}).",
+        orca < min(static, faster),
+    )
+
+
+def _over_estimates(at: Values) -> tuple[str, bool]:
+    static, orca = (at[name, "paper_internal_pct"] for name in (STATIC, ORCA_MAX))
+    return (
+        "It cures only part of what the paper calls internal, which counts slots for output that never comes:"
+        f" {static:.1f} % ({STATIC}), still {orca:.1f} % ({ORCA_MAX}).",
+        _CURED_PCT < orca < static,
+    )
+
+
+def _what_stays(at: Values) -> tuple[str, bool]:
+    reserved, external = (at[ORACLE, metric] for metric in ("popular_reservation_pct", "popular_external_pct"))
+    return (
+        f"Reservation and external waste stay even where every output length is known beforehand: {reserved:.1f} %"
+        f" and {external:.1f} % ({ORACLE}).",
+        min(reserved, external) > _CURED_PCT,
+    )
+
+
+def _paging(at: Values) -> tuple[str, bool]:
+    kinds = [at[VLLM, metric] for metric in _POPULAR_WASTE]
+    allowed = 100 - published_fig2()[VLLM, "token_states_pct"]
+    reserved, internal, external = kinds
+    return (
+        f"Paging cures all three: reservation {reserved:.1f} %, internal {internal:.2f} %, external {external:.1f} %"
+        f" ({VLLM}), {sum(kinds):.1f} % together; the paper leaves {allowed:.1f} % for all that is not token states.",
+        sum(kinds) <= allowed,
+    )
+
+
+def _throughput(at: Values) -> tuple[str, bool]:
+    order = [(name, at[name, "output_tokens_per_s"]) for name in (STATIC, ORCA_MAX, ORACLE, VLLM)]
+    slowest = order[0][1]
+    told = ", ".join(f"{name} {rate / slowest:.1f}x" for name, rate in order[1:])
+    return (
+        f"Less waste is more throughput, in output tokens/s over {STATIC}'s {slowest:,.0f}: {told}.",
+        all(low[1] < high[1] for low, high in zip(order, order[1:], strict=False)),
+    )
+
+
+def _two_orcas(at: Values) -> tuple[str, bool]:
+    metrics = ("token_states_pct", "popular_reservation_pct", "batched_requests")
+    return (
+        f"Where no client names its max_tokens, as here, Orca as its own paper has it reserves what {ORCA_MAX} does"
+        f" ({at[ORCA, metrics[1]]:.1f} % and {at[ORCA_MAX, metrics[1]]:.1f} %) and batches as many requests"
+        f" ({at[ORCA, metrics[2]]:.2f} and {at[ORCA_MAX, metrics[2]]:.2f}).",
+        all(abs(at[ORCA, metric] - at[ORCA_MAX, metric]) < 0.05 for metric in metrics),
+    )

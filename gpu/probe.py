@@ -1,0 +1,68 @@
+"""Whether there is a GPU to work with, and why not."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+State = Literal["ready", "no-cupy", "no-driver", "no-device", "failed"]
+#: cudaErrorInsufficientDriver and cudaErrorNoDevice, as the CUDA runtime counts them.
+_STATES: dict[int, tuple[State, str]] = {
+    35: ("no-driver", "no driver, or one too old for this CuPy"),
+    100: ("no-device", "a driver, but no device"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """What was found.
+
+    Attributes:
+        state: One word for programs.
+        text: One line for people: what is there, or what is missing and what helps.
+        status: The CUDA runtime's status code where it refused.
+        devices: Names of the devices, in CUDA's order.
+    """
+
+    state: State
+    text: str
+    status: int | None = None
+    devices: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data, for ``fragmeter doctor --json``."""
+        return {**asdict(self), "devices": list(self.devices)}
+
+
+def probe() -> GpuReport:
+    """Ask CuPy for devices. Never raises: whatever is missing or broken is the answer."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ModuleNotFoundError as error:
+        if error.name == "cupy":
+            return GpuReport("no-cupy", "CuPy is not installed; the simulator needs none (extra: fragmeter[gpu])")
+        return GpuReport("failed", f"CuPy cannot be imported: {error}")
+    except Exception as error:
+        return GpuReport("failed", f"CuPy cannot be imported: {error}")
+    return _ask(cupy)
+
+
+def _ask(cupy: ModuleType) -> GpuReport:
+    try:
+        runtime = cupy.cuda.runtime
+        count = runtime.getDeviceCount()
+        names = tuple(runtime.getDeviceProperties(device)["name"].decode() for device in range(count))
+    except Exception as error:
+        return _refused(cupy, error)
+    if not names:
+        return GpuReport("no-device", f"CuPy {cupy.__version__}: a driver, but no device")
+    return GpuReport("ready", f"CuPy {cupy.__version__}: {', '.join(names)}", devices=names)
+
+
+def _refused(cupy: ModuleType, error: Exception) -> GpuReport:
+    status = getattr(error, "status", None)
+    state, meaning = _STATES.get(status, ("failed", str(error)))
+    code = "" if status is None else f" (CUDA status {status})"
+    return GpuReport(state, f"CuPy {cupy.__version__}: {meaning}{code}", status)

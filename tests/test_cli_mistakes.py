@@ -1,0 +1,213 @@
+"""What the user gets wrong: exit status 2, one line that says where and what to do, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.cli import FAULT, MISTAKE, status
+from fragmeter.experiments.output import write_whole
+from fragmeter.sim.errors import UserError
+
+HEAD = "arrival_s,prompt_tokens,output_tokens\n"
+POLICIES = "static, fastertransformer, orca, orca-max, orca-pow2, orca-oracle, vllm-sosp23"
+
+TRACES = {
+    "wrong column": (
+        "arrival_s,prompt_tokens,reply\n0,7,5\n",
+        ", line 1: columns = 'arrival_s,prompt_tokens,reply': no column output_tokens;"
+        " name it output_tokens or output or output_length",
+    ),
+    "negative length": (
+        HEAD + "0,7,5\n1,-3,5\n",
+        ", line 3: prompt_tokens = -3: must be 1 or more; correct or drop the row",
+    ),
+    "NaN": (
+        HEAD + "0,7,nan\n",
+        ", line 2: output_tokens = nan: must be a whole number of tokens; correct the row",
+    ),
+    "unsorted arrivals": (
+        HEAD + "0,7,5\n3,7,5\n2,7,5\n",
+        ", line 4: arrival_s = 2: is before the row above; sort the rows by arrival",
+    ),
+}
+
+
+def refused(capsys: pytest.CaptureFixture, *tokens: object) -> str:
+    """The one line that a mistaken command line is answered with."""
+    assert status([str(token) for token in tokens]) == MISTAKE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("fragmeter: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(("text", "complaint"), TRACES.values(), ids=TRACES)
+@pytest.mark.parametrize("verb", [["simulate"], ["reproduce", "fig2"]], ids=["simulate", "reproduce"])
+def test_a_trace_that_cannot_be_true(text, complaint, verb, tmp_path, capsys):
+    trace, out, data = tmp_path / "trace.csv", tmp_path / "out", tmp_path / "data.json"
+    trace.write_text(text)
+    line = refused(capsys, *verb, "--trace", trace, "--out", out, "--json", data)
+    assert line == f"{trace}{complaint}"
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+@pytest.mark.parametrize("verb", [["simulate"], ["reproduce", "all"]], ids=["simulate", "reproduce"])
+def test_a_missing_file(verb, tmp_path, capsys):
+    missing = tmp_path / "missing.csv"
+    line = refused(capsys, *verb, "--trace", missing, "--out", tmp_path / "out")
+    assert line == f"{missing}: no such file; check the path"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_request_longer_than_the_model_is_named_by_its_line(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n\n1,2000,49\n")
+    line = refused(capsys, "simulate", "--trace", trace, "--out", tmp_path / "out")
+    assert line == (
+        f"{trace}, line 4: prompt_tokens + output_tokens = 2049: longer than the model's 2048 tokens;"
+        " shorten or drop the request, or take a longer model"
+    )
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_run(tmp_path, capsys):
+    trace = tmp_path / "long.csv"
+    trace.write_text("input,output\n2000,49\n")
+    line = refused(capsys, "reproduce", "fig2", "--trace", trace)
+    assert line == "max_model_len = 2048: no request of long is shorter; raise it"
+
+
+MISTAKES = {
+    "policy": (
+        ["simulate", "--policy", "fifo"],
+        f"policy = 'fifo': one of {POLICIES}",
+    ),
+    "gpu": (
+        ["simulate", "--gpu", "tpu", "--request-rate", "1"],
+        "gpu = 'tpu': one of a100-40gb, a100-80gb, h100-80gb, h200",
+    ),
+    "model": (
+        ["simulate", "--model", "gpt-5"],
+        "model = 'gpt-5': one of opt-13b, opt-66b, opt-175b, llama-13b, llama-2-7b, llama-3.1-8b, llama-3.1-70b,"
+        " or a path to a config.json",
+    ),
+    "setting": (
+        ["simulate", "--block-size", "0"],
+        "block_size = '0': Input should be greater than or equal to 1",
+    ),
+    "window": (
+        ["simulate", "--window", "9", "3"],
+        "window = (9.0, 3.0): must end after it starts",
+    ),
+    "no arrivals": (
+        ["simulate", "--num-prompts", "5"],
+        "request_rate = None: Synthetic sharegpt has no arrivals; give a request rate",
+    ),
+    "rate": (
+        ["simulate", "--request-rate", "nan"],
+        "request_rate = nan: must be positive; inf lets all requests arrive at 0",
+    ),
+    "no prompts": (
+        ["simulate", "--num-prompts", "0", "--request-rate", "1"],
+        "num_prompts = 0: must be 1 or more",
+    ),
+    "rule": (
+        ["simulate", "--max-tokens", "half", "--request-rate", "1"],
+        "max_tokens = 'half': choose true, pow2 or a number of tokens",
+    ),
+    "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+    "flag for a file": (
+        ["doctor", "--json", "--verbose"],
+        "json = '--verbose': is a flag; name a file, or - for standard output",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistaken_command_line(tokens, complaint, capsys):
+    assert refused(capsys, *tokens) == complaint
+
+
+PARSING = {
+    "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
+    "number": (["simulate", "--seed", "x"], ["--seed", '"x" into int']),
+    "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
+    "figure": (["reproduce", "fig3"], ['"fig3"', '"fig2", "fig13a", "waste", "all"']),
+    "no figure": (["reproduce"], ["FIGURE requires an argument"]),
+    "too much": (["doctor", "twice"], ["twice"]),
+}
+
+
+@pytest.mark.parametrize(("tokens", "named"), PARSING.values(), ids=PARSING)
+def test_a_command_line_that_cannot_be_parsed(tokens, named, capsys):
+    line = refused(capsys, *tokens)
+    assert [word for word in named if word in line] == named
+
+
+def test_a_trace_shorter_than_what_is_asked_for(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n")
+    assert refused(capsys, "simulate", "--trace", trace, "--num-prompts", 2) == (
+        "num_prompts = 2: the trace has no more than 1; ask for fewer"
+    )
+    assert refused(capsys, "simulate", "--trace", trace, "--dataset", "alpaca") == (
+        "--trace and --dataset exclude each other; give one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    "verb", [["simulate", "--request-rate", "1"], ["reproduce", "waste"]], ids=["simulate", "reproduce"]
+)
+@pytest.mark.parametrize("flag", ["--out", "--json"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(verb, flag, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fragmeter.sim.engine.Engine.__init__", lambda *_: pytest.fail("was run"))
+    file = tmp_path / "file"
+    file.touch()
+    line = refused(capsys, *verb, flag, file / "below")
+    assert line == f"{file / 'below'}: cannot be written (Not a directory); choose another place"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_is_no_file_for_the_data(tmp_path, capsys):
+    assert refused(capsys, "doctor", "--json", tmp_path) == f"{tmp_path}: is a folder; name a file"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
+    target = tmp_path / "data.json"
+    target.write_text("old")
+
+    def full(part: Path, text: str, **_: object) -> None:
+        with open(part, "w") as file:
+            file.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="data.json: cannot be written \\(No space left on device\\)"):
+        write_whole(target, "new and longer")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"data.json": b"old"}
+
+
+class TestAFaultOfOurs:
+    @pytest.fixture(autouse=True)
+    def _broken(self, monkeypatch):
+        def broken() -> None:
+            raise ZeroDivisionError("two\nlines")
+
+        monkeypatch.setattr("fragmeter.experiments.verb_doctor.probe", broken)
+
+    def test_is_told_in_one_line_that_says_how_to_report_it(self, capsys, monkeypatch):
+        monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)
+        assert status(["doctor"]) == FAULT
+        assert capsys.readouterr().err == (
+            "fragmeter: a fault of ours (ZeroDivisionError: two lines);"
+            " please report it with what FRAGMETER_DEBUG=1 prints\n"
+        )
+
+    def test_shows_its_traceback_where_that_is_asked_for(self, capsys, monkeypatch):
+        monkeypatch.setenv("FRAGMETER_DEBUG", "1")
+        assert status(["doctor"]) == FAULT
+        error = capsys.readouterr().err
+        assert error.startswith("Traceback (most recent call last)")
+        assert error.endswith("FRAGMETER_DEBUG=1 prints\n")

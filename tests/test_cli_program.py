@@ -1,0 +1,135 @@
+"""The program as a whole: help, version, doctor, traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from cli_runs import data, run
+
+import fragmeter
+from fragmeter.experiments.cli import DONE, status
+from fragmeter.gpu.probe import GpuReport, probe
+from fragmeter.traces import read
+
+VERBS = ["reproduce", "simulate", "traces", "doctor"]
+
+
+def printed(capsys: pytest.CaptureFixture, *tokens: object) -> str:
+    assert status([str(token) for token in tokens]) == DONE
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_python_dash_m_runs_it_and_says_its_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{fragmeter.__version__}\n", "")
+
+
+def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
+    text = printed(capsys, "--help")
+    places = [text.index(f"│ {verb} ") for verb in VERBS]
+    assert places == sorted(places)
+    assert "Start with: fragmeter reproduce all --out results" in text
+
+
+@pytest.mark.parametrize("verb", [[verb] for verb in VERBS[:2]] + [["traces", "stats"], ["doctor"]], ids=" ".join)
+def test_every_verb_takes_json(verb, capsys):
+    assert "--json" in printed(capsys, *verb, "--help")
+
+
+class TestTraces:
+    def test_list_names_the_sets_with_their_source(self, capsys):
+        text = printed(capsys, "traces", "list")
+        assert "alpaca52k_opt" in text and "52,002" in text and "sosp-ae-39/sosp-ae-astra" in text
+
+    def test_list_as_data(self):
+        assert [entry["rows"] for entry in data("traces", "list")] == [84_226, 52_002]
+
+    def test_stats(self, tmp_path, capsys):
+        trace = tmp_path / "two.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n1,100,3\n3,2300,5\n")
+        text = printed(capsys, "traces", "stats", trace, "--json", tmp_path / "stats.json")
+        assert "two: 2 requests" in text
+        assert ["mean", "1,200.0", "4.0", "1,204.0"] in [line.split() for line in text.splitlines()]
+        assert "0.500 requests/s over 2.0 s" in text
+        stats = json.loads((tmp_path / "stats.json").read_text())
+        assert (stats["rows"], stats["prompt_tokens"]["mean"], stats["request_rate"]) == (2, 1200.0, 0.5)
+
+    def test_convert(self, tmp_path, capsys):
+        source, target = tmp_path / "pairs.jsonl", tmp_path / "pairs.parquet"
+        source.write_text('{"input_length": 7, "output_length": 5}\n{"input_length": 9, "output_length": 3}\n')
+        assert printed(capsys, "traces", "convert", source, target) == f"{target}: 2 requests\n"
+        assert read(target).prompt_tokens.tolist() == [7, 9]
+
+
+class CudaError(RuntimeError):
+    """As CuPy's CUDARuntimeError: the status is an attribute."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+def cupy(devices: list[bytes] | CudaError) -> SimpleNamespace:
+    """A CuPy that finds these devices, or fails so."""
+
+    def count() -> int:
+        if isinstance(devices, CudaError):
+            raise devices
+        return len(devices)
+
+    runtime = SimpleNamespace(getDeviceCount=count, getDeviceProperties=lambda at: {"name": devices[at]})
+    return SimpleNamespace(__version__="13.6.0", cuda=SimpleNamespace(runtime=runtime))
+
+
+GPUS = {
+    "no driver": (
+        CudaError(35, "cudaErrorInsufficientDriver: CUDA driver version is insufficient"),
+        GpuReport("no-driver", "CuPy 13.6.0: no driver, or one too old for this CuPy (CUDA status 35)", 35),
+    ),
+    "no device": (
+        CudaError(100, "cudaErrorNoDevice: no CUDA-capable device is detected"),
+        GpuReport("no-device", "CuPy 13.6.0: a driver, but no device (CUDA status 100)", 100),
+    ),
+    "none visible": ([], GpuReport("no-device", "CuPy 13.6.0: a driver, but no device")),
+    "another error": (
+        CudaError(2, "cudaErrorMemoryAllocation: out of memory"),
+        GpuReport("failed", "CuPy 13.6.0: cudaErrorMemoryAllocation: out of memory (CUDA status 2)", 2),
+    ),
+    "two devices": (
+        [b"NVIDIA H200", b"NVIDIA A100"],
+        GpuReport("ready", "CuPy 13.6.0: NVIDIA H200, NVIDIA A100", devices=("NVIDIA H200", "NVIDIA A100")),
+    ),
+}
+
+
+class TestDoctor:
+    @pytest.mark.parametrize(("devices", "report"), GPUS.values(), ids=GPUS)
+    def test_says_what_the_gpu_is_or_why_there_is_none(self, devices, report, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "cupy", cupy(devices))
+        assert probe() == report
+        assert f"GPU: {report.text}" in printed(capsys, "doctor").replace("\n", " ")
+
+    def test_says_that_cupy_is_not_installed(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        assert probe().state == "no-cupy"
+
+    def test_says_that_cupy_is_broken(self, monkeypatch):
+        def broken(name: str) -> None:
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+
+        monkeypatch.setattr("fragmeter.gpu.probe.importlib.import_module", broken)
+        assert probe() == GpuReport(
+            "failed", "CuPy cannot be imported: libcudart.so.13: cannot open shared object file"
+        )
+
+    def test_lists_every_package_and_the_extra_that_needs_it(self):
+        found = data("doctor")
+        packages = {package["name"]: package for package in found["packages"]}
+        assert packages["numpy"]["extra"] is None and packages["numpy"]["found"]
+        assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "gpu"
+        assert found["fragmeter"] == fragmeter.__version__

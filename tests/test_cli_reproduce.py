@@ -1,0 +1,135 @@
+"""``fragmeter reproduce``: the document, the page, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli_runs import command, data, run
+
+from fragmeter.experiments.cli import DONE, INTERRUPTED, status
+from fragmeter.sim.replica import FITTED_STEP_SCALE
+
+SERIES = ["Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM"]
+METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
+SCALES = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25]
+ALL_SERIES = ["Static (naive)", "FasterTransformer", "Orca", *SERIES]
+
+
+@pytest.fixture(scope="module")
+def fig2() -> dict:
+    return data("reproduce", "fig2", "--seeds", 2)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """The folder that ``reproduce waste --out`` writes."""
+    out = tmp_path_factory.mktemp("kept") / "new" / "out"
+    done = run("reproduce", "waste", "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"Page: {out / 'reproduction.html'}\n")
+    return out
+
+
+class TestTheDocumentOfFig2:
+    def test_holds_every_bar_of_the_paper(self, fig2):
+        assert fig2["figure"] == "fig2"
+        assert fig2["workload"] == (
+            "Synthetic vllm_sosp23_sharegpt_opt, 4 req/s, 900 s, mean of seeds 0 to 1"
+        )
+        assert fig2["num_blocks"] == 983
+        assert [(row["series"], row["metric"]) for row in fig2["rows"]] == [(s, m) for s in SERIES for m in METRICS]
+        published = {(row["series"], row["metric"]): row["published"] for row in fig2["rows"]}
+        assert published["Orca (Pow2)", "external_and_others_pct"] == 41.6
+        assert published["vLLM", "token_states_pct"] == 96.3
+        assert published["vLLM", "internal_pct"] is None
+
+    def test_a_row_has_the_keys_of_the_contract_and_says_how_far_it_is_off(self, fig2):
+        for row in fig2["rows"]:
+            contract = ["series", "metric", "x", "published", "how", "simulated", "error"]
+            assert list(row) == [*contract, "kind", "minimum", "maximum", "over_time"]
+            assert row["x"] is None and row["kind"] == "predicted"
+            assert row["minimum"] <= row["simulated"] <= row["maximum"]
+            if row["published"] is None:
+                assert row["how"] is None and row["error"] is None
+            else:
+                assert row["how"] == "label"
+                assert row["error"] == round(row["simulated"] - row["published"], 3)
+
+    def test_the_bars_of_a_series_are_the_whole_pool(self, fig2):
+        for series in SERIES:
+            for mean in ("simulated", "over_time"):
+                whole = sum(row[mean] for row in fig2["rows"] if row["series"] == series)
+                assert whole == pytest.approx(100, abs=0.003)
+
+    def test_seeds_differ(self, fig2):
+        assert fig2["seeds"] == [0, 1]
+        assert any(row["maximum"] - row["minimum"] > 0.5 for row in fig2["rows"])
+
+    def test_tells_every_bar_at_every_scale(self, fig2):
+        told = [(row["series"], row["metric"], row["scale"]) for row in fig2["sensitivity"]["rows"]]
+        assert sorted(told) == sorted((s, m, scale) for s in SERIES for m in METRICS for scale in SCALES)
+        moved = {row["simulated"] for row in fig2["sensitivity"]["rows"] if row["series"] == "Orca (Oracle)"}
+        assert len(moved) > len(METRICS)
+
+    def test_says_that_the_scale_was_fitted_beforehand(self, fig2):
+        assert fig2["step_scale"] == fig2["fit"]["step_scale"] == FITTED_STEP_SCALE
+        assert fig2["fit"]["kind"] == "fitted beforehand, on the paper's own length pairs"
+        assert fig2["fit"]["scan"] == []
+
+    def test_says_that_single_seeds_wander(self, fig2):
+        assert fig2["remarks"][-1].startswith("Single seeds wander: ")
+
+
+class TestTheFolder:
+    def test_holds_the_page_and_the_data_and_no_part(self, kept):
+        assert sorted(path.name for path in kept.iterdir()) == ["reproduction.html", "waste.json"]
+
+    def test_the_page_shows_the_waste_and_the_ledger_of_every_policy(self, kept):
+        page = (kept / "reproduction.html").read_text("utf-8")
+        assert "The waste table: one trace, one pool, every policy" in page
+        ledgers = page[page.index("The ledger over time</h2>") :]
+        assert [name for name in ALL_SERIES if f"<h3>{name}</h3>" in ledgers] == ALL_SERIES
+
+    def test_the_same_command_gives_the_same_bytes(self, kept, tmp_path, capsys):
+        data_file = tmp_path / "waste.json"
+        assert status(["reproduce", "waste", "--out", str(tmp_path / "out"), "--json", str(data_file)]) == DONE
+        assert data_file.read_bytes() == (kept / "waste.json").read_bytes()
+        for path in kept.iterdir():
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+
+    def test_a_table_and_its_findings_are_printed(self, tmp_path, capsys):
+        assert status(["reproduce", "waste"]) == DONE
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        for words in ("Static (naive)", "The popular view:", "Pool: 983 blocks of 16 slots, 15,728 in all"):
+            assert words in captured.out
+
+
+def test_ctrl_c_leaves_what_is_finished(tmp_path):
+    """Waste is done first; ten seeds of the rest take long enough to be interrupted in."""
+    out, all_data = tmp_path / "out", tmp_path / "all.json"
+    program = subprocess.Popen(
+        command("reproduce", "all", "--out", out, "--json", all_data),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (out / "reproduction.html").exists() and program.poll() is None:
+        time.sleep(0.01)
+    program.send_signal(signal.SIGINT)
+    _, error = program.communicate(timeout=60)
+    assert (program.returncode, error) == (INTERRUPTED, "fragmeter: interrupted; what is finished stays\n")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["all.json", "out", "reproduction.html", "waste.json"]
+    waste = json.loads((out / "waste.json").read_text("utf-8"))
+    assert json.loads(all_data.read_text("utf-8")) == {"figures": [waste]}
+    page = (out / "reproduction.html").read_text("utf-8")
+    assert page.rstrip().endswith("</html>")
+    headings = [line for line in page.splitlines() if line.startswith("<h2")]
+    assert [heading.partition(">")[2] for heading in headings] == [
+        "The waste table: one trace, one pool, every policy</h2>",
+        "The ledger over time</h2>",
+        "The textbook stories</h2>",
+    ]
