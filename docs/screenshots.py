@@ -8,10 +8,12 @@ from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
 
 #: What is shown, by the start of the section's title.
-PICTURES = {"fig2.png": "Fig 2", "waste.png": "Waste"}
-WIDTH_PX, HEIGHT_PX = 1100, 900
+PICTURES = {"fig2.png": "Fig 2", "waste.png": "The waste table"}
+WIDTH_PX, HEIGHT_PX = 1000, 5000
 
 
 def browser() -> webdriver.Chrome:
@@ -30,15 +32,19 @@ def main(page: str, folder: str) -> None:
     driver = browser()
     try:
         driver.get(Path(page).resolve().as_uri())
-        driver.implicitly_wait(10)
         for name, title in PICTURES.items():
             section = driver.find_element(By.XPATH, f"//section[h2[starts-with(., '{title}')]]")
             picture = section.find_element(By.CSS_SELECTOR, ".plot")
-            driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", picture)
-            picture.find_element(By.CSS_SELECTOR, "svg.main-svg")
+            WebDriverWait(driver, 20).until(lambda _, drawn=picture: is_drawn(drawn))
             picture.screenshot(str(Path(folder) / name))
     finally:
         driver.quit()
+
+
+def is_drawn(picture: WebElement) -> bool:
+    """Whether plotly has filled the place that the page keeps for a picture."""
+    drawings = picture.find_elements(By.CSS_SELECTOR, "svg.main-svg")
+    return bool(drawings) and drawings[0].size["height"] >= picture.size["height"] > 100
 
 
 if __name__ == "__main__":
