@@ -10,6 +10,8 @@ import numpy as np
 _LIMB_BITS = 24
 _LIMB = (1 << _LIMB_BITS) - 1
 _INT64 = 1 << 63
+#: As many products of two limbs stay within int64.
+_LONGEST = 1 << 14
 
 
 def total(values: np.ndarray) -> int:
@@ -21,13 +23,17 @@ def total(values: np.ndarray) -> int:
 def dot(left: np.ndarray, right: np.ndarray) -> int:
     """Exact sum of ``left * right``, int64 columns of numbers that are not negative.
 
-    Where the sum could leave int64, the larger factor is split into limbs.
+    Where the sum could leave int64, long columns are halved and the larger factor is split
+    into limbs, until it cannot.
     """
     if not len(left):
         return 0
     most_left, most_right = int(left.max()), int(right.max())
     if most_left * most_right * len(left) < _INT64:
         return int((left * right).sum())
+    if len(left) > _LONGEST:
+        half = len(left) // 2
+        return dot(left[:half], right[:half]) + dot(left[half:], right[half:])
     if most_left > most_right:
         left, right = right, left
     return (dot(left, right >> _LIMB_BITS) << _LIMB_BITS) + dot(left, right & _LIMB)
