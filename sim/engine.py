@@ -28,7 +28,6 @@ from .sequence import CARRY_ON, Plan
 from .source import NEVER, Source
 from .state import State
 
-
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
 
@@ -75,9 +74,8 @@ class Engine:
                 state.begin(plan)
                 ledger.open(plan, state)
             if state.width:
-                leap = self._leap_over(plan, now)
-                steps = leap[1]
-                yield env.timeout(leap[2])
+                steps, ticks, leap = self._leap_over(plan, now)
+                yield env.timeout(ticks)
                 ledger.close(leap + memory.pass_steps(state, steps))
                 if state.pass_steps(steps):
                     memory.release(take_finished(), state.clock)
@@ -89,8 +87,8 @@ class Engine:
                 self._check_done()
                 return
 
-    def _leap_over(self, plan: Plan, now: int) -> Leap:
-        """How far the plan carries, and how long that takes."""
+    def _leap_over(self, plan: Plan, now: int) -> tuple[int, int, Leap]:
+        """How many steps the plan carries, how long they take, and the ledger's columns for them."""
         state, decode_line = self.state, self.cost.decode_line
         width = decodes = state.width
         context = width * state.clock + state.lag_sum
@@ -106,9 +104,11 @@ class Engine:
                 swap = self._swap_ticks(plan)
                 first += swap
             base, slope, until = decode_line(width, context + width)
-        limit = min(state.calendar[0][0] - state.clock, _LONGEST_LEAP)
+        waiting, limit = len(state.waiting), state.calendar[0][0] - state.clock
         if limit == 1 or not plan.steady or not self.leap:
-            return now, 1, first, first, 0, 0, width, decodes, prefill, swap, len(state.waiting)
+            return 1, first, (now, 1, first, first, 0, 0, width, decodes, prefill, swap, waiting)
+        if limit > _LONGEST_LEAP:
+            limit = _LONGEST_LEAP
         second, growth = base + slope * (context + width), slope * width
         if until is not None:
             limit = min(limit, 1 + (until - 1 - context) // width)
@@ -125,7 +125,7 @@ class Engine:
             limit = self.policy.horizon(state, self.memory, limit)
         more = limit - 1
         ticks = first + more * second + growth * (more * (more - 1) // 2)
-        return now, limit, ticks, first, second, growth, width, decodes, prefill, swap, len(state.waiting)
+        return limit, ticks, (now, limit, ticks, first, second, growth, width, decodes, prefill, swap, waiting)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""

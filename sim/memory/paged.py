@@ -69,14 +69,6 @@ class PagedMemory:
     def capacity_slots(self) -> int:
         return self.num_blocks * self.block_size
 
-    def can_ever_hold(self, sequence: Sequence) -> bool:
-        """Whether the whole pool holds the sequence's last step (its last token is never stored)."""
-        return sequence.target_tokens - 1 <= self.capacity_slots
-
-    def blocks_needed(self, sequence: Sequence) -> int:
-        """The smallest pool, in blocks, that can ever serve the sequence."""
-        return -(-(sequence.target_tokens - 1) // self.block_size)
-
     def transaction(self, clock: int) -> PagedTransaction:
         """The tentative grants of step ``clock``; one at a time."""
         transaction = self._transaction

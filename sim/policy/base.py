@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import SettingError
-from ..sequence import Plan, Sequence
+from ..sequence import Plan
 from ..state import State
 from ..workload import Workload
 
@@ -67,30 +67,3 @@ class Policy(Protocol):
 def blocks_of(tokens: np.ndarray, block_size: int) -> np.ndarray:
     """Blocks that hold ``tokens``, elementwise."""
     return -(-tokens // block_size)
-
-
-class AdmissionLimit:
-    """Counts what a step holds against sequences and tokens while its admissions are decided.
-
-    A prompt that alone exceeds the budget runs when nothing else is in the step: it would wait for
-    ever otherwise.
-    """
-
-    __slots__ = ("max_seqs", "max_tokens", "seqs", "tokens")
-
-    def __init__(self, limits: Limits, running: int) -> None:
-        self.max_seqs, self.max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        self.seqs = self.tokens = running
-
-    def seats_left(self) -> bool:
-        """Whether one more sequence may run."""
-        return self.seqs < self.max_seqs
-
-    def within_budget(self, sequence: Sequence) -> bool:
-        """Whether the step's token budget holds the sequence's prefill."""
-        return self.tokens + sequence.prefill_tokens <= self.max_tokens or not self.tokens
-
-    def add(self, sequence: Sequence) -> None:
-        """The sequence is admitted."""
-        self.seqs += 1
-        self.tokens += sequence.prefill_tokens

@@ -8,7 +8,7 @@ from ..memory.contiguous import ContiguousTransaction
 from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
-from .base import AdmissionLimit, Limits, blocks_of
+from .base import Limits, blocks_of
 
 
 class OrcaPaper:
@@ -34,28 +34,28 @@ class OrcaPaper:
         if not state.waiting:
             return CARRY_ON
         admitted: list[Sequence] = []
-        limit = AdmissionLimit(self.limits, len(state.running))
-        steady, blocked = True, None
+        # Each running sequence computes one token.
+        running = tokens = state.width
+        steady, wakes, blocked_blocks = True, False, 0
         for sequence in state.waiting:
-            tokens = self.reserved_tokens(sequence)
-            if not transaction.has_room(tokens):
-                blocked = transaction.chunk_blocks(tokens)
-            elif not limit.seats_left():
-                blocked = 0
-            elif not limit.within_budget(sequence):
-                blocked, steady = 0, False
-            if blocked is not None:
+            reserved = self.reserved_tokens(sequence)
+            if not transaction.has_room(reserved):
+                blocked_blocks = transaction.chunk_blocks(reserved)
                 break
-            transaction.reserve(tokens)
-            limit.add(sequence)
+            if running == self.limits.max_num_seqs:
+                break
+            # A prompt that alone exceeds the budget runs when nothing else is in the step.
+            if running and tokens + sequence.prefill_tokens > self.limits.max_num_batched_tokens:
+                steady = False
+                break
+            transaction.reserve(reserved)
+            running += 1
+            tokens += sequence.prefill_tokens
             admitted.append(sequence)
-        return Plan(
-            admitted=tuple(admitted),
-            prefill_tokens=limit.tokens - len(state.running),
-            steady=steady,
-            wakes=blocked is None,
-            blocked_blocks=blocked or 0,
-        )
+        else:
+            wakes = True
+        prefill = tokens - state.width
+        return Plan(tuple(admitted), prefill, steady=steady, wakes=wakes, blocked_blocks=blocked_blocks)
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
         return limit
