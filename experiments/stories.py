@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..sim.memory.book import SWAPPED_IN, Book
+from ..sim.memory.book import Book
 from ..sim.run import Run, simulate
+from ..sim.sequence import SWAPPED_IN
 from ..sim.settings import Settings, settings
 from ..sim.ticks import PER_SECOND, from_seconds
 from ..sim.workload import Workload

@@ -64,8 +64,8 @@ class Engine:
         env, source, policy, memory = self.env, self.source, self.policy, self.memory
         state, ledger = self.state, self.ledger
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
+        now = env.now
         while True:
-            now = env.now
             if source.next_ticks <= now:
                 source.deliver(now, state.waiting)
             plan = policy.schedule(state, memory.transaction(state.clock))
@@ -77,15 +77,20 @@ class Engine:
                 steps, ticks, leap = self._leap_over(plan, now)
                 yield env.timeout(ticks)
                 ledger.close(leap + memory.pass_steps(state, steps))
-                if state.pass_steps(steps):
+                state.clock += steps
+                if state.calendar[0][0] == state.clock:
                     memory.release(take_finished(), state.clock)
             elif plan.preempted or plan.swapped_out:
-                yield env.timeout(self._swap_alone(plan))
+                ticks = self._swap_alone(plan, now)
+                yield env.timeout(ticks)
             elif source.next_ticks < NEVER and not state.waiting:
-                yield env.timeout(source.next_ticks - now)
+                ticks = source.next_ticks - now
+                yield env.timeout(ticks)
             else:
                 self._check_done()
                 return
+            # What SimPy's clock says too; adding up is cheaper than asking.
+            now += ticks
 
     def _leap_over(self, plan: Plan, now: int) -> tuple[int, int, Leap]:
         """How many steps the plan carries, how long they take, and the ledger's columns for them."""
@@ -140,15 +145,15 @@ class Engine:
     def _swap_ticks(self, plan: Plan) -> int:
         """Time that the plan's blocks take to the host and back."""
         size = self.memory.block_size
-        out = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_out)
-        back = sum(-(-sequence.prefill_tokens // size) for sequence in plan.swapped_in)
+        out = sum(-(-(sequence.start_tokens - 1) // size) for sequence in plan.swapped_out)
+        back = sum(-(-(sequence.start_tokens - 1) // size) for sequence in plan.swapped_in)
         return (self.cost.swap_out_ticks(out) if out else 0) + (self.cost.swap_in_ticks(back) if back else 0)
 
-    def _swap_alone(self, plan: Plan) -> int:
+    def _swap_alone(self, plan: Plan, now: int) -> int:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
         nothing = (0,) * 7
-        self.ledger.close((self.env.now, 0, ticks, ticks, 0, 0, 0, 0, 0, ticks, len(self.state.waiting), *nothing))
+        self.ledger.close((now, 0, ticks, ticks, 0, 0, 0, 0, 0, ticks, len(self.state.waiting), *nothing))
         return ticks
 
     def _check_done(self) -> None:
@@ -161,7 +166,7 @@ def _causal_pairs(plan: Plan) -> int:
     """Pairs of query and key that the prefills attend to."""
     pairs = 0
     for sequence in plan.admitted:
-        tokens = plan.padded_tokens or sequence.prefill_tokens
+        tokens = plan.padded_tokens or sequence.start_tokens
         pairs += tokens * (tokens + 1) // 2
     return pairs
 

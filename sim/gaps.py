@@ -13,9 +13,10 @@ from math import floor, sqrt
 
 import numpy as np
 
-from .memory.book import SWAPPED_IN, Book
+from .memory.book import Book
 from .memory.exact import dot, total
 from .requests import resumed_gap_ticks
+from .sequence import SWAPPED_IN
 
 
 @dataclass(frozen=True, eq=False)

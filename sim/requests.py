@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .memory.book import RECOMPUTED, SWAPPED_IN, Book
+from .memory.book import Book
 from .run import Run
+from .sequence import RECOMPUTED, SWAPPED_IN
 
 
 @dataclass(frozen=True, eq=False)

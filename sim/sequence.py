@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: What a stay on the device starts with: a first prefill, one that computes again what was lost, or
+#: a return from the host.
+FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
+
 
 class Sequence:
     """One sequence of a request: what is asked, and where it stands.
@@ -14,28 +18,31 @@ class Sequence:
     Attributes:
         index: Row of the request in the workload, which is its place in arrival order.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
-        prefill_tokens: Tokens that its next (or last) prefill computes: the prompt, and after a
-            preemption by recompute also what had been generated.
+        start_tokens: Tokens with KV after the first step of its next (or last) stay on the device: the
+            prompt, and after a preemption also what had been generated. A prefill computes them all;
+            a sequence that was swapped out brings all but the last one with it.
         generated_tokens: Output tokens that existed when it was last admitted.
         start_clock: Decode clock of the step that admitted it last.
-        lag: ``prefill_tokens - start_clock`` (after a swap: tokens held less clock), so that the
-            tokens computed, with those of step ``clock``, are ``clock + lag``.
+        kind: What its next (or last) stay starts with, as the ledger names it.
+        lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
+            are ``clock + lag``.
         finish_clock: Decode clock at which its last token is out.
         stay: Number of its current stay in the ledger's book of stays.
         grant: What the memory gave it: a chunk of a contiguous arena, else None.
     """
 
     __slots__ = (
-        "finish_clock", "generated_tokens", "grant", "index", "lag", "max_tokens", "output_tokens",
-        "prefill_tokens", "prompt_tokens", "start_clock", "stay",
+        "finish_clock", "generated_tokens", "grant", "index", "kind", "lag", "max_tokens", "output_tokens",
+        "prompt_tokens", "start_clock", "start_tokens", "stay",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
         self.index = index
-        self.prompt_tokens = self.prefill_tokens = prompt_tokens
+        self.prompt_tokens = self.start_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
         self.generated_tokens = 0
+        self.kind = FRESH
 
     @property
     def target_tokens(self) -> int:

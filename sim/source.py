@@ -47,16 +47,15 @@ class OpenLoop:
         self._load()
 
     def _load(self) -> None:
-        """Turn the next chunk of columns into Python ints, which are faster one by one."""
+        """Make the next chunk of requests, from columns of Python ints, which are faster one by one."""
         rows = self._served[self._chunk_start : self._chunk_start + _CHUNK]
         self._chunk_start += len(rows)
         work = self._workload
         prompts = work.prompt_tokens[rows]
         limits = self._max_model_len - prompts if work.max_tokens is None else work.max_tokens[rows]
         self._ticks = work.arrival_ticks[rows].tolist()
-        self._fields = list(
-            zip(rows.tolist(), prompts.tolist(), work.output_tokens[rows].tolist(), limits.tolist(), strict=True)
-        )
+        columns = (rows, prompts, work.output_tokens[rows], limits)
+        self._sequences = list(map(Sequence, *(column.tolist() for column in columns)))
         self._place = 0
         self.next_ticks = self._ticks[0] if self._ticks else NEVER
 
@@ -68,7 +67,7 @@ class OpenLoop:
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
         while self.next_ticks <= now:
-            waiting.append(Sequence(*self._fields[self._place]))
+            waiting.append(self._sequences[self._place])
             self._place += 1
             if self._place == len(self._ticks):
                 self._load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from .sequence import Plan, Sequence
+from .sequence import RECOMPUTED, SWAPPED_IN, Plan, Sequence
 
 
 class State:
@@ -40,45 +40,37 @@ class State:
 
     def begin(self, plan: Plan) -> None:
         """Carry out the plan's moves between the queues."""
-        clock = self.clock
-        for sequence in plan.swapped_in:
+        for _ in plan.swapped_in:
             self.swapped.popleft()
-            self._run(sequence, sequence.prefill_tokens + 1 - clock)
-        for sequence in plan.admitted:
+        for _ in plan.admitted:
             self.waiting.popleft()
-            self._run(sequence, (plan.padded_tokens or sequence.prefill_tokens) - clock)
+        clock, calendar = self.clock, self.calendar
+        for sequence in plan.swapped_in + plan.admitted:
+            sequence.start_clock = clock
+            sequence.lag = lag = (plan.padded_tokens or sequence.start_tokens) - clock
+            sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
+            self.width += 1
+            self.lag_sum += lag
+            self.running[sequence] = None
+            heappush(calendar, (finish, sequence.index, sequence))
         if plan.preempted or plan.swapped_out:
             self._push_out(plan)
 
-    def _run(self, sequence: Sequence, lag: int) -> None:
-        sequence.start_clock = clock = self.clock
-        sequence.lag = lag
-        sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
-        self.width += 1
-        self.lag_sum += lag
-        self.running[sequence] = None
-        heappush(self.calendar, (finish, sequence.index, sequence))
-
     def _push_out(self, plan: Plan) -> None:
-        for sequence in (*plan.preempted, *plan.swapped_out):
+        for sequence in plan.preempted + plan.swapped_out:
             self.width -= 1
             self.lag_sum -= sequence.lag
             del self.running[sequence]
             self.calendar.remove((sequence.finish_clock, sequence.index, sequence))
-            # What comes back from host memory.
-            sequence.prefill_tokens = sequence.held_tokens(self.clock)
             sequence.generated_tokens += self.clock - sequence.start_clock
+            sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
         heapify(self.calendar)
         for sequence in plan.preempted:
-            sequence.prefill_tokens = sequence.prompt_tokens + sequence.generated_tokens
+            sequence.kind = RECOMPUTED
             _insert(self.waiting, sequence)
         for sequence in plan.swapped_out:
+            sequence.kind = SWAPPED_IN
             _insert(self.swapped, sequence)
-
-    def pass_steps(self, steps: int) -> bool:
-        """Let ``steps`` pass; whether some sequence's last token came out."""
-        self.clock = clock = self.clock + steps
-        return self.calendar[0][0] == clock
 
     def take_finished(self) -> list[Sequence]:
         """The sequences whose last token is out leave, in order of arrival."""

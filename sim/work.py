@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .memory.book import RECOMPUTED, Book
+from .memory.book import Book
 from .memory.exact import total
+from .sequence import RECOMPUTED
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,11 @@ def same_decisions(run, outcome: Outcome, case: Case) -> None:
     stays, cuts, clock = [], [], 0
     for step in outcome.steps:
         generated = {i: sum(t <= step.start_ticks for t in r["token_ticks"]) for i, r in enumerate(outcome.requests)}
+        for i in step.swapped_in:
+            stays.append((clock, i, case.requests[i].prompt_tokens + generated[i], generated[i], SWAPPED_IN))
         for i, _ in step.prefilled:
             tokens = case.requests[i].prompt_tokens + generated[i]
             stays.append((clock, i, tokens, generated[i], RECOMPUTED if generated[i] else FRESH))
-        for i in step.swapped_in:
-            stays.append((clock, i, case.requests[i].prompt_tokens + generated[i], generated[i], SWAPPED_IN))
         recomputed = [i for i in step.preempted if i not in step.swapped_out]
         cuts += [(clock, i, 0) for i in recomputed] + [(clock, i, 1) for i in step.swapped_out]
         clock += bool(step.running)

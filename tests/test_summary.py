@@ -10,7 +10,7 @@ import pytest
 from engine_runs import serve
 from fragmeter.sim import result, settings, simulate, summary
 from fragmeter.sim.errors import SettingError
-from fragmeter.sim.memory.book import RECOMPUTED
+from fragmeter.sim.sequence import RECOMPUTED
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.workload import Workload
 from hypothesis import given

@@ -11,9 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .ledger import FRESH, RECOMPUTED, SWAPPED_IN, Ledger
-
-__all__ = ["FRESH", "RECOMPUTED", "SWAPPED_IN", "Book"]
+from .ledger import Ledger
 
 
 @dataclass(frozen=True, eq=False)

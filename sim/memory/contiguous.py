@@ -103,7 +103,7 @@ class ContiguousMemory:
             sequence.grant = Grant(tokens, slots, padding, start)
             self.used_slots += slots
             self.growing += 1
-            self._lag += sequence.prefill_tokens - clock
+            self._lag += sequence.start_tokens - clock
             self._target += sequence.target_tokens
             self._asked += tokens - padding
             self._finished_hold += padding
@@ -125,7 +125,7 @@ class ContiguousMemory:
 
     def _end(self, sequence: Sequence) -> None:
         self.growing -= 1
-        self._lag -= sequence.prefill_tokens - sequence.start_clock
+        self._lag -= sequence.start_tokens - sequence.start_clock
         self._target -= sequence.target_tokens
         self._asked -= sequence.grant.tokens - sequence.grant.padding
 

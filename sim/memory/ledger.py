@@ -11,7 +11,7 @@ from struct import Struct
 
 import numpy as np
 
-from ..sequence import Plan, Sequence
+from ..sequence import Plan
 from ..state import State
 
 #: Columns of a row, all int64.
@@ -37,8 +37,6 @@ ROW = (
 )
 #: Columns of a stay: a sequence on the device from an admission (or swap-in) on.
 STAY = ("index", "start_clock", "tokens", "generated_tokens", "kind")
-#: Kinds of stay: a first prefill, one that computes again what was lost, a return from the host.
-FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
 #: Columns of a cut: a stay that ended before its sequence did.
 CUT = ("stay", "clock", "swapped")
 
@@ -90,17 +88,13 @@ class Ledger:
 
     def open(self, plan: Plan, state: State) -> None:
         """Enter the comings and goings of a plan that the state has begun."""
-        for sequence in plan.admitted:
-            kind = RECOMPUTED if sequence.generated_tokens else FRESH
-            self._open_stay(sequence, sequence.prefill_tokens, kind)
-        for sequence in plan.swapped_in:
-            self._open_stay(sequence, sequence.prefill_tokens + 1, SWAPPED_IN)
+        for sequence in plan.swapped_in + plan.admitted:
+            self.stays.append(
+                (sequence.index, sequence.start_clock, sequence.start_tokens, sequence.generated_tokens, sequence.kind)
+            )
+            sequence.stay = self._num_stays
+            self._num_stays += 1
         for sequence in plan.preempted:
             self.cuts.append((sequence.stay, state.clock, 0))
         for sequence in plan.swapped_out:
             self.cuts.append((sequence.stay, state.clock, 1))
-
-    def _open_stay(self, sequence: Sequence, tokens: int, kind: int) -> None:
-        self.stays.append((sequence.index, sequence.start_clock, tokens, sequence.generated_tokens, kind))
-        sequence.stay = self._num_stays
-        self._num_stays += 1

@@ -88,49 +88,39 @@ class PagedMemory:
         if self.tables:
             self.tables.grow(clock)
         for sequence in plan.swapped_in:
-            held = sequence.prefill_tokens
-            self.host_free += -(-held // size)
-            self._admit(sequence, held + 1, clock)
-        for sequence in plan.admitted:
-            self._admit(sequence, sequence.prefill_tokens, clock)
+            self.host_free += self._blocks_to_move(sequence)
+        phases = self._phases
+        for sequence in plan.swapped_in + plan.admitted:
+            tokens = sequence.start_tokens
+            self.free -= -(-tokens // size)
+            phase = (1 - tokens + clock) % size
+            phases[phase] += 1
+            phases[phase + size] += 1
+            if self.tables:
+                self.tables.admit(sequence, tokens, phase)
 
-    def _admit(self, sequence: Sequence, tokens: int, clock: int) -> None:
-        size, phases = self.block_size, self._phases
-        self.free -= -(-tokens // size)
-        phase = (1 - tokens + clock) % size
-        phases[phase] += 1
-        phases[phase + size] += 1
-        if self.tables:
-            self.tables.admit(sequence, tokens, phase)
+    def _blocks_to_move(self, sequence: Sequence) -> int:
+        """Blocks of a swapped sequence: all its tokens but the one that its next step computes."""
+        return -(-(sequence.start_tokens - 1) // self.block_size)
 
     def _evict(self, plan: Plan, clock: int) -> None:
-        for sequence in (*plan.preempted, *plan.swapped_out):
-            blocks = self._leave(sequence, clock)
-            if sequence in plan.swapped_out:
-                self.host_free -= blocks
-                if self.tables:
-                    self.tables.swap_out(sequence)
-            elif self.tables:
-                self.tables.release(sequence)
-
-    def _leave(self, sequence: Sequence, clock: int) -> int:
-        """Take a sequence out of the histogram; the blocks that it held before step ``clock``."""
-        size, phases = self.block_size, self._phases
-        phase = (1 - sequence.lag) % size
-        phases[phase] -= 1
-        phases[phase + size] -= 1
-        blocks = -(-(clock - 1 + sequence.lag) // size)
-        self.free += blocks
-        if self.tables:
-            self.tables.forget(sequence, phase)
-        return blocks
-
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
-        """Blocks of sequences that left before step ``clock``."""
-        for sequence in finished:
-            self._leave(sequence, clock)
+        for sequence in plan.swapped_out:
+            self.host_free -= -(-sequence.held_tokens(clock) // self.block_size)
             if self.tables:
-                self.tables.release(sequence)
+                self.tables.swap_out(sequence)
+        self.release(plan.preempted + plan.swapped_out, clock)
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """Sequences that leave before step ``clock`` give back the blocks that they held."""
+        size, phases = self.block_size, self._phases
+        for sequence in leaving:
+            lag = sequence.lag
+            phase = (1 - lag) % size
+            phases[phase] -= 1
+            phases[phase + size] -= 1
+            self.free += -(-(clock - 1 + lag) // size)
+            if self.tables:
+                self.tables.leave(sequence, phase)
 
     def growth(self, clock: int, steps: int) -> int:
         """Blocks that the running sequences need in the ``steps`` steps from ``clock`` on."""
@@ -208,13 +198,11 @@ class BlockTables:
             for sequence in self._members[step % size]:
                 tables[sequence].append(take())
 
-    def forget(self, sequence: Sequence, phase: int) -> None:
-        """The sequence grows no more."""
+    def leave(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows no more; unless it was swapped out, its blocks are given back."""
         self._members[phase].remove(sequence)
-
-    def release(self, sequence: Sequence) -> None:
-        """Give the table's blocks back."""
-        self.pool.release(self.tables.pop(sequence))
+        if sequence in self.tables:
+            self.pool.release(self.tables.pop(sequence))
 
     def swap_out(self, sequence: Sequence) -> None:
         """Move the table to the host pool."""

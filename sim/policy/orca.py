@@ -45,12 +45,12 @@ class OrcaPaper:
             if running == self.limits.max_num_seqs:
                 break
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
-            if running and tokens + sequence.prefill_tokens > self.limits.max_num_batched_tokens:
+            if running and tokens + sequence.start_tokens > self.limits.max_num_batched_tokens:
                 steady = False
                 break
             transaction.reserve(reserved)
             running += 1
-            tokens += sequence.prefill_tokens
+            tokens += sequence.start_tokens
             admitted.append(sequence)
         else:
             wakes = True

@@ -89,11 +89,11 @@ class VllmSosp23:
         """Phase 2: the head of the swapped comes back if its blocks and a new one fit."""
         back: list[Sequence] = []
         for sequence in state.swapped:
-            needed = transaction.blocks_of(sequence.prefill_tokens) + 1
+            needed = transaction.blocks_of(sequence.start_tokens - 1) + 1
             watermark = self.limits.watermark_blocks if running else 0
             if transaction.free - needed < watermark or running == self.limits.max_num_seqs:
                 break
-            transaction.free -= transaction.blocks_of(sequence.prefill_tokens + 1)
+            transaction.free -= transaction.blocks_of(sequence.start_tokens)
             running += 1
             back.append(sequence)
         return tuple(back)
@@ -108,7 +108,7 @@ class VllmSosp23:
         # Each running sequence computes one token.
         tokens = decodes = running
         for sequence in state.waiting:
-            prefill = sequence.prefill_tokens
+            prefill = sequence.start_tokens
             left = free + -prefill // size
             if preempted and sequence.index > preempted[-1].index:
                 break
