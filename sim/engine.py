@@ -57,6 +57,8 @@ class Engine:
         self.state = State()
         self.ledger = Ledger()
         self.leap = leap
+        #: When the last request was done; the run may go on for those who only watch the clock.
+        self.end_ticks = env.now
         self._edges = sorted(edges, reverse=True)
         self.process = env.process(self._serve())
 
@@ -88,6 +90,7 @@ class Engine:
                 yield env.timeout(ticks)
             else:
                 self._check_done()
+                self.end_ticks = now
                 return
             # What SimPy's clock says too; adding up is cheaper than asking.
             now += ticks
@@ -152,7 +155,7 @@ class Engine:
     def _swap_alone(self, plan: Plan, now: int) -> int:
         """Everything was pushed out: no step runs, and only the swap takes time."""
         ticks = self._swap_ticks(plan)
-        nothing = (0,) * 7
+        nothing = (0,) * 8
         self.ledger.close((now, 0, ticks, ticks, 0, 0, 0, 0, 0, ticks, len(self.state.waiting), *nothing))
         return ticks
 

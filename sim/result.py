@@ -46,6 +46,8 @@ def requests_table(run: Run) -> pd.DataFrame:
             "refused": run.refused,
         }
     )
+    if work.max_tokens is not None:
+        table["max_tokens"] = work.max_tokens
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
         column = pd.array(np.zeros(len(work), dtype=np.int64), dtype="Int64")
         column[run.refused] = pd.NA
@@ -62,8 +64,11 @@ def steps_table(run: Run) -> pd.DataFrame:
 
 
 def memory_table(run: Run) -> pd.DataFrame:
-    """The ledger at the start of every leap, in slots."""
-    return pd.DataFrame({"start_ticks": run.book.rows["start_ticks"], **run.accounts.at_rows()})
+    """The ledger at the start of every leap, in slots, and the longest run of free ones."""
+    buckets = run.accounts.at_rows()
+    anywhere = buckets["free"] + buckets["stranded"]
+    longest = anywhere if run.book.paged else run.book.rows["largest_free"]
+    return pd.DataFrame({"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest})
 
 
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
@@ -137,6 +142,7 @@ def describe(run: Run, request: Mapping[str, Any]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "versions": {name: version(name) for name in ("fragmeter", "simpy", "numpy")},
         "settings": run.settings.as_dict(),
+        "replica": run.replica.describe(),
         "cost": run.replica.cost.describe(),
         "workload": {
             "name": run.workload.name,

@@ -94,7 +94,7 @@ def simulate(
         block_size=replica.block_size,
         paged=isinstance(replica.memory, PagedMemory),
         together=isinstance(replica.memory, BatchMemory),
-        end_ticks=env.now,
+        end_ticks=engine.end_ticks,
     )
     return Run(settings, workload, replica, book, needed)
 

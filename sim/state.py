@@ -33,11 +33,6 @@ class State:
         self.running: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that all sequences of the step hold, with those that it computes."""
-        return self.width * self.clock + self.lag_sum
-
     def begin(self, plan: Plan) -> None:
         """Carry out the plan's moves between the queues."""
         for _ in plan.swapped_in:

@@ -16,6 +16,8 @@ from .views import PAPER_VIEW, POPULAR_VIEW, percent
 from .work import work
 
 PERCENTILES = (50, 90, 95, 99)
+#: Refused requests that are named; ``requests.parquet`` has them all.
+MOST_REFUSED = 20
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -34,11 +36,13 @@ def summary(run: Run) -> dict[str, Any]:
         "mean_normalized_latency_s": _mean(times.normalized_latency_s),
         "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
         "refused": int(run.refused.sum()),
+        "refused_requests": _refused(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,
         "num_steps": run.book.num_steps,
         "mean_batch": run.window.mean_batch,
         "waste": waste(run.window),
+        "external_fragmentation_index": _external_fragmentation(run),
         "work": _work(run),
     }
 
@@ -96,6 +100,22 @@ def _gap_distribution(gaps: Gaps) -> dict[str, float]:
         "std_itl_ms": gaps.std_ms(),
         **{f"p{rank}_itl_ms": gaps.percentile_ms(rank) for rank in PERCENTILES[1:]},
     }
+
+
+def _external_fragmentation(run: Run) -> dict[str, float]:
+    window = run.window
+    over_steps, over_time = run.accounts.external_fragmentation(window.start_ticks, window.end_ticks)
+    return {"mean_over_iterations": over_steps, "mean_over_time": over_time}
+
+
+def _refused(run: Run) -> list[dict[str, int]]:
+    """The first requests that the pool can never hold, each with the smallest pool that could."""
+    first = np.flatnonzero(run.refused)[:MOST_REFUSED]
+    needed = run.smallest_pool_blocks[first]
+    return [
+        {"request": int(request), "smallest_pool_blocks": int(blocks)}
+        for request, blocks in zip(first, needed, strict=True)
+    ]
 
 
 def _mean(values: np.ndarray) -> float:

@@ -35,7 +35,8 @@ class Workload:
             column.setflags(write=False)
             object.__setattr__(self, field, column)
             if len(column) != len(self.arrival_ticks):
-                raise SettingError(field, len(column), f"must have a value for each of {len(self.arrival_ticks)} requests")
+                remedy = f"must have a value for each of {len(self.arrival_ticks)} requests"
+                raise SettingError(field, len(column), remedy)
             least = 0 if field == "arrival_ticks" else 1
             if len(column) and column.min() < least:
                 raise SettingError(field, int(column.min()), f"must be at least {least}")

@@ -69,12 +69,15 @@ class Case:
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int, max_prompt: int, max_output: int, gaps: list[int]) -> list[Request]:
-    """Up to ``most`` requests in arrival order, often nearly as many."""
+def requests(
+    draw: st.DrawFn, most: int, max_prompt: int, max_output: int, gaps: list[int], max_model_len: int
+) -> list[Request]:
+    """Up to ``most`` requests in arrival order, often nearly as many; each fits the model, padded ones may not."""
     now, drawn = 0, []
     for _ in range(draw(st.sampled_from([most, most - 1, most // 2, 2, 1]))):
         now += draw(st.sampled_from(gaps))
-        prompt, output = draw(st.integers(1, max_prompt)), draw(st.integers(1, max_output))
+        prompt = draw(st.integers(1, max_prompt))
+        output = draw(st.integers(1, min(max_output, max_model_len - prompt)))
         told = draw(st.sampled_from([None, output, output + 5]))
         drawn.append(Request(now, prompt, output, told))
     return drawn
@@ -96,22 +99,40 @@ def limits(draw: st.DrawFn, lengths: list[int], tokens: list[int], seqs: list[in
 def small_cases(draw: st.DrawFn) -> Case:
     """A few short requests over a pool that they strain: cheap for the oracle, and easy to read when one fails."""
     pool = Pool(draw(st.integers(1, 24)), draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(0, 12)))
-    drawn = draw(requests(8, 20, 12, [0, 0, 1, 100, 121, 700]))
-    return Case(drawn, pool, draw(limits([32, 40], [8, 30, 2560], [1, 3, 64])), draw(small_costs))
+    bounds = draw(limits([24, 32, 40], [8, 30, 2560], [1, 3, 64]))
+    drawn = draw(requests(8, 20, 12, [0, 0, 1, 100, 121, 700], bounds.max_model_len))
+    return Case(drawn, pool, bounds, draw(small_costs))
+
+
+@st.composite
+def crowded_cases(draw: st.DrawFn) -> Case:
+    """Short prompts with longer outputs, all at about the same time, over a pool that little more than holds the
+    prompts and a host with little room: several victims a step, some swapped out and some recomputed."""
+    now, drawn = 0, []
+    for _ in range(draw(st.integers(3, 9))):
+        now += draw(st.sampled_from([0, 0, 0, 150]))
+        drawn.append(Request(now, draw(st.integers(1, 6)), draw(st.integers(2, 16))))
+    slots = int(sum(request.prompt_tokens for request in drawn) * draw(st.sampled_from([1.0, 1.2, 1.6])))
+    block_size = draw(st.integers(1, 3))
+    pool = Pool(-(-max(slots, 22) // block_size), block_size, draw(st.integers(0, 20)))
+    modes = st.sampled_from(["swap", "swap", "recompute"])
+    bounds = Limits(24, watermark_fraction=draw(st.sampled_from([0.0, 0.1, 0.3])), preemption_mode=draw(modes))
+    return Case(drawn, pool, bounds, draw(small_costs))
 
 
 @st.composite
 def medium_cases(draw: st.DrawFn) -> Case:
     """Outputs some times the block size: for walks that look at every slot of every step."""
-    drawn = draw(requests(6, 40, 50, [0, 0, 121, 3000]))
-    return Case(drawn, draw(pools(drawn, 20, [0, 5, 100])), draw(limits([96], [50, 2560], [3, 64])), draw(long_costs))
+    bounds = draw(limits([60, 96], [50, 2560], [3, 64]))
+    drawn = draw(requests(6, 40, 50, [0, 0, 121, 3000], bounds.max_model_len))
+    return Case(drawn, draw(pools(drawn, 20, [0, 5, 100])), bounds, draw(long_costs))
 
 
 @st.composite
 def long_cases(draw: st.DrawFn) -> Case:
     """Outputs many times the block size, so that leaps are long; pools from too small to ample."""
-    drawn = draw(requests(12, 300, 400, [0, 0, 1, 121, 3000, 20_000, 200_000]))
-    bounds = draw(limits([700, 1024], [400, 2560], [4, 64]))
+    bounds = draw(limits([500, 1024], [400, 2560], [4, 64]))
+    drawn = draw(requests(12, 300, 400, [0, 0, 1, 121, 3000, 20_000, 200_000], bounds.max_model_len))
     return Case(drawn, draw(pools(drawn, 64, [0, 20, 1000])), bounds, draw(long_costs))
 
 

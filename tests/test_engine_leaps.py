@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
@@ -13,10 +15,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import Limits, Pool, Request
-from strategies import COSTS, Case, LineCost, long_cases
+from strategies import COSTS, Case, LineCost, crowded_cases, long_cases
 from walk import Moment, Walk
 
 PAGED = "vllm-sosp23"
+cases = st.one_of(crowded_cases(), long_cases())
 
 
 def same(leapt: Run, stepped: Run) -> None:
@@ -53,7 +56,7 @@ def same_rows(leapt: Run, stepped: Run) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=60)
-@given(case=long_cases(), data=st.data())
+@given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case, data):
     """Invariant 6: leap and step give identical results."""
     end = serve(policy, case).book.end_ticks
@@ -64,7 +67,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=1500)
-@given(case=long_cases(), data=st.data())
+@given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits_at_length(policy, case, data):
     """Invariant 6: leap and step give identical results."""
     end = serve(policy, case).book.end_ticks
@@ -73,7 +76,7 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, case, data):
 
 
 @hypothesis_settings(max_examples=40)
-@given(case=long_cases())
+@given(case=cases)
 def test_leaps_hand_out_the_ids_that_steps_hand_out(case):
     """Invariant 6, for block tables: within a leap ids go out in order of step and sequence."""
     leaping, stepping = (Walk(PAGED, case, leap) for leap in (True, False))
@@ -90,7 +93,7 @@ def held(moment: Moment) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=30)
-@given(case=long_cases(), leap=st.booleans())
+@given(case=cases, leap=st.booleans())
 def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, leap):
     with_ids, without = (serve(policy, case, leap=leap, ids=ids) for ids in (True, False))
     for columns, others in ((with_ids.book.rows, without.book.rows), (with_ids.book.stays, without.book.stays)):
@@ -99,6 +102,22 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, le
         }
     assert cuts_of(with_ids) == cuts_of(without)
     assert plain(with_ids.window) == plain(without.window)
+
+
+@pytest.mark.parametrize("policy", ["orca", "orca-oracle"])
+@hypothesis_settings(max_examples=60)
+@given(case=long_cases(), sloped=st.booleans())
+def test_leaps_are_as_long_as_they_can_be(policy, case, sloped):
+    """Without knots and budgets a leap ends only when somebody finishes, or in the step in which somebody arrives."""
+    bounds = replace(case.limits, max_num_batched_tokens=1 << 20, max_num_seqs=64)
+    cost = COSTS["sloped" if sloped else "flat"]
+    run = serve(policy, replace(case, cost=cost, limits=bounds))
+    steps, finishes = steps_of(run), {times[2] for times in times_of(run).values()}
+    last_steps = run.book.row_clock + run.book.rows["steps"] - 1
+    for last in (steps[clock] for clock in last_steps.tolist()):
+        end = last.start_ticks + last.ticks
+        arrived = any(last.start_ticks < request.arrival_ticks <= end for request in case.requests)
+        assert end in finishes or arrived
 
 
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)

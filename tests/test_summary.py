@@ -121,7 +121,7 @@ def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
     assert said["settings"]["num_gpu_blocks_override"] == 20
     assert said["workload"]["sha256"] == small_run().workload.sha256()
     memory = pd.read_parquet(tmp_path / "a" / "memory.parquet")
-    assert (memory.drop(columns="start_ticks").sum(axis=1) == 20 * 16).all()
+    assert (memory.drop(columns=["start_ticks", "largest_free_run"]).sum(axis=1) == 20 * 16).all()
 
 
 def test_a_result_can_be_rerun_from_its_settings(tmp_path):
@@ -154,3 +154,29 @@ def test_leaps_expand_to_the_steps(policy):
         result.expand(result.steps_table(simulate(settings(policy=policy, leap=leap), work))) for leap in (True, False)
     ]
     assert tables[0].equals(tables[1])
+
+
+def test_watching_progress_changes_nothing():
+    """A refused request that arrives long after the rest does not stretch the run."""
+    work = Workload("late", [0, 100 * 10**12], [10, 900], [5, 100])
+    told = []
+    watched, alone = (
+        simulate(settings(num_gpu_blocks_override=4), work, progress=progress) for progress in (told.append, None)
+    )
+    assert summary(watched) == summary(alone)
+    assert summary(alone)["refused_requests"] == [{"request": 1, "smallest_pool_blocks": 63}]
+    assert told[-1] == 2
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_external_fragmentation_of_two_free_pieces(leap):
+    """Four chunks of one block; the second is still held when the first, third and fourth are free again."""
+    work = Workload("holes", [0] * 4, [1] * 4, [1, 3, 1, 1])
+    run = simulate(settings(policy="orca-oracle", num_gpu_blocks_override=4, block_size=4, leap=leap), work)
+    # Step 1: nothing free. Steps 2 and 3: three blocks free, two of them together: 1 - 2/3.
+    lengths = run.book.end_of(np.array([1, 2, 3])) - run.book.start_of(np.array([0, 1, 2]))
+    index = summary(run)["external_fragmentation_index"]
+    assert index["mean_over_iterations"] == pytest.approx(2 / 3 / 3)
+    assert index["mean_over_time"] == pytest.approx((lengths[1] + lengths[2]) / 3 / lengths.sum())
+    runs = result.memory_table(run)["largest_free_run"].tolist()
+    assert (runs[0], runs[-1]) == (0, 8)

@@ -111,9 +111,14 @@ class ContiguousMemory:
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """What the ledger integrates: sequences that grow, slots live and held, sums of F and R,
-        finished_hold, stranded."""
+        finished_hold, stranded, longest free run."""
         live = self.growing * state.clock + self._lag
-        return self.growing, live, self.used_slots, self._target, self._asked, self._finished_hold, self._stranded
+        held, free = self.used_slots, self.largest_free_slots()
+        return self.growing, live, held, self._target, self._asked, self._finished_hold, self._stranded, free
+
+    def largest_free_slots(self) -> int:
+        """Slots of the longest run of free blocks; all that are free where reservations have no position."""
+        return self.capacity_slots - self.used_slots
 
     def release(self, finished: Iterable[Sequence], clock: int) -> None:
         """Sequences whose last token came out before step ``clock`` give their slots back."""
@@ -148,6 +153,7 @@ class BuddyMemory(ContiguousMemory):
         super().__init__(num_blocks, block_size)
         # 128 blocks of 16 hold the artifact's 2,048 tokens; a longer model needs larger chunks.
         self.arena = BuddyArena(num_blocks, max(MAX_CHUNK_BLOCKS, self.chunk_blocks(max_model_len)))
+        self._largest_run: int | None = None
 
     def chunk_blocks(self, tokens: int) -> int:
         """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to a power of two."""
@@ -160,10 +166,17 @@ class BuddyMemory(ContiguousMemory):
         return self.arena.fits(slots // self.block_size)
 
     def take_place(self, slots: int) -> int | None:
+        self._largest_run = None
         return self.arena.allocate(slots // self.block_size)
 
     def give_place(self, grant: Grant) -> None:
+        self._largest_run = None
         self.arena.free(grant.start, grant.slots // self.block_size)
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
+
+    def largest_free_slots(self) -> int:
+        if self._largest_run is None:
+            self._largest_run = max((length for _, length in self.arena.free_runs()), default=0)
+        return self._largest_run * self.block_size

@@ -34,6 +34,7 @@ ROW = (
     "asked",  # contiguous: sum of R over them
     "finished_hold",  # contiguous: padding, and all that ended sequences hold
     "stranded",  # contiguous: free slots in pieces too small for the head
+    "largest_free",  # contiguous: slots of the longest run of free blocks
 )
 #: Columns of a stay: a sequence on the device from an admission (or swap-in) on.
 STAY = ("index", "start_clock", "tokens", "generated_tokens", "kind")

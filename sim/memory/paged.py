@@ -164,7 +164,7 @@ class PagedMemory:
             self.free -= self._span_growth if same else self.growth(clock + 1, steps - 1)
             if self.tables:
                 self.tables.grow(clock + 1, steps - 1)
-        return width, width * clock + state.lag_sum, held, 0, 0, 0, 0
+        return width, width * clock + state.lag_sum, held, 0, 0, 0, 0, 0
 
 
 class BlockTables:

@@ -46,7 +46,8 @@ class OrcaPaper:
                 break
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + sequence.start_tokens > self.limits.max_num_batched_tokens:
-                steady = False
+                # Those admitted now cost only a token in the next step; else nothing changes until a finish.
+                steady = not admitted
                 break
             transaction.reserve(reserved)
             running += 1

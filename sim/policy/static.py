@@ -36,7 +36,8 @@ class StaticBatching:
             return _LET_IT_RUN
         batch: list[Sequence] = []
         for sequence in state.waiting:
-            if len(batch) == self.limits.max_num_seqs or (batch and not self.fits([*batch, sequence], transaction.free_slots)):
+            full = len(batch) == self.limits.max_num_seqs
+            if full or (batch and not self.fits([*batch, sequence], transaction.free_slots)):
                 break
             batch.append(sequence)
         if not batch:
@@ -69,7 +70,8 @@ class StaticBatching:
 class FasterTransformer(StaticBatching):
     """FasterTransformer as the SOSP'23 paper runs it.
 
-    Static batches of at most B (``max_num_seqs``, from the paper's table by model and data set);
+    Static batches of at most B (``max_num_seqs``; the paper sets it by model and data set, and the
+    default is that for ShareGPT);
     the batch stops growing where longest prompt + longest true output exceed 2,040 tokens, and runs
     for its longest output. A head that alone exceeds that runs alone.
     """

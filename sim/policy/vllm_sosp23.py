@@ -115,7 +115,8 @@ class VllmSosp23:
             if left < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
                 return tuple(admitted), tokens - decodes, True, False
             if running and tokens + prefill > limits.max_num_batched_tokens:
-                return tuple(admitted), tokens - decodes, False, False
+                # Those admitted now cost only a token in the next step; else nothing changes until a finish.
+                return tuple(admitted), tokens - decodes, not admitted, False
             free = left
             running += 1
             tokens += prefill

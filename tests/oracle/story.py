@@ -43,14 +43,15 @@ def log(outcome: Outcome) -> list[str]:
 def random_case(seed: int) -> tuple[list[Request], Pool, Limits]:
     """A small workload that strains a small pool, for any policy."""
     draw = random.Random(seed)
-    requests, now = [], 0
+    requests, now, model = [], 0, draw.choice([48, 64, 90])
     for _ in range(draw.randint(1, 40)):
         now += draw.choice([0, 0, 0, 50, 400, 5000])
-        prompt, output = draw.randint(1, 40), draw.randint(1, 24)
+        prompt = draw.randint(1, 40)
+        output = draw.randint(1, min(24, model - prompt))
         requests.append(Request(now, prompt, output, draw.choice([None, output, output + 7])))
     pool = Pool(draw.randint(2, 60), draw.choice([1, 2, 4, 8]), draw.randint(0, 20))
     limits = Limits(
-        max_model_len=draw.choice([64, 90]),
+        max_model_len=model,
         max_num_batched_tokens=draw.choice([10, 60, 2560]),
         max_num_seqs=draw.choice([2, 5, 64]),
         watermark_fraction=draw.choice([0.0, 0.01, 0.1]),
