@@ -97,22 +97,21 @@ class Engine:
 
     def _leap_over(self, plan: Plan, now: int) -> tuple[int, int, Leap]:
         """How many steps the plan carries, how long they take, and the ledger's columns for them."""
-        state, decode_line = self.state, self.cost.decode_line
-        width = decodes = state.width
-        context = width * state.clock + state.lag_sum
-        prefill = swap = 0
+        state = self.state
+        clock, width, waiting = state.clock, state.width, len(state.waiting)
+        context = width * clock + state.lag_sum
+        decodes, prefill, swap = width, plan.prefill_tokens, 0
         if plan is CARRY_ON:
-            base, slope, until = decode_line(width, context)
+            base, slope, until = self.cost.decode_line(width, context)
             first = base + slope * context
         else:
-            prefill = plan.prefill_tokens
             decodes -= len(plan.admitted)
             first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan))
             if plan.swapped_out or plan.swapped_in:
                 swap = self._swap_ticks(plan)
                 first += swap
-            base, slope, until = decode_line(width, context + width)
-        waiting, limit = len(state.waiting), state.calendar[0][0] - state.clock
+            base, slope, until = self.cost.decode_line(width, context + width)
+        limit = state.calendar[0][0] - clock
         if limit == 1 or not plan.steady or not self.leap:
             return 1, first, (now, 1, first, first, 0, 0, width, decodes, prefill, swap, waiting)
         if limit > _LONGEST_LEAP:
@@ -121,19 +120,24 @@ class Engine:
         if until is not None:
             limit = min(limit, 1 + (until - 1 - context) // width)
         if plan.wakes:
-            # The first boundary at or after the arrival.
-            ahead = self.source.next_ticks - now - first - 1
-            if ahead < 0:
-                limit = 1
-            elif (steps := 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)) < limit:
-                limit = steps
+            limit = self._stop_at_arrival(limit, now + first, second, growth)
         if self._edges:
             limit = self._stop_at_edge(limit, now, first, second, growth)
         if limit > 1:
             limit = self.policy.horizon(state, self.memory, limit)
         more = limit - 1
-        ticks = first + more * second + growth * (more * (more - 1) // 2)
+        ticks = first + more * second
+        if growth:
+            ticks += growth * (more * (more - 1) // 2)
         return limit, ticks, (now, limit, ticks, first, second, growth, width, decodes, prefill, swap, waiting)
+
+    def _stop_at_arrival(self, limit: int, then: int, second: int, growth: int) -> int:
+        """Steps up to the first boundary at or after the next arrival; the first step ends ``then``."""
+        ahead = self.source.next_ticks - then - 1
+        if ahead < 0:
+            return 1
+        steps = 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)
+        return steps if steps < limit else limit
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""

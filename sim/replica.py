@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .cost import PaperCost, StepCost, cost
+from .errors import SettingError
 from .memory import BatchMemory, BuddyMemory, ContiguousMemory, PagedMemory
 from .policy import POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
@@ -39,7 +42,27 @@ class Replica:
     block_size: int
     max_model_len: int
 
+    def describe(self) -> dict[str, Any]:
+        """What the settings came to, defaults included, for ``run.json``."""
+        return {"num_gpu_blocks": self.num_blocks, "block_size": self.block_size, **asdict(self.policy.limits)}
 
+
+# What shapes, pools and costs call their arguments, and what the user calls them.
+_SETTINGS_NAMES = {"num_gpus": "tensor_parallel_size", "tensor_parallel": "tensor_parallel_size", "scale": "step_scale"}
+
+
+@contextmanager
+def _under_settings_names() -> Iterator[None]:
+    """Errors name the setting that the user gave."""
+    try:
+        yield
+    except SettingError as error:
+        if error.field not in _SETTINGS_NAMES:
+            raise
+        raise SettingError(_SETTINGS_NAMES[error.field], error.value, error.remedy) from None
+
+
+@_under_settings_names()
 def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
     """A fresh replica.
 
@@ -47,13 +70,16 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
         step_cost: Used in place of the settings' own.
 
     Raises:
-        SettingError: An unknown model or GPU, a model that leaves no room for a pool, a cost model
-            that does not fit the model.
+        SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
+            ``max_model_len``, a cost model that does not fit the model.
     """
     shape, card, size = model(settings.model), gpu(settings.gpu), settings.block_size
     ranks = settings.tensor_parallel_size
     num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size)
     max_model_len = settings.max_model_len or shape.max_model_len
+    if max_model_len > shape.max_model_len:
+        remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
+        raise SettingError("max_model_len", max_model_len, remedy)
     kind = POLICIES[settings.policy]
     policy = kind(
         Limits(

@@ -11,8 +11,13 @@ from pydantic.dataclasses import dataclass
 from .errors import SettingError
 from .policy import POLICIES
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds lie far beyond any machine there is, and within what int64 ticks and tables hold.
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Blocks = Annotated[int, Field(ge=1, le=2**26)]
+BlockSize = Annotated[int, Field(ge=1, le=65_536)]
+Gibibytes = Annotated[float, Field(ge=0, le=65_536)]
+Scale = Annotated[float, Field(ge=1e-3, le=1e3)]
+Seconds = Annotated[float, Field(ge=0, le=8.0e6)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -44,16 +49,16 @@ class Settings:
     model: str = "opt-13b"
     gpu: str = "a100-40gb"
     tensor_parallel_size: Count = 1
-    block_size: Count = 16
-    num_gpu_blocks_override: Count | None = None
+    block_size: BlockSize = 16
+    num_gpu_blocks_override: Blocks | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count = 2560
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None
-    step_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    step_scale: Scale | None = None
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True
     ids: bool = False

@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..sequence import Plan, Sequence
+from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from .block_pool import BlockPool
 from .ledger import Meter
@@ -61,9 +61,9 @@ class PagedMemory:
         self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
         self._phases = [0] * (2 * block_size)
         self._transaction = PagedTransaction(self)
-        # The span that ``growth`` was asked for last, and its answer: a policy asks how far it can
-        # look ahead, and just that span then passes.
-        self._span_clock = self._span_steps = self._span_growth = 0
+        # How many steps ``growth`` was asked for last since the commit, and its answer: a policy asks
+        # how far it can look ahead, and just that span then passes.
+        self._span_steps = self._span_growth = 0
 
     @property
     def capacity_slots(self) -> int:
@@ -85,8 +85,11 @@ class PagedMemory:
             self._evict(plan, clock)
         size = self.block_size
         self.free -= self._phases[clock % size]
+        self._span_steps = 0
         if self.tables:
             self.tables.grow(clock)
+        if plan is CARRY_ON:
+            return
         for sequence in plan.swapped_in:
             self.host_free += self._blocks_to_move(sequence)
         phases = self._phases
@@ -131,7 +134,7 @@ class PagedMemory:
         else:
             cycles, rest = divmod(steps, size)
             blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
-        self._span_clock, self._span_steps, self._span_growth = clock, steps, blocks
+        self._span_steps, self._span_growth = steps, blocks
         return blocks
 
     def steps_within(self, clock: int, blocks: int) -> int:
@@ -160,8 +163,8 @@ class PagedMemory:
         held = (self.num_blocks - self.free) * self.block_size
         clock, width = state.clock, state.width
         if steps > 1:
-            same = self._span_steps == steps - 1 and self._span_clock == clock + 1
-            self.free -= self._span_growth if same else self.growth(clock + 1, steps - 1)
+            known = self._span_steps == steps - 1
+            self.free -= self._span_growth if known else self.growth(clock + 1, steps - 1)
             if self.tables:
                 self.tables.grow(clock + 1, steps - 1)
         return width, width * clock + state.lag_sum, held, 0, 0, 0, 0, 0

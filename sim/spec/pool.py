@@ -10,6 +10,8 @@ GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
 WORKSPACE_BYTES = GIB
 SWAP_BYTES_PER_GPU = 20 * GIB
+#: Blocks of a swap space beyond which keeping books of them would take all of this machine's memory.
+MOST_HOST_BLOCKS = 1 << 26
 
 
 def block_bytes(model: ModelSpec, num_gpus: int = 1, block_size: int = 16, dtype: str = "fp16") -> int:
@@ -32,22 +34,33 @@ def paper_num_blocks(model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: 
     artifact's own LLaMA analyzer counts the head, rotary tables of 8,192 positions and two
     activations, which comes to 965.
 
-    Raises SettingError where nothing is left for the pool.
+    Raises SettingError where the weights leave no slot, and where a block is larger than what they leave.
     """
     usable = int(0.95 * gpu.memory_bytes)
     taken = _parameter_bytes(model, num_gpus) + _activation_bytes(model, num_gpus) + WORKSPACE_BYTES
-    blocks = (usable - taken) // block_bytes(model, num_gpus, block_size)
-    if blocks < 1:
+    slots = (usable - taken) // block_bytes(model, num_gpus, 1)
+    if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"
         raise SettingError("num_gpus", num_gpus, remedy)
+    blocks = (usable - taken) // block_bytes(model, num_gpus, block_size)
+    if blocks < 1:
+        remedy = f"{model.name} leaves room for {slots} slots on {num_gpus} x {gpu.name}; take smaller blocks"
+        raise SettingError("block_size", block_size, remedy)
     return blocks
 
 
 def host_blocks(
     model: ModelSpec, num_gpus: int = 1, block_size: int = 16, swap_bytes_per_gpu: int = SWAP_BYTES_PER_GPU
 ) -> int:
-    """Blocks of the swap space in host memory: 20 GiB a GPU in SOSP'23."""
-    return swap_bytes_per_gpu // block_bytes(model, num_gpus, block_size)
+    """Blocks of the swap space in host memory: 20 GiB a GPU in SOSP'23.
+
+    Raises SettingError for more than ``MOST_HOST_BLOCKS``.
+    """
+    blocks = swap_bytes_per_gpu // block_bytes(model, num_gpus, block_size)
+    if blocks > MOST_HOST_BLOCKS:
+        remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
+        raise SettingError("swap_space", swap_bytes_per_gpu / GIB, remedy)
+    return blocks
 
 
 def _parameter_bytes(model: ModelSpec, num_gpus: int) -> int:
