@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TypeVar
 
 import joblib
@@ -121,4 +124,25 @@ def _in_parallel(jobs: Sequence[tuple[Workload, Case]]) -> Iterator[Measured]:
         # Ctrl-C leaves runs undone, as it should.
         warnings.filterwarnings("ignore", message=".*have been cancelled.*")
         calls: Iterable = (joblib.delayed(measure)(*job) for job in jobs)
-        yield from joblib.Parallel(n_jobs=workers, return_as="generator")(calls)
+        with _interrupts_held():
+            results = joblib.Parallel(n_jobs=workers, return_as="generator")(calls)
+        yield from results
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the block is over; processes that start in it never see one.
+
+    A terminal sends it to every process. Workers that died of it would print tracebacks and break the
+    pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Its own start would let signals through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,10 +8,14 @@ how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 interrupted, w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
+import psutil
 import pydantic
 from cyclopts import App, CycloptsError
 
@@ -20,6 +24,8 @@ from ..sim.errors import UserError
 from ..sim.settings import setting_error
 
 DONE, FAULT, MISTAKE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+#: Seconds after which a program that was interrupted ends, whatever it waits for.
+MOST_UNWINDING_S = 5
 
 app = App(
     name="fragmeter",
@@ -43,7 +49,28 @@ for _place, (_verb, _help) in enumerate({
 
 def main() -> None:
     """Entry point: run the command line and exit."""
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     sys.exit(status(sys.argv[1:]))
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Ctrl-C unwinds once, undisturbed by a second one, but not for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGALRM, _leave)
+        signal.alarm(MOST_UNWINDING_S)
+    raise KeyboardInterrupt
+
+
+def _leave(*_: object) -> NoReturn:
+    """End the workers and be gone, without the interpreter's own way out, which would wait for them."""
+    # Trackers of shared memory, which tidy up behind us, heed no SIGTERM.
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
+    os._exit(INTERRUPTED)
 
 
 def status(tokens: Sequence[str]) -> int:

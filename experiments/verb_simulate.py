@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from rich.console import Console
@@ -21,6 +21,7 @@ from ..sim.spec import model
 from ..sim.summary import summary
 from ..sim.workload import Workload
 from ..traces import Trace, check_fits, read, synthetic_pairs, workload
+from ..traces.trace import Rows
 from .output import RESULTS, JsonTarget, Report, require_writable, user_paths
 from .summaries import print_summary
 
@@ -28,6 +29,9 @@ REPLICA = Group("Replica", sort_key=0)
 REQUESTS = Parameter(group=Group("Requests", sort_key=1))
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
 DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
+MOST_TOKENS = 2**31
+#: Refused requests that are named on the terminal.
+REFUSED_SHOWN = 5
 
 
 def simulate(
@@ -59,20 +63,38 @@ def simulate(
         out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
     """
     report = Report(json)
-    if out is not None:
-        check_target(out)
-        require_writable(out, out, create=True)
+    _check_out(out)
     requests = _requests(settings, trace, dataset, num_prompts, seed)
-    told = int(max_tokens) if max_tokens is not None and max_tokens.isdecimal() else max_tokens
+    told = _rule(max_tokens)
     work = workload(requests, request_rate, seed, told)
     with _progress(len(work)) as progress:
         run = serve(settings, work, progress=progress)
+    # The hash says which file it was; its folder changes nothing.
+    origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
+    _keep(run, out, origin | _drawn(work, request_rate, told, seed))
+    _tell(run, requests.rows if trace else None, report, out)
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse a folder before work is put into it."""
     if out is not None:
-        origin = {"trace": str(trace)} if trace else {"dataset": dataset or DEFAULT_DATASET}
-        drawn = {"num_prompts": len(work), "request_rate": _finite(request_rate), "max_tokens": told, "seed": seed}
+        check_target(out)
+        require_writable(out, out, create=True)
+
+
+def _keep(run: Run, out: Path | None, request: dict[str, Any]) -> None:
+    if out is not None:
         with user_paths(out):
-            write(run, out, origin | drawn)
-    _tell(run, work, report, out)
+            write(run, out, request)
+
+
+def _rule(max_tokens: str | None) -> str | int | None:
+    """What clients tell of, a number where it is one."""
+    if max_tokens is None or not max_tokens.isdecimal():
+        return max_tokens
+    if len(max_tokens) > len(str(MOST_TOKENS)) or int(max_tokens) > MOST_TOKENS:
+        raise SettingError("max_tokens", max_tokens, f"no model is that long; give at most {MOST_TOKENS}")
+    return int(max_tokens)
 
 
 def _requests(
@@ -81,6 +103,9 @@ def _requests(
     """The requests asked for, none of them longer than the model."""
     if num_prompts is not None and num_prompts < 1:
         raise SettingError("num_prompts", num_prompts, "must be 1 or more")
+    if seed < 0:
+        # Also where nothing is drawn: results say by which seed they came.
+        raise SettingError("seed", seed, "must be 0 or more")
     max_model_len = settings.max_model_len or model(settings.model).max_model_len
     if trace is None:
         name = dataset or DEFAULT_DATASET
@@ -102,9 +127,10 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     return Trace(trace.name, *(None if column is None else column[:num_prompts] for column in columns), trace.rows)
 
 
-def _finite(rate: float | None) -> float | str | None:
-    """The rate as JSON can say it."""
-    return "inf" if rate == float("inf") else rate
+def _drawn(work: Workload, rate: float | None, told: str | int | None, seed: int) -> dict[str, Any]:
+    """How the workload was made, as JSON can say it."""
+    finite = "inf" if rate == float("inf") else rate
+    return {"num_prompts": len(work), "request_rate": finite, "max_tokens": told, "seed": seed}
 
 
 @contextmanager
@@ -118,15 +144,30 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _tell(run: Run, work: Workload, report: Report, out: Path | None) -> None:
+def _tell(run: Run, rows: Rows | None, report: Report, out: Path | None) -> None:
+    """The summary; ``rows`` is where the requests stand in the trace, if there is one."""
     content = summary(run)
-    chosen = run.settings
+    chosen, work = run.settings, run.workload
     report.say(f"{chosen.policy}: {chosen.model} on {chosen.tensor_parallel_size} x {chosen.gpu}", style="bold")
     report.say(f"{work.name}, {len(work):,} requests")
     print_summary(content, report.console)
-    if content["refused"]:
-        pool = f"the pool of {content['num_gpu_blocks']} blocks"
-        report.say(f"Refused: {content['refused']} requests that {pool} cannot hold.")
+    for text in _refused_told(content, rows):
+        report.say(text)
     if out is not None:
         report.point_to("Results", out)
     report.data(content)
+
+
+def _refused_told(content: dict[str, Any], rows: Rows | None) -> Iterator[str]:
+    """How many requests were refused, and which and why of the first few."""
+    total = content["refused"]
+    if not total:
+        return
+    yield f"Refused: {total} requests that the pool of {content['num_gpu_blocks']} blocks cannot hold."
+    shown = content["refused_requests"][:REFUSED_SHOWN]
+    for refused in shown:
+        request = refused["request"]
+        where = f"request {request}" if rows is None else f"{rows.unit} {rows.number(request)} of the trace"
+        yield f"  {where}: needs a pool of {refused['smallest_pool_blocks']} blocks"
+    if total > len(shown):
+        yield f"  and {total - len(shown)} more; requests.parquet of --out has them all"

@@ -117,6 +117,14 @@ MISTAKES = {
         ["simulate", "--max-tokens", "half", "--request-rate", "1"],
         "max_tokens = 'half': choose true, pow2 or a number of tokens",
     ),
+    "seed": (
+        ["simulate", "--seed", "-1", "--request-rate", "1"],
+        "seed = -1: must be 0 or more",
+    ),
+    "tokens": (
+        ["simulate", "--max-tokens", "9" * 5000, "--request-rate", "1"],
+        f"max_tokens = '{'9' * 5000}': no model is that long; give at most 2147483648",
+    ),
     "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
     "flag for a file": (
         ["doctor", "--json", "--verbose"],
@@ -128,6 +136,65 @@ MISTAKES = {
 @pytest.mark.parametrize(("tokens", "complaint"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistaken_command_line(tokens, complaint, capsys):
     assert refused(capsys, *tokens) == complaint
+
+
+BOUNDS = {
+    "window": (["0", "1e30"], "8000000"),
+    "swap_space": (["1e300"], "65536"),
+    "step_scale": (["1e300"], "1000"),
+    "num_gpu_blocks_override": (["100000000000"], "67108864"),
+    "block_size": (["65537"], "65536"),
+    "max_model_len": (["2147483649"], "2147483648"),
+    "max_num_seqs": (["2147483649"], "2147483648"),
+    "max_num_batched_tokens": (["2147483649"], "2147483648"),
+}
+
+
+@pytest.mark.parametrize(("field", "values", "most"), [(name, *row) for name, row in BOUNDS.items()], ids=BOUNDS)
+def test_a_setting_beyond_any_machine(field, values, most, capsys):
+    line = refused(capsys, "simulate", "--ids", "--request-rate", "1", f"--{field.replace('_', '-')}", *values)
+    assert line == f"{field} = {values[-1]!r}: Input should be less than or equal to {most}"
+
+
+def test_a_step_of_next_to_no_time(capsys):
+    line = refused(capsys, "simulate", "--step-scale", "1e-300", "--request-rate", "1")
+    assert line == "step_scale = '1e-300': Input should be greater than or equal to 0.001"
+
+
+# What only the model and the GPU can tell: named as the user's flag is.
+MISFITS = {
+    "ranks": (
+        ["--tensor-parallel-size", "3"],
+        "tensor_parallel_size = 3: must divide the 40 heads of opt-13b",
+    ),
+    "weights": (
+        ["--model", "opt-175b"],
+        "tensor_parallel_size = 1: opt-175b leaves no KV blocks on a100-40gb; use more or larger GPUs",
+    ),
+    "block": (
+        ["--block-size", "65536"],
+        "block_size = 65536: opt-13b leaves room for 15732 slots on 1 x a100-40gb; take smaller blocks",
+    ),
+    "scale": (
+        ["--cost", "roofline", "--step-scale", "2"],
+        "step_scale = 2.0: applies to the cost 'paper' only; leave it at 1",
+    ),
+    "length": (
+        ["--max-model-len", "99999"],
+        "max_model_len = 99999: opt-13b has positions for 2048; give no more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), MISFITS.values(), ids=MISFITS)
+def test_a_setting_that_does_not_fit_the_model_or_the_gpu(tokens, complaint, capsys):
+    assert refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", *tokens) == complaint
+
+
+def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n")
+    assert refused(capsys, "simulate", "--trace", trace, "--seed", "-1") == "seed = -1: must be 0 or more"
 
 
 PARSING = {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,51 @@ class TestTheFolder:
         assert captured.err == ""
         for words in ("Static (naive)", "The popular view:", "Pool: 983 blocks of 16 slots, 15,728 in all"):
             assert words in captured.out
+
+
+@pytest.mark.parametrize("later_s", [0, 0.3, 1.5], ids=lambda later_s: f"{later_s} s later")
+def test_a_terminal_interrupts_every_process_and_twice(later_s, tmp_path):
+    """As a terminal does it, at moments in which workers are starting, and in which they run."""
+    out = tmp_path / "out"
+    program = subprocess.Popen(
+        command("reproduce", "all", "--out", out),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (out / "reproduction.html").exists() and program.poll() is None:
+        time.sleep(0.01)
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(timeout=later_s)
+    os.killpg(program.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(timeout=0.1)
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGINT)
+    # Ends of the pipe that workers hold are waited for, too.
+    _, error = program.communicate(timeout=60)
+    assert program.returncode == INTERRUPTED
+    assert error == "fragmeter: interrupted; what is finished stays\n"
+    assert sorted(path.name for path in out.iterdir()) == ["reproduction.html", "waste.json"]
+    assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"
+
+
+def test_an_interrupted_program_that_waits_for_ever_is_ended():
+    script = """
+import os, signal, threading
+from fragmeter.experiments import cli
+
+def waiting(tokens):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait()
+
+cli.status, cli.MOST_UNWINDING_S = waiting, 1
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "")
 
 
 def test_ctrl_c_leaves_what_is_finished(tmp_path):

@@ -38,7 +38,7 @@ def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path)
     assert requests["arrival_ticks"].tolist() == [0, 500_000_000_000, 2_000_000_000_000]
     assert requests["prompt_tokens"].tolist() == [7, 9, 30]
     assert rerun["settings"] == Settings().as_dict()
-    assert rerun["workload"]["trace"] == str(trace) and "dataset" not in rerun["workload"]
+    assert rerun["workload"]["trace"] == "three.csv" and "dataset" not in rerun["workload"]
 
 
 FLAGS = {
@@ -119,6 +119,15 @@ def test_the_same_command_gives_the_same_bytes(trace, tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
 
+def test_results_do_not_hang_on_the_folder_in_which_the_trace_lies(trace, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / trace.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(TRACE)
+    simulated("--trace", trace, out=tmp_path / "one")
+    simulated("--trace", elsewhere, out=tmp_path / "two")
+    assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
+
+
 def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     summary = data("simulate", "--trace", trace)
     printed = run("simulate", "--trace", trace, "--out", tmp_path / "out", "--json", tmp_path / "summary.json")
@@ -129,9 +138,40 @@ def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     assert f"Results: {tmp_path / 'out'}\n" in printed.stdout
 
 
-def test_a_request_that_the_pool_never_holds_is_told(trace, capsys):
-    assert status(["simulate", "--trace", str(trace), "--num-gpu-blocks-override", "2"]) == DONE
-    assert "Refused: 1 requests that the pool of 2 blocks cannot hold." in capsys.readouterr().out
+class TestRequestsThatThePoolNeverHolds:
+    @staticmethod
+    def told(capsys: pytest.CaptureFixture, *tokens: object) -> list[str]:
+        assert status(["simulate", *map(str, tokens), "--num-gpu-blocks-override", "2"]) == DONE
+        lines = capsys.readouterr().out.splitlines()
+        first = next(place for place, line in enumerate(lines) if line.startswith("Refused"))
+        return lines[first:]
+
+    def test_are_named_by_their_line_of_the_trace(self, tmp_path, capsys):
+        """30 + 4 tokens are 3 blocks of 16."""
+        trace = tmp_path / "blank_line.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,7,5\n\n2,30,4\n")
+        assert self.told(capsys, "--trace", trace) == [
+            "Refused: 1 requests that the pool of 2 blocks cannot hold.",
+            "  line 4 of the trace: needs a pool of 3 blocks",
+        ]
+
+    def test_are_not_all_named_where_they_are_many(self, tmp_path, capsys):
+        trace = tmp_path / "many.csv"
+        trace.write_text("prompt_tokens,output_tokens\n" + "30,4\n" * 9)
+        assert self.told(capsys, "--trace", trace, "--request-rate", "inf") == [
+            "Refused: 9 requests that the pool of 2 blocks cannot hold.",
+            *(f"  line {line} of the trace: needs a pool of 3 blocks" for line in range(2, 7)),
+            "  and 4 more; requests.parquet of --out has them all",
+        ]
+
+    def test_are_numbered_where_there_is_no_trace(self, tmp_path, capsys):
+        drawn = ["--request-rate", "inf", "--num-prompts", 40]
+        lines = self.told(capsys, *drawn, "--json", tmp_path / "summary.json")
+        named = json.loads((tmp_path / "summary.json").read_text("utf-8"))["refused_requests"][:5]
+        assert lines[1:6] == [
+            f"  request {refused['request']}: needs a pool of {refused['smallest_pool_blocks']} blocks"
+            for refused in named
+        ]
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(trace, tmp_path, capsys):

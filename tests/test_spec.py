@@ -121,6 +121,25 @@ def test_a_model_that_does_not_fit_is_refused():
     assert str(error.value) == "num_gpus = 4: opt-175b leaves no KV blocks on a100-80gb; use more or larger GPUs"
 
 
+def test_a_block_larger_than_the_pool_is_not_blamed_on_the_gpus():
+    spec, card = model("opt-13b"), gpu("a100-40gb")
+    slots = paper_num_blocks(spec, card, 1, 1)
+    assert paper_num_blocks(spec, card, 1, slots) == 1
+    with pytest.raises(SettingError) as error:
+        paper_num_blocks(spec, card, 1, slots + 1)
+    assert str(error.value) == (
+        f"block_size = {slots + 1}: opt-13b leaves room for {slots} slots on 1 x a100-40gb; take smaller blocks"
+    )
+
+
+def test_a_swap_space_of_too_many_blocks_is_refused():
+    spec = model("llama-3.1-8b")
+    most_bytes = spec.slot_bytes() * 2**26
+    assert host_blocks(spec, block_size=1, swap_bytes_per_gpu=most_bytes) == 2**26
+    with pytest.raises(SettingError, match=r"swap_space = .*: comes to 67,108,865 blocks, more than 67,108,864"):
+        host_blocks(spec, block_size=1, swap_bytes_per_gpu=most_bytes + spec.slot_bytes())
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

@@ -10,7 +10,7 @@ GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
 WORKSPACE_BYTES = GIB
 SWAP_BYTES_PER_GPU = 20 * GIB
-#: Blocks of a swap space beyond which keeping books of them would take all of this machine's memory.
+#: Most blocks of a swap space: with ids, every one takes memory of the machine that simulates.
 MOST_HOST_BLOCKS = 1 << 26
 
 
