@@ -24,7 +24,7 @@ from .cost.base import StepCost
 from .errors import SimulationFault
 from .memory.ledger import Leap, Ledger
 from .policy.base import Policy
-from .sequence import CARRY_ON, Plan
+from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
 
@@ -100,26 +100,27 @@ class Engine:
         state = self.state
         clock, width, waiting = state.clock, state.width, len(state.waiting)
         context = width * clock + state.lag_sum
-        decodes, prefill, swap = width, plan.prefill_tokens, 0
+        decodes, prefill, swap, steady, wakes = width, 0, 0, True, True
         if plan is CARRY_ON:
             base, slope, until = self.cost.decode_line(width, context)
             first = base + slope * context
         else:
-            decodes -= len(plan.admitted)
-            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(plan))
-            if plan.swapped_out or plan.swapped_in:
+            admitted, prefill, _, swapped_out, swapped_in, padded, steady, wakes, _ = plan
+            decodes -= len(admitted)
+            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(admitted, padded))
+            if swapped_out or swapped_in:
                 swap = self._swap_ticks(plan)
                 first += swap
             base, slope, until = self.cost.decode_line(width, context + width)
         limit = state.calendar[0][0] - clock
-        if limit == 1 or not plan.steady or not self.leap:
+        if limit == 1 or not steady or not self.leap:
             return 1, first, (now, 1, first, first, 0, 0, width, decodes, prefill, swap, waiting)
         if limit > _LONGEST_LEAP:
             limit = _LONGEST_LEAP
         second, growth = base + slope * (context + width), slope * width
         if until is not None:
             limit = min(limit, 1 + (until - 1 - context) // width)
-        if plan.wakes:
+        if wakes:
             limit = self._stop_at_arrival(limit, now + first, second, growth)
         if self._edges:
             limit = self._stop_at_edge(limit, now, first, second, growth)
@@ -169,11 +170,11 @@ class Engine:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 
 
-def _causal_pairs(plan: Plan) -> int:
+def _causal_pairs(admitted: tuple[Sequence, ...], padded_tokens: int) -> int:
     """Pairs of query and key that the prefills attend to."""
     pairs = 0
-    for sequence in plan.admitted:
-        tokens = plan.padded_tokens or sequence.start_tokens
+    for sequence in admitted:
+        tokens = padded_tokens or sequence.start_tokens
         pairs += tokens * (tokens + 1) // 2
     return pairs
 

@@ -57,6 +57,8 @@ class Sequence:
 class Plan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
+    Who handles one in every step unpacks it, which is quicker than to ask a tuple for names.
+
     Attributes:
         admitted: Sequences that leave the head of the waiting queue and prefill in this step.
         prefill_tokens: Tokens that they compute, padding included.

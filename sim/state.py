@@ -35,24 +35,25 @@ class State:
 
     def begin(self, plan: Plan) -> None:
         """Carry out the plan's moves between the queues."""
-        for _ in plan.swapped_in:
+        admitted, _, preempted, swapped_out, swapped_in, padded_tokens, _, _, _ = plan
+        for _ in swapped_in:
             self.swapped.popleft()
-        for _ in plan.admitted:
+        for _ in admitted:
             self.waiting.popleft()
         clock, calendar = self.clock, self.calendar
-        for sequence in plan.swapped_in + plan.admitted:
+        for sequence in swapped_in + admitted:
             sequence.start_clock = clock
-            sequence.lag = lag = (plan.padded_tokens or sequence.start_tokens) - clock
+            sequence.lag = lag = (padded_tokens or sequence.start_tokens) - clock
             sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
             self.width += 1
             self.lag_sum += lag
             self.running[sequence] = None
             heappush(calendar, (finish, sequence.index, sequence))
-        if plan.preempted or plan.swapped_out:
-            self._push_out(plan)
+        if preempted or swapped_out:
+            self._push_out(preempted, swapped_out)
 
-    def _push_out(self, plan: Plan) -> None:
-        for sequence in plan.preempted + plan.swapped_out:
+    def _push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+        for sequence in preempted + swapped_out:
             self.width -= 1
             self.lag_sum -= sequence.lag
             del self.running[sequence]
@@ -60,10 +61,10 @@ class State:
             sequence.generated_tokens += self.clock - sequence.start_clock
             sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
         heapify(self.calendar)
-        for sequence in plan.preempted:
+        for sequence in preempted:
             sequence.kind = RECOMPUTED
             _insert(self.waiting, sequence)
-        for sequence in plan.swapped_out:
+        for sequence in swapped_out:
             sequence.kind = SWAPPED_IN
             _insert(self.swapped, sequence)
 

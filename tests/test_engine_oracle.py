@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import POLICIES, Outcome, simulate
 from oracle.story import random_case
-from strategies import COSTS, Case, LineCost, small_cases
+from strategies import COSTS, Case, LineCost, crowded_cases, small_cases
 
 FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
 
@@ -52,6 +52,7 @@ def same(policy: str, case: Case) -> Outcome:
         same_sums(run, outcome)
         same_gaps(run, outcome)
         same_work(run, outcome, case, calls)
+        same_fragmentation(run, outcome)
     assert buckets_at_rows(stepped) == [step.buckets for step in outcome.steps]
     same_row_starts(leapt, outcome)
     return outcome
@@ -140,6 +141,17 @@ def same_work(run, outcome: Outcome, case: Case, calls: list[tuple[int, ...]]) -
     assert min(done.ticks.values()) >= 0 and min(done.tokens.values()) >= 0
 
 
+def same_fragmentation(run, outcome: Outcome) -> None:
+    """1 - longest free run / all that is free, over iterations and over time; idle time is not fragmented."""
+    indices = []
+    for step in outcome.steps:
+        free = sum(blocks for _, blocks in step.free_chunks or ())
+        indices.append(1 - step.largest_free_run_blocks / free if free else 0.0)
+    over_time = sum(index * step.ticks for index, step in zip(indices, outcome.steps)) / max(1, run.book.end_ticks)
+    over_steps = sum(indices) / max(1, len(outcome.steps))
+    assert run.accounts.external_fragmentation() == pytest.approx((over_steps, over_time))
+
+
 def clipped(outcome: Outcome, slots: int, start: int, end: int) -> dict[str, int]:
     """Each bucket integrated over a span of time; where no step is, all is free."""
     overlaps = [max(0, min(s.start_ticks + s.ticks, end) - max(s.start_ticks, start)) for s in outcome.steps]
@@ -161,6 +173,13 @@ def same_row_starts(run, outcome: Outcome) -> None:
 @given(case=small_cases())
 def test_the_engine_does_what_the_oracle_does(policy, case):
     same(policy, case)
+
+
+@hypothesis_settings(max_examples=300)
+@given(case=crowded_cases())
+def test_the_engine_does_what_the_oracle_does_when_crowded(case):
+    """Victims by the dozen: recomputed, swapped out, swapped in while others are admitted."""
+    same("vllm-sosp23", case)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -211,6 +230,13 @@ def test_a_window_counts_the_steps_that_start_in_it_and_cuts_time_at_its_edges(p
 @given(case=small_cases())
 def test_the_engine_does_what_the_oracle_does_at_length(policy, case):
     same(policy, case)
+
+
+@pytest.mark.slow
+@hypothesis_settings(max_examples=5000)
+@given(case=crowded_cases())
+def test_the_engine_does_what_the_oracle_does_when_crowded_at_length(case):
+    same("vllm-sosp23", case)
 
 
 @pytest.mark.slow

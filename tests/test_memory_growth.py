@@ -13,7 +13,7 @@ from fragmeter.sim.sequence import Plan, Sequence
 from fragmeter.sim.state import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import long_cases, small_cases
+from strategies import crowded_cases, long_cases
 
 
 def taken_by_step(book: Book) -> list[int]:
@@ -29,7 +29,7 @@ def taken_by_step(book: Book) -> list[int]:
 
 @pytest.mark.parametrize("chunk_steps", [1, 3, 64, 1 << 18])
 @settings(max_examples=60)
-@given(case=st.one_of(small_cases(), long_cases()), leap=st.booleans())
+@given(case=st.one_of(crowded_cases(), long_cases()), leap=st.booleans())
 def test_growth_moments_are_what_counting_gives(chunk_steps, case, leap):
     """However many steps are laid out at a time."""
     book = serve("vllm-sosp23", case, leap=leap).book

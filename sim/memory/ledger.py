@@ -89,13 +89,14 @@ class Ledger:
 
     def open(self, plan: Plan, state: State) -> None:
         """Enter the comings and goings of a plan that the state has begun."""
-        for sequence in plan.swapped_in + plan.admitted:
+        admitted, _, preempted, swapped_out, swapped_in, _, _, _, _ = plan
+        for sequence in swapped_in + admitted:
             self.stays.append(
                 (sequence.index, sequence.start_clock, sequence.start_tokens, sequence.generated_tokens, sequence.kind)
             )
             sequence.stay = self._num_stays
             self._num_stays += 1
-        for sequence in plan.preempted:
+        for sequence in preempted:
             self.cuts.append((sequence.stay, state.clock, 0))
-        for sequence in plan.swapped_out:
+        for sequence in swapped_out:
             self.cuts.append((sequence.stay, state.clock, 1))

@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..sequence import CARRY_ON, Plan, Sequence
+from ..sequence import Plan, Sequence
 from ..state import State
 from .block_pool import BlockPool
 from .ledger import Meter
@@ -81,19 +81,17 @@ class PagedMemory:
 
         Called before the state begins the plan, so lags are those of the step before.
         """
-        if plan.preempted or plan.swapped_out:
-            self._evict(plan, clock)
-        size = self.block_size
-        self.free -= self._phases[clock % size]
+        admitted, _, preempted, swapped_out, swapped_in, _, _, _, _ = plan
+        if preempted or swapped_out:
+            self._evict(preempted, swapped_out, clock)
+        size, phases = self.block_size, self._phases
+        self.free -= phases[clock % size]
         self._span_steps = 0
         if self.tables:
             self.tables.grow(clock)
-        if plan is CARRY_ON:
-            return
-        for sequence in plan.swapped_in:
+        for sequence in swapped_in:
             self.host_free += self._blocks_to_move(sequence)
-        phases = self._phases
-        for sequence in plan.swapped_in + plan.admitted:
+        for sequence in swapped_in + admitted:
             tokens = sequence.start_tokens
             self.free -= -(-tokens // size)
             phase = (1 - tokens + clock) % size
@@ -106,12 +104,12 @@ class PagedMemory:
         """Blocks of a swapped sequence: all its tokens but the one that its next step computes."""
         return -(-(sequence.start_tokens - 1) // self.block_size)
 
-    def _evict(self, plan: Plan, clock: int) -> None:
-        for sequence in plan.swapped_out:
+    def _evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        for sequence in swapped_out:
             self.host_free -= -(-sequence.held_tokens(clock) // self.block_size)
             if self.tables:
                 self.tables.swap_out(sequence)
-        self.release(plan.preempted + plan.swapped_out, clock)
+        self.release(preempted + swapped_out, clock)
 
     def release(self, leaving: Iterable[Sequence], clock: int) -> None:
         """Sequences that leave before step ``clock`` give back the blocks that they held."""
