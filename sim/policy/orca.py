@@ -31,6 +31,7 @@ class OrcaPaper:
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+        """The head of the queue and those behind it, up to the first that does not fit."""
         if not state.waiting:
             return CARRY_ON
         admitted: list[Sequence] = []

@@ -32,6 +32,7 @@ class StaticBatching:
         self.limits = limits
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+        """Nothing while a batch runs; then the next batch."""
         if state.running:
             return _LET_IT_RUN
         batch: list[Sequence] = []

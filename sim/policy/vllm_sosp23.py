@@ -40,6 +40,7 @@ class VllmSosp23:
         self.limits = limits
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """The three phases; the first is taken at once where a block is left for everybody."""
         preempted = swapped_out = swapped_in = ()
         if transaction.free > transaction.need or not state.width:
             transaction.free -= transaction.need
