@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -18,6 +19,8 @@ from oracle import Limits, Pool, Request
 from strategies import Case
 
 _GIB = 1 << 30
+#: The shape of OPT-13B with positions for the longest of cases.
+LONG_MODEL = str(Path(__file__).parent / "data" / "config.json")
 
 
 def seconds_of(ticks: int) -> float:
@@ -44,9 +47,10 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks."""
     return settings(
         policy=policy,
+        model=LONG_MODEL,
         block_size=pool.block_size,
         num_gpu_blocks_override=pool.num_blocks,
-        swap_space=pool.host_blocks * block_bytes(model("opt-13b"), block_size=pool.block_size) / _GIB,
+        swap_space=pool.host_blocks * block_bytes(model(LONG_MODEL), block_size=pool.block_size) / _GIB,
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
