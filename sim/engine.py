@@ -9,6 +9,9 @@ SimPy event spans as many steps as hold the same decision, up to the nearest of
     a knot of the step's cost     its slope changes
     an edge of a measurement window
 
+While nobody waits, those who finish change no decision: the policy is not asked again before its
+horizon ends or somebody arrives.
+
 With ``leap=False`` every step is an event of its own. Both give the same bits.
 """
 
@@ -19,6 +22,7 @@ from math import isqrt
 from typing import Any
 
 import simpy
+from simpy.core import NORMAL
 
 from .cost.base import StepCost
 from .errors import SimulationFault
@@ -28,6 +32,9 @@ from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
 
+#: Of a step that changes who runs: its ticks, prefill tokens and swap ticks, whether its plan is steady
+#: and wakes. None: everything carries on.
+FirstStep = tuple[int, int, int, bool, bool] | None
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
 
@@ -55,90 +62,127 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = State()
-        self.ledger = Ledger()
+        self.ledger = Ledger(memory.meter)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.
         self.end_ticks = env.now
         self._edges = sorted(edges, reverse=True)
+        #: Decode clock up to which the policy is known to decide nothing but to carry on, if nobody arrives.
+        self._holds_until = 0
         self.process = env.process(self._serve())
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        env, source, policy, memory = self.env, self.source, self.policy, self.memory
-        state, ledger = self.state, self.ledger
+        source, policy, memory, state = self.source, self.policy, self.memory, self.state
+        # Bound once: a run makes millions of these calls.
+        wake, transaction, schedule = self.env.schedule, memory.transaction, policy.schedule
+        enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
-        now = env.now
+        alarm = _Alarm(self.env)
+        now = self.env.now
         while True:
             if source.next_ticks <= now:
                 source.deliver(now, state.waiting)
-            plan = policy.schedule(state, memory.transaction(state.clock))
-            memory.commit(plan, state.clock)
-            if plan is not CARRY_ON:
-                state.begin(plan)
-                ledger.open(plan, state)
+                plan = schedule(state, transaction(state.clock))
+            elif state.clock >= self._holds_until:
+                plan = schedule(state, transaction(state.clock))
+            else:
+                plan = CARRY_ON
+            first_step = None if plan is CARRY_ON else self._carry_out(plan)
+            steps = 0
             if state.width:
-                steps, ticks, leap = self._leap_over(plan, now)
-                yield env.timeout(ticks)
-                ledger.close(leap + memory.pass_steps(state, steps))
-                state.clock += steps
-                if state.calendar[0][0] == state.clock:
-                    memory.release(take_finished(), state.clock)
+                steps, ticks, leap = self._leap_over(now, first_step)
             elif plan.preempted or plan.swapped_out:
-                ticks = self._swap_alone(plan, now)
-                yield env.timeout(ticks)
+                ticks, leap = self._swap_alone(now, first_step)
             elif source.next_ticks < NEVER and not state.waiting:
-                ticks = source.next_ticks - now
-                yield env.timeout(ticks)
+                ticks, leap = source.next_ticks - now, None
             else:
                 self._check_done()
                 self.end_ticks = now
                 return
+            alarm.callbacks = []
+            wake(alarm, NORMAL, ticks)
+            yield alarm
             # What SimPy's clock says too; adding up is cheaper than asking.
             now += ticks
+            if leap:
+                enter(leap + pass_steps(state, steps))
+                state.clock = clock = state.clock + steps
+                if calendar and calendar[0][0] == clock:
+                    memory.release(take_finished(), clock)
 
-    def _leap_over(self, plan: Plan, now: int) -> tuple[int, int, Leap]:
-        """How many steps the plan carries, how long they take, and the ledger's columns for them."""
-        state = self.state
-        clock, width, waiting = state.clock, state.width, len(state.waiting)
+    def _carry_out(self, plan: Plan) -> FirstStep:
+        """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
+        state, memory, ledger = self.state, self.memory, self.ledger
+        clock, pairs, swap = state.clock, 0, 0
+        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes = plan
+        if preempted or swapped_out:
+            memory.evict(preempted, swapped_out, clock)
+            ledger.cut(preempted, swapped_out, clock)
+            state.push_out(preempted, swapped_out)
+        for sequence in swapped_in:
+            memory.take_back(sequence, clock)
+            state.start(sequence, state.swapped)
+            ledger.open(sequence, clock)
+        for sequence in admitted:
+            memory.admit(sequence, clock, padded)
+            state.start(sequence, state.waiting, padded)
+            ledger.open(sequence, clock)
+            # Causal: each token attends to itself and those before it.
+            tokens = padded or sequence.start_tokens
+            pairs += tokens * (tokens + 1) // 2
+        if swapped_out or swapped_in:
+            swap = self._swap_ticks(swapped_out, swapped_in)
+        width = state.width
         context = width * clock + state.lag_sum
-        decodes, prefill, swap, steady, wakes = width, 0, 0, True, True
-        if plan is CARRY_ON:
+        ticks = self.cost.step_ticks(width - len(admitted), context - prefill, prefill, pairs)
+        self._holds_until = 0
+        return ticks + swap, prefill, swap, steady and self.leap, wakes
+
+    def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
+        """How many steps a decision holds, how long they take, and the ledger's columns for them."""
+        state = self.state
+        clock, width = state.clock, state.width
+        context = width * clock + state.lag_sum
+        if first_step is None:
+            prefill = swap = waiting = 0
+            steady = wakes = self.leap
             base, slope, until = self.cost.decode_line(width, context)
             first = base + slope * context
         else:
-            admitted, prefill, _, swapped_out, swapped_in, padded, steady, wakes, _ = plan
-            decodes -= len(admitted)
-            first = self.cost.step_ticks(decodes, context - prefill, prefill, _causal_pairs(admitted, padded))
-            if swapped_out or swapped_in:
-                swap = self._swap_ticks(plan)
-                first += swap
+            first, prefill, swap, steady, wakes = first_step
+            waiting = len(state.waiting)
             base, slope, until = self.cost.decode_line(width, context + width)
-        limit = state.calendar[0][0] - clock
-        if limit == 1 or not steady or not self.leap:
-            return 1, first, (now, 1, first, first, 0, 0, width, decodes, prefill, swap, waiting)
-        if limit > _LONGEST_LEAP:
-            limit = _LONGEST_LEAP
-        second, growth = base + slope * (context + width), slope * width
-        if until is not None:
-            limit = min(limit, 1 + (until - 1 - context) // width)
-        if wakes:
-            limit = self._stop_at_arrival(limit, now + first, second, growth)
-        if self._edges:
-            limit = self._stop_at_edge(limit, now, first, second, growth)
+        second, growth = base, 0
+        if slope:
+            second, growth = base + slope * (context + width), slope * width
+        limit = state.calendar[0][0] - clock if steady else 1
+        if wakes and limit > 1:
+            ahead = self.source.next_ticks - now - first - 1
+            # Up to the first boundary at or after the next arrival.
+            reach = 1 if ahead < 0 else 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)
+            if reach < limit:
+                limit = reach
         if limit > 1:
-            limit = self.policy.horizon(state, self.memory, limit)
+            if until is not None:
+                limit = min(limit, 1 + (until - 1 - context) // width)
+            if self._edges:
+                limit = self._stop_at_edge(limit, now, first, second, growth)
+            if clock + limit > self._holds_until:
+                limit = self._ask_horizon(limit)
         more = limit - 1
         ticks = first + more * second
         if growth:
             ticks += growth * (more * (more - 1) // 2)
-        return limit, ticks, (now, limit, ticks, first, second, growth, width, decodes, prefill, swap, waiting)
+        return limit, ticks, (now, limit, first, second, growth, width, prefill, swap, waiting)
 
-    def _stop_at_arrival(self, limit: int, then: int, second: int, growth: int) -> int:
-        """Steps up to the first boundary at or after the next arrival; the first step ends ``then``."""
-        ahead = self.source.next_ticks - then - 1
-        if ahead < 0:
-            return 1
-        steps = 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)
-        return steps if steps < limit else limit
+    def _ask_horizon(self, limit: int) -> int:
+        """Steps, at most ``limit``, in which the policy decides nothing new."""
+        state = self.state
+        steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
+        if not state.waiting and not state.swapped:
+            # Nobody could take the place of who finishes: the decision holds across finishes.
+            self._holds_until = state.clock + steps
+        return min(steps, limit)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
@@ -150,19 +194,17 @@ class Engine:
         ahead = edges[-1] - now - first
         return 1 if ahead < 0 else min(limit, 1 + _whole_steps(ahead, second, growth))
 
-    def _swap_ticks(self, plan: Plan) -> int:
-        """Time that the plan's blocks take to the host and back."""
+    def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
+        """Time that their blocks take to the host and back."""
         size = self.memory.block_size
-        out = sum(-(-(sequence.start_tokens - 1) // size) for sequence in plan.swapped_out)
-        back = sum(-(-(sequence.start_tokens - 1) // size) for sequence in plan.swapped_in)
+        out = sum(-(-(sequence.start_tokens - 1) // size) for sequence in swapped_out)
+        back = sum(-(-(sequence.start_tokens - 1) // size) for sequence in swapped_in)
         return (self.cost.swap_out_ticks(out) if out else 0) + (self.cost.swap_in_ticks(back) if back else 0)
 
-    def _swap_alone(self, plan: Plan, now: int) -> int:
+    def _swap_alone(self, now: int, first_step: FirstStep) -> tuple[int, Leap]:
         """Everything was pushed out: no step runs, and only the swap takes time."""
-        ticks = self._swap_ticks(plan)
-        nothing = (0,) * 8
-        self.ledger.close((now, 0, ticks, ticks, 0, 0, 0, 0, 0, ticks, len(self.state.waiting), *nothing))
-        return ticks
+        _, _, swap, _, _ = first_step
+        return swap, (now, 0, swap, 0, 0, 0, 0, swap, len(self.state.waiting))
 
     def _check_done(self) -> None:
         left = len(self.state.waiting) + len(self.state.swapped)
@@ -170,13 +212,12 @@ class Engine:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 
 
-def _causal_pairs(admitted: tuple[Sequence, ...], padded_tokens: int) -> int:
-    """Pairs of query and key that the prefills attend to."""
-    pairs = 0
-    for sequence in admitted:
-        tokens = padded_tokens or sequence.start_tokens
-        pairs += tokens * (tokens + 1) // 2
-    return pairs
+class _Alarm(simpy.Event):
+    """A timeout that its owner sets again and again: quicker than a new one for every leap."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
 
 
 def _whole_steps(ticks: int, second: int, growth: int) -> int:

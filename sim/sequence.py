@@ -27,13 +27,12 @@ class Sequence:
         lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
             are ``clock + lag``.
         finish_clock: Decode clock at which its last token is out.
-        stay: Number of its current stay in the ledger's book of stays.
         grant: What the memory gave it: a chunk of a contiguous arena, else None.
     """
 
     __slots__ = (
         "finish_clock", "generated_tokens", "grant", "index", "kind", "lag", "max_tokens", "output_tokens",
-        "prompt_tokens", "start_clock", "start_tokens", "stay",
+        "prompt_tokens", "start_clock", "start_tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
@@ -69,8 +68,6 @@ class Plan(NamedTuple):
         steady: Whether the same decision holds in the steps that follow, as far as the policy's
             horizon says; False asks for one real step.
         wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
-        blocked_blocks: Size of the chunk that the queue's head was refused for want of memory
-            (contiguous arenas); 0 where it was not.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -81,7 +78,6 @@ class Plan(NamedTuple):
     padded_tokens: int = 0
     steady: bool = True
     wakes: bool = True
-    blocked_blocks: int = 0
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.

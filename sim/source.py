@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from .workload import Workload
 NEVER = 1 << 100
 #: Requests that are made into Python numbers at a time.
 _CHUNK = 65_536
+_NOBODY = (NEVER, None)
 
 
 class Source(Protocol):
@@ -40,36 +43,31 @@ class OpenLoop:
 
     def __init__(self, workload: Workload, refused: np.ndarray, max_model_len: int) -> None:
         self._workload = workload
-        self._served = np.flatnonzero(~refused)
         self._max_model_len = max_model_len
-        self._chunk_start = 0
-        self.next_ticks = NEVER
-        self._load()
+        served = np.flatnonzero(~refused)
+        chunks = (served[start : start + _CHUNK] for start in range(0, len(served), _CHUNK))
+        self._coming = chain.from_iterable(map(self._load, chunks))
+        self.next_ticks, self._next = next(self._coming, _NOBODY)
 
-    def _load(self) -> None:
-        """Make the next chunk of requests, from columns of Python ints, which are faster one by one."""
-        rows = self._served[self._chunk_start : self._chunk_start + _CHUNK]
-        self._chunk_start += len(rows)
+    def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
+        """Some requests and their times of arrival, from columns of Python ints, which are faster one by one."""
         work = self._workload
         prompts = work.prompt_tokens[rows]
         limits = self._max_model_len - prompts if work.max_tokens is None else work.max_tokens[rows]
-        self._ticks = work.arrival_ticks[rows].tolist()
         columns = (rows, prompts, work.output_tokens[rows], limits)
-        self._sequences = list(map(Sequence, *(column.tolist() for column in columns)))
-        self._place = 0
-        self.next_ticks = self._ticks[0] if self._ticks else NEVER
+        return zip(
+            work.arrival_ticks[rows].tolist(), map(Sequence, *(column.tolist() for column in columns)), strict=True
+        )
 
     @property
     def delivered(self) -> int:
         """Requests that have arrived so far."""
-        return self._chunk_start - len(self._ticks) + self._place
+        return self._next.index if self._next else len(self._workload)
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
-        while self.next_ticks <= now:
-            waiting.append(self._sequences[self._place])
-            self._place += 1
-            if self._place == len(self._ticks):
-                self._load()
-            else:
-                self.next_ticks = self._ticks[self._place]
+        ticks = self.next_ticks
+        while ticks <= now:
+            waiting.append(self._next)
+            ticks, self._next = next(self._coming, _NOBODY)
+        self.next_ticks = ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from .sequence import RECOMPUTED, SWAPPED_IN, Plan, Sequence
+from .sequence import RECOMPUTED, SWAPPED_IN, Sequence
 
 
 class State:
@@ -33,26 +33,20 @@ class State:
         self.running: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
-    def begin(self, plan: Plan) -> None:
-        """Carry out the plan's moves between the queues."""
-        admitted, _, preempted, swapped_out, swapped_in, padded_tokens, _, _, _ = plan
-        for _ in swapped_in:
-            self.swapped.popleft()
-        for _ in admitted:
-            self.waiting.popleft()
-        clock, calendar = self.clock, self.calendar
-        for sequence in swapped_in + admitted:
-            sequence.start_clock = clock
-            sequence.lag = lag = (padded_tokens or sequence.start_tokens) - clock
-            sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
-            self.width += 1
-            self.lag_sum += lag
-            self.running[sequence] = None
-            heappush(calendar, (finish, sequence.index, sequence))
-        if preempted or swapped_out:
-            self._push_out(preempted, swapped_out)
+    def start(self, sequence: Sequence, queue: deque[Sequence], padded_tokens: int = 0) -> None:
+        """The head of a queue runs from this step on."""
+        queue.popleft()
+        clock = self.clock
+        sequence.start_clock = clock
+        sequence.lag = lag = (padded_tokens or sequence.start_tokens) - clock
+        sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
+        self.width += 1
+        self.lag_sum += lag
+        self.running[sequence] = None
+        heappush(self.calendar, (finish, sequence.index, sequence))
 
-    def _push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+    def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+        """Running sequences go back to waiting, or to the host."""
         for sequence in preempted + swapped_out:
             self.width -= 1
             self.lag_sum -= sequence.lag
@@ -71,13 +65,13 @@ class State:
     def take_finished(self) -> list[Sequence]:
         """The sequences whose last token is out leave, in order of arrival."""
         finished: list[Sequence] = []
-        calendar, clock = self.calendar, self.clock
+        calendar, clock, running = self.calendar, self.clock, self.running
         while calendar and calendar[0][0] == clock:
-            sequence = heappop(calendar)[2]
-            del self.running[sequence]
-            self.width -= 1
+            _, _, sequence = heappop(calendar)
+            del running[sequence]
             self.lag_sum -= sequence.lag
             finished.append(sequence)
+        self.width -= len(finished)
         return finished
 
     def take_ended(self) -> list[Sequence]:

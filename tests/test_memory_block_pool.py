@@ -89,7 +89,7 @@ def test_the_last_block_freed_is_the_first_one_taken():
     assert pool.take_many(3) == [0, 1, 2]
     pool.release([0, 2])
     assert [pool.take(), pool.take(), pool.take()] == [2, 0, 3]
-    with pytest.raises(SimulationFault, match="empty"):
+    with pytest.raises(SimulationFault, match="1 blocks are taken and 0 are free"):
         pool.take()
 
 

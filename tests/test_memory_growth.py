@@ -9,7 +9,7 @@ from engine_runs import serve
 from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.memory.book import Book
 from fragmeter.sim.memory.growth import growth_moments
-from fragmeter.sim.sequence import Plan, Sequence
+from fragmeter.sim.sequence import Sequence
 from fragmeter.sim.state import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,10 +47,9 @@ def growing(prompts: list[int], block_size: int) -> tuple[State, PagedMemory]:
     state, memory = State(), PagedMemory(10_000, block_size)
     sequences = [Sequence(index, prompt, 1_000, 1_000) for index, prompt in enumerate(prompts)]
     state.waiting.extend(sequences)
-    plan = Plan(admitted=tuple(sequences), prefill_tokens=sum(prompts))
-    memory.transaction(0)
-    memory.commit(plan, 0)
-    state.begin(plan)
+    for sequence in sequences:
+        memory.admit(sequence, 0)
+        state.start(sequence, state.waiting)
     return state, memory
 
 
@@ -63,7 +62,8 @@ def growing(prompts: list[int], block_size: int) -> tuple[State, PagedMemory]:
     blocks=st.integers(0, 60),
 )
 def test_the_histogram_tells_the_need_of_any_span(prompts, block_size, clock, steps, blocks):
-    _, memory = growing(prompts, block_size)
+    state, memory = growing(prompts, block_size)
+    memory.pass_steps(state, 1)
     assert memory.free == 10_000 - sum(-(-prompt // block_size) for prompt in prompts)
 
     def held(at: int) -> int:

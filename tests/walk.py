@@ -123,6 +123,7 @@ class Walk:
 
     def _tables(self, moment: Moment) -> None:
         kept = self.memory.tables
+        kept.grow_until(moment.clock + 1)
         moment.tables = {sequence.index: list(table) for sequence, table in kept.tables.items()}
         moment.host_tables = {sequence.index: list(table) for sequence, table in kept.host_tables.items()}
         moment.free_ids, moment.host_free_ids = kept.pool.free_ids, kept.host_pool.free_ids

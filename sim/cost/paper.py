@@ -55,6 +55,7 @@ class PaperCost:
         self._per_decode = from_ms(scale * MS_PER_DECODE)
         self._per_prefill_token = from_ms(scale * MS_PER_PREFILL_TOKEN)
         self._per_prefill_token_beyond = from_ms(scale * ms_per_prefill_token_beyond)
+        self._steeper = self._per_prefill_token_beyond - self._per_prefill_token
         self._per_block_out = _block_ticks(block_bytes, SWAP_OUT_BYTES_PER_S, SWAP_OUT_MS_PER_BLOCK)
         self._per_block_in = _block_ticks(block_bytes, SWAP_IN_BYTES_PER_S, SWAP_IN_MS_PER_BLOCK)
         self._lines: dict[int, tuple[int, int, int | None]] = {}
@@ -66,9 +67,9 @@ class PaperCost:
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``; contexts and pairs change nothing."""
-        beyond = max(0, prefill_tokens - PREFILL_KNEE_TOKENS)
-        prefill = self._per_prefill_token * (prefill_tokens - beyond) + self._per_prefill_token_beyond * beyond
-        return self._step + self._per_decode * decodes + prefill
+        ticks = self._step + self._per_decode * decodes + self._per_prefill_token * prefill_tokens
+        beyond = prefill_tokens - PREFILL_KNEE_TOKENS
+        return ticks + self._steeper * beyond if beyond > 0 else ticks
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
         """See ``StepCost``; one line for all contexts."""

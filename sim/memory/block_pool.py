@@ -8,13 +8,17 @@ from ..errors import SimulationFault
 class BlockPool:
     """Fixed-size blocks with real ids; the last one freed is the first one taken.
 
-    A block's reference count is the number of table entries that name it (invariant 2).
+    A block's reference count is the number of table entries that name it (invariant 2). Nearly all
+    blocks are named once, so only further references are counted one by one: a table that shares
+    nothing comes and goes as a whole.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.reference_counts = [0] * num_blocks
         self._free_ids = list(range(num_blocks - 1, -1, -1))
+        self._taken: set[int] = set()
+        # References beyond the first, of blocks that are shared.
+        self._further: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -25,17 +29,22 @@ class BlockPool:
         """Free block ids, the next one to be taken last."""
         return tuple(self._free_ids)
 
+    @property
+    def reference_counts(self) -> list[int]:
+        """Table entries that name each block."""
+        return [(block in self._taken) + self._further.get(block, 0) for block in range(self.num_blocks)]
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table entry names ``block``: who writes to it must copy it first."""
+        return block in self._further
+
     def take(self) -> int:
         """A free block, referenced once.
 
         Raises:
             SimulationFault: No block is free; the policy must have seen to that.
         """
-        if not self._free_ids:
-            raise SimulationFault("a block is taken from an empty pool")
-        block = self._free_ids.pop()
-        self.reference_counts[block] = 1
-        return block
+        return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
         """``count`` blocks, as ``take`` would give them one after the other."""
@@ -45,23 +54,31 @@ class BlockPool:
             return []
         blocks = self._free_ids[: -count - 1 : -1]
         del self._free_ids[-count:]
-        for block in blocks:
-            self.reference_counts[block] = 1
+        self._taken.update(blocks)
         return blocks
 
     def share(self, block: int) -> None:
         """One more table names ``block``."""
-        if not self.reference_counts[block]:
+        if block not in self._taken:
             raise SimulationFault(f"block {block} is shared while it is free")
-        self.reference_counts[block] += 1
+        self._further[block] = self._further.get(block, 0) + 1
 
     def release(self, blocks: list[int]) -> None:
         """One table less names each of ``blocks``; those that nobody names are free again."""
-        counts, free_ids = self.reference_counts, self._free_ids
-        for block in blocks:
-            count = counts[block] - 1
-            if count < 0:
-                raise SimulationFault(f"block {block} is released while it is free")
-            counts[block] = count
-            if not count:
-                free_ids.append(block)
+        last = [block for block in blocks if not self._drop_further(block)] if self._further else blocks
+        if not self._taken.issuperset(last):
+            free = next(block for block in last if block not in self._taken)
+            raise SimulationFault(f"block {free} is released while it is free")
+        self._taken.difference_update(last)
+        self._free_ids.extend(last)
+        if len(self._taken) + len(self._free_ids) != self.num_blocks:
+            raise SimulationFault("a block is released twice by one table")
+
+    def _drop_further(self, block: int) -> bool:
+        """Take back one of the references beyond the first, if there is one."""
+        further = self._further.get(block, 0)
+        if further > 1:
+            self._further[block] = further - 1
+        elif further:
+            del self._further[block]
+        return further > 0

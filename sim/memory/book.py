@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .ledger import Ledger
+from ..sequence import SWAPPED_IN
+from .ledger import DERIVED, LEAP, METER, Ledger
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,9 @@ class Book:
     @classmethod
     def of(cls, ledger: Ledger, **facts) -> Book:
         """The book of a ledger that is written to no more."""
-        return cls(
-            rows=ledger.rows.columns(),
-            stays=ledger.stays.columns(),
-            cuts=ledger.cuts.columns(),
-            **facts,
-        )
+        rows, stays = ledger.rows.columns(), ledger.stays.columns()
+        cuts = ledger.cuts.columns()
+        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts | {"stay": _cut_stay(cuts, stays)}, **facts)
 
     @cached_property
     def row_clock(self) -> np.ndarray:
@@ -117,3 +115,27 @@ class Book:
         last_block = (target - 1) // self.block_size * self.block_size
         entry = np.maximum(self.stays["start_clock"], last_block + 1 - self.stay_lag)
         return np.minimum(entry, self.stay_end)
+
+
+def _complete(rows: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The rows with what follows from other columns, and with what the memory had no need to tell."""
+    steps, later = rows["steps"], np.maximum(rows["steps"] - 1, 0)
+    ticks = rows["first_ticks"] + rows["next_ticks"] * later + rows["slope_ticks"] * (later * (later - 1) // 2)
+    prefills = stays["start_clock"][stays["kind"] != SWAPPED_IN]
+    # A row without steps has the clock of the one after it, in which the prefills run.
+    row = np.searchsorted(np.cumsum(steps) - steps, prefills, side="right") - 1
+    known = rows | {
+        "ticks": ticks,
+        "decodes": rows["width"] - np.bincount(row, minlength=len(steps)),
+        "growing": rows.get("growing", rows["width"]),
+    }
+    return {name: known.get(name, np.broadcast_to(0, len(steps))) for name in LEAP + DERIVED + METER}
+
+
+def _cut_stay(cuts: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> np.ndarray:
+    """Which stay each cut ends: that of its request that began in that step."""
+    by_clock, by_request = stays["start_clock"], stays["index"]
+    order = np.lexsort((by_request, by_clock))
+    most = int(by_request.max(initial=0)) + 1
+    keys = by_clock[order] * most + by_request[order]
+    return order[np.searchsorted(keys, cuts["start_clock"] * most + cuts["index"])]

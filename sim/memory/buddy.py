@@ -32,6 +32,11 @@ class BuddyArena:
                 start += size
             size //= 2
 
+    @staticmethod
+    def piece_blocks(blocks: int) -> int:
+        """Blocks of the chunk that a request for ``blocks`` is given: the next power of two."""
+        return 1 << (blocks - 1).bit_length()
+
     def fits(self, blocks: int) -> bool:
         """Whether some free chunk holds ``blocks``."""
         return any(starts for size, starts in self.free_lists.items() if size >= blocks)

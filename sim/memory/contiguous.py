@@ -10,13 +10,14 @@ c grows by one a step for every sequence that is not done; F, R and the chunk ar
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..sequence import Plan, Sequence
+from ..sequence import Sequence
 from ..state import State
-from .buddy import MAX_CHUNK_BLOCKS, BuddyArena
-from .ledger import Meter
+from .arena import arena
+from .ledger import METER, Meter
 
 
 class Grant(NamedTuple):
@@ -31,21 +32,24 @@ class Grant(NamedTuple):
 class ContiguousTransaction:
     """Tentative reservations of one step: the next one sees what the last one took."""
 
-    __slots__ = ("free_slots", "memory", "places")
+    __slots__ = ("blocked_blocks", "free_slots", "memory", "places")
 
     def __init__(self, memory: ContiguousMemory) -> None:
         self.memory = memory
         self.free_slots = memory.capacity_slots - memory.used_slots
-        self.places: list[tuple[int, int, int | None]] = []
+        #: Size of the chunk that the queue's head was refused for want of memory; 0 where it was not.
+        self.blocked_blocks = 0
+        #: Reservations made and not yet held: tokens asked for, slots taken, first block.
+        self.places: deque[tuple[int, int, int | None]] = deque()
 
     def has_room(self, tokens: int) -> bool:
         """Whether a piece for ``tokens`` can be had."""
         slots = self.memory.slots_of(tokens)
         return slots <= self.free_slots and self.memory.has_place(slots)
 
-    def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the chunk that ``tokens`` ask for; 0 where reservations are not made in chunks."""
-        return self.memory.chunk_blocks(tokens)
+    def refuse(self, tokens: int) -> None:
+        """The queue's head asked for ``tokens`` and there is no piece."""
+        self.blocked_blocks = self.memory.chunk_blocks(tokens)
 
     def reserve(self, tokens: int) -> None:
         """Reserve a piece for ``tokens`` of the sequence that is admitted next; it must be there."""
@@ -57,11 +61,14 @@ class ContiguousTransaction:
 class ContiguousMemory:
     """Reservations counted in slots, without position: room is room wherever it lies."""
 
+    #: What ``pass_steps`` tells the ledger.
+    meter = METER
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.used_slots = 0
         self.growing = 0
-        self._lag = self._target = self._asked = self._finished_hold = self._stranded = 0
+        self._lag = self._target = self._asked = self._finished_hold = 0
         self._transaction = ContiguousTransaction(self)
 
     @property
@@ -96,25 +103,24 @@ class ContiguousMemory:
         self._transaction = ContiguousTransaction(self)
         return self._transaction
 
-    def commit(self, plan: Plan, clock: int) -> None:
-        """The step's reservations become holdings of the sequences that it admits, in their order."""
-        for sequence, (tokens, slots, start) in zip(plan.admitted, self._transaction.places, strict=True):
-            padding = max(0, plan.padded_tokens - sequence.prompt_tokens)
-            sequence.grant = Grant(tokens, slots, padding, start)
-            self.used_slots += slots
-            self.growing += 1
-            self._lag += sequence.start_tokens - clock
-            self._target += sequence.target_tokens
-            self._asked += tokens - padding
-            self._finished_hold += padding
-        self._stranded = self.stranded_slots(plan.blocked_blocks)
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+        """The step's next reservation becomes the holding of a sequence that it starts."""
+        tokens, slots, start = self._transaction.places.popleft()
+        padding = max(0, padded_tokens - sequence.prompt_tokens)
+        sequence.grant = Grant(tokens, slots, padding, start)
+        self.used_slots += slots
+        self.growing += 1
+        self._lag += sequence.start_tokens - clock
+        self._target += sequence.target_tokens
+        self._asked += tokens - padding
+        self._finished_hold += padding
 
     def pass_steps(self, state: State, steps: int) -> Meter:
-        """What the ledger integrates: sequences that grow, slots live and held, sums of F and R,
-        finished_hold, stranded, longest free run."""
+        """What the ledger integrates, see ``meter``."""
         live = self.growing * state.clock + self._lag
         held, free = self.used_slots, self.largest_free_slots()
-        return self.growing, live, held, self._target, self._asked, self._finished_hold, self._stranded, free
+        stranded = self.stranded_slots(self._transaction.blocked_blocks)
+        return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free
 
     def largest_free_slots(self) -> int:
         """Slots of the longest run of free blocks; all that are free where reservations have no position."""
@@ -147,17 +153,16 @@ class BatchMemory(ContiguousMemory):
 
 
 class BuddyMemory(ContiguousMemory):
-    """Reservations in power-of-two chunks of a buddy arena, with real positions."""
+    """Reservations in chunks of an arena, the buddy one unless another is named, with real positions."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, arena_name: str = "buddy") -> None:
         super().__init__(num_blocks, block_size)
-        # 128 blocks of 16 hold the artifact's 2,048 tokens; a longer model needs larger chunks.
-        self.arena = BuddyArena(num_blocks, max(MAX_CHUNK_BLOCKS, self.chunk_blocks(max_model_len)))
+        self.arena = arena(arena_name, num_blocks, -(-max_model_len // block_size))
         self._largest_run: int | None = None
 
     def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to a power of two."""
-        return 1 << (-(-tokens // self.block_size) - 1).bit_length()
+        """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to what the arena gives."""
+        return self.arena.piece_blocks(-(-tokens // self.block_size))
 
     def slots_of(self, tokens: int) -> int:
         return self.chunk_blocks(tokens) * self.block_size

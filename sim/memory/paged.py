@@ -19,10 +19,10 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..sequence import Plan, Sequence
+from ..sequence import Sequence
 from ..state import State
 from .block_pool import BlockPool
-from .ledger import Meter
+from .ledger import METER, Meter
 
 
 class PagedTransaction:
@@ -46,6 +46,8 @@ class PagedTransaction:
 class PagedMemory:
     """Blocks held by running sequences, and by swapped ones in host memory.
 
+    ``free`` is what is free before the running sequences append their slots of the coming step.
+
     Args:
         num_blocks: Blocks of the device pool.
         block_size: Tokens a block.
@@ -54,6 +56,9 @@ class PagedMemory:
             decision, are the same with and without.
     """
 
+    #: What ``pass_steps`` tells the ledger.
+    meter = METER[:2]
+
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
@@ -61,9 +66,6 @@ class PagedMemory:
         self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
         self._phases = [0] * (2 * block_size)
         self._transaction = PagedTransaction(self)
-        # How many steps ``growth`` was asked for last since the commit, and its answer: a policy asks
-        # how far it can look ahead, and just that span then passes.
-        self._span_steps = self._span_growth = 0
 
     @property
     def capacity_slots(self) -> int:
@@ -76,52 +78,46 @@ class PagedMemory:
         transaction.need = self._phases[clock % self.block_size]
         return transaction
 
-    def commit(self, plan: Plan, clock: int) -> None:
-        """Blocks change hands for the step: victims give, running sequences grow, then others come in.
-
-        Called before the state begins the plan, so lags are those of the step before.
-        """
-        admitted, _, preempted, swapped_out, swapped_in, _, _, _, _ = plan
-        if preempted or swapped_out:
-            self._evict(preempted, swapped_out, clock)
-        size, phases = self.block_size, self._phases
-        self.free -= phases[clock % size]
-        self._span_steps = 0
-        if self.tables:
-            self.tables.grow(clock)
-        for sequence in swapped_in:
-            self.host_free += self._blocks_to_move(sequence)
-        for sequence in swapped_in + admitted:
-            tokens = sequence.start_tokens
-            self.free -= -(-tokens // size)
-            phase = (1 - tokens + clock) % size
-            phases[phase] += 1
-            phases[phase + size] += 1
-            if self.tables:
-                self.tables.admit(sequence, tokens, phase)
-
-    def _blocks_to_move(self, sequence: Sequence) -> int:
-        """Blocks of a swapped sequence: all its tokens but the one that its next step computes."""
-        return -(-(sequence.start_tokens - 1) // self.block_size)
-
-    def _evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """Victims give up their blocks before step ``clock``."""
         for sequence in swapped_out:
             self.host_free -= -(-sequence.held_tokens(clock) // self.block_size)
             if self.tables:
+                self.tables.grow_until(clock)
                 self.tables.swap_out(sequence)
         self.release(preempted + swapped_out, clock)
 
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+        """Blocks for the tokens that a sequence has after step ``clock``, in which it starts."""
+        # Its last token takes its slot in this step, as that of any running sequence does.
+        before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
+        self.free += -before // size
+        phase = (clock - before) % size
+        phases[phase] += 1
+        phases[phase + size] += 1
+        if self.tables:
+            self.tables.grow_until(clock + 1)
+            self.tables.admit(sequence, before + 1, phase)
+
+    def take_back(self, sequence: Sequence, clock: int) -> None:
+        """As ``admit``, for a sequence whose blocks come back from the host."""
+        # All but that of the token that its next step computes.
+        self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
+        self.admit(sequence, clock)
+
     def release(self, leaving: Iterable[Sequence], clock: int) -> None:
         """Sequences that leave before step ``clock`` give back the blocks that they held."""
-        size, phases = self.block_size, self._phases
+        size, phases, tables = self.block_size, self._phases, self.tables
+        if tables:
+            tables.grow_until(clock)
         for sequence in leaving:
-            lag = sequence.lag
-            phase = (1 - lag) % size
+            ahead = 1 - sequence.lag
+            phase = ahead % size
             phases[phase] -= 1
             phases[phase + size] -= 1
-            self.free += -(-(clock - 1 + lag) // size)
-            if self.tables:
-                self.tables.leave(sequence, phase)
+            self.free -= (ahead - clock) // size
+            if tables:
+                tables.leave(sequence, phase)
 
     def growth(self, clock: int, steps: int) -> int:
         """Blocks that the running sequences need in the ``steps`` steps from ``clock`` on."""
@@ -132,7 +128,6 @@ class PagedMemory:
         else:
             cycles, rest = divmod(steps, size)
             blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
-        self._span_steps, self._span_growth = steps, blocks
         return blocks
 
     def steps_within(self, clock: int, blocks: int) -> int:
@@ -152,24 +147,24 @@ class PagedMemory:
         return steps
 
     def pass_steps(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow through the steps after the first of a leap.
+        """Let the running sequences grow through the steps of a leap.
 
         Returns:
-            What the ledger integrates: sequences that grow, slots live and slots held, in the first
-            step. What is taken after it follows from the stays.
+            What the ledger integrates: slots live and slots held in the first step. What is taken
+            after it follows from the stays.
         """
-        held = (self.num_blocks - self.free) * self.block_size
-        clock, width = state.clock, state.width
-        if steps > 1:
-            known = self._span_steps == steps - 1
-            self.free -= self._span_growth if known else self.growth(clock + 1, steps - 1)
-            if self.tables:
-                self.tables.grow(clock + 1, steps - 1)
-        return width, width * clock + state.lag_sum, held, 0, 0, 0, 0, 0
+        clock, size, phases, free = state.clock, self.block_size, self._phases, self.free
+        start = clock % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(clock, steps))
+        return state.width * clock + state.lag_sum, (self.num_blocks - free + phases[start]) * size
 
 
 class BlockTables:
-    """Physical ids behind the counts: a block table for every sequence on the device or the host."""
+    """Physical ids behind the counts: a block table for every sequence on the device or the host.
+
+    Tables grow when somebody comes, goes or looks: whoever looks in step ``clock`` first calls
+    ``grow_until(clock + 1)``, which changes nothing but the tables.
+    """
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks)
@@ -179,6 +174,7 @@ class BlockTables:
         self._block_size = block_size
         # Running sequences by phase, in arrival order: who takes a block in a step, in which order.
         self._members: list[list[Sequence]] = [[] for _ in range(block_size)]
+        self._grown_until = 0
 
     def admit(self, sequence: Sequence, tokens: int, phase: int) -> None:
         """Give a table for ``tokens``; one that comes from the host gets new device ids."""
@@ -191,13 +187,16 @@ class BlockTables:
         else:
             members.append(sequence)
 
-    def grow(self, clock: int, steps: int = 1) -> None:
-        """Append a block to every table that is full before each of ``steps`` steps from ``clock`` on,
-        in the order of (step, sequence)."""
-        take, tables, size = self.pool.take, self.tables, self._block_size
-        for step in range(clock, clock + steps):
-            for sequence in self._members[step % size]:
-                tables[sequence].append(take())
+    def grow_until(self, clock: int) -> None:
+        """Append a block to every table that is full before each of the steps before ``clock`` that it
+        was not yet done for, in the order of (step, sequence)."""
+        if clock <= self._grown_until:
+            return
+        members, tables, size = self._members, self.tables, self._block_size
+        full = [tables[sequence] for step in range(self._grown_until, clock) for sequence in members[step % size]]
+        for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
+            table.append(block)
+        self._grown_until = clock
 
     def leave(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows no more; unless it was swapped out, its blocks are given back."""

@@ -37,11 +37,11 @@ class OrcaPaper:
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
         running = tokens = state.width
-        steady, wakes, blocked_blocks = True, False, 0
+        steady, wakes = True, False
         for sequence in state.waiting:
             reserved = self.reserved_tokens(sequence)
             if not transaction.has_room(reserved):
-                blocked_blocks = transaction.chunk_blocks(reserved)
+                transaction.refuse(reserved)
                 break
             if running == self.limits.max_num_seqs:
                 break
@@ -57,7 +57,7 @@ class OrcaPaper:
         else:
             wakes = True
         prefill = tokens - state.width
-        return Plan(tuple(admitted), prefill, steady=steady, wakes=wakes, blocked_blocks=blocked_blocks)
+        return Plan(tuple(admitted), prefill, steady=steady, wakes=wakes)
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
         return limit

@@ -41,20 +41,28 @@ class VllmSosp23:
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The three phases; the first is taken at once where a block is left for everybody."""
-        preempted = swapped_out = swapped_in = ()
-        if transaction.free > transaction.need or not state.width:
-            transaction.free -= transaction.need
-            if not state.waiting and not state.swapped:
-                return CARRY_ON
-        else:
-            preempted, swapped_out = self._make_room(state, transaction)
-        running = state.width - len(preempted) - len(swapped_out)
-        if state.swapped and not swapped_out:
-            swapped_in = self._swap_in(state, transaction, running)
-        if swapped_out or len(swapped_in) < len(state.swapped):
-            return Plan((), 0, preempted, swapped_out, swapped_in, 0, not (preempted or swapped_out), False)
-        admitted, tokens, stays, wakes = self._admit(state, transaction, running + len(swapped_in), preempted)
-        return Plan(admitted, tokens, preempted, (), swapped_in, 0, stays and not preempted, wakes)
+        left = transaction.free - transaction.need
+        if left <= 0 and state.width:
+            return self._under_pressure(state, transaction)
+        transaction.free = left
+        if state.swapped:
+            return self._go_on(state, transaction, ())
+        return self._admit(state, transaction, state.width, (), ()) if state.waiting else CARRY_ON
+
+    def _under_pressure(self, state: State, transaction: PagedTransaction) -> Plan:
+        """The three phases where the pool runs dry."""
+        preempted, swapped_out = self._make_room(state, transaction)
+        if swapped_out:
+            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False)
+        return self._go_on(state, transaction, preempted)
+
+    def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> Plan:
+        """Phases 2 and 3, where nothing was swapped out."""
+        running = state.width - len(preempted)
+        swapped_in = self._swap_in(state, transaction, running)
+        if len(swapped_in) < len(state.swapped):
+            return Plan((), 0, preempted, (), swapped_in, 0, not preempted, False)
+        return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
         """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how.
@@ -100,36 +108,47 @@ class VllmSosp23:
         return tuple(back)
 
     def _admit(
-        self, state: State, transaction: PagedTransaction, running: int, preempted: tuple[Sequence, ...]
-    ) -> tuple[tuple[Sequence, ...], int, bool, bool]:
-        """Phase 3: who is admitted, their tokens, whether the queue stays as it is then until somebody
-        finishes, and whether an arrival could be admitted."""
+        self,
+        state: State,
+        transaction: PagedTransaction,
+        running: int,
+        preempted: tuple[Sequence, ...],
+        swapped_in: tuple[Sequence, ...],
+    ) -> Plan:
+        """Phase 3, and with it the plan."""
         limits, size, free = self.limits, transaction.block_size, transaction.free
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
-        tokens = decodes = running
+        tokens, budget = 0, limits.max_num_batched_tokens - running
+        steady, wakes = not preempted, True
         for sequence in state.waiting:
-            prefill = sequence.start_tokens
-            left = free + -prefill // size
             if preempted and sequence.index > preempted[-1].index:
                 break
-            if left < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
-                return tuple(admitted), tokens - decodes, True, False
-            if running and tokens + prefill > limits.max_num_batched_tokens:
+            prefill = sequence.start_tokens
+            free += -prefill // size
+            if free < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
+                wakes = False
+                break
+            if running and prefill > budget:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                return tuple(admitted), tokens - decodes, not admitted, False
-            free = left
+                steady, wakes = steady and not admitted, False
+                break
             running += 1
             tokens += prefill
+            budget -= prefill
             admitted.append(sequence)
-        return tuple(admitted), tokens - decodes, True, True
+        return Plan(tuple(admitted), tokens, preempted, (), swapped_in, 0, steady, wakes)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some running sequence could find no free block."""
-        clock = state.clock + 1
-        if memory.growth(clock, limit - 1) < memory.free:
+        free = memory.free
+        # Whatever their phases, the running take no more than a block each in so many steps.
+        safe = (free - 1) // state.width * memory.block_size
+        if safe >= limit:
+            return safe
+        if memory.growth(state.clock, limit) < free:
             return limit
-        return 1 + memory.steps_within(clock, memory.free - 1) if memory.free else 1
+        return max(1, memory.steps_within(state.clock, free - 1))
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # The last token is never stored.
