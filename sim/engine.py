@@ -87,12 +87,12 @@ class Engine:
                 plan = schedule(state, transaction(state.clock))
             else:
                 plan = CARRY_ON
-            first_step = None if plan is CARRY_ON else self._carry_out(plan)
+            first_step = None if plan is CARRY_ON else self._carry_out(plan, now)
             steps = 0
-            if state.width:
+            if state.width and not plan.pauses:
                 steps, ticks, leap = self._leap_over(now, first_step)
-            elif plan.preempted or plan.swapped_out:
-                ticks, leap = self._swap_alone(now, first_step)
+            elif first_step and (first_step[0] or plan.preempted):
+                ticks, leap = self._stand_still(now, first_step, plan)
             elif source.next_ticks < NEVER and not state.waiting:
                 ticks, leap = source.next_ticks - now, None
             else:
@@ -110,33 +110,63 @@ class Engine:
                 if calendar and calendar[0][0] == clock:
                     memory.release(take_finished(), clock)
 
-    def _carry_out(self, plan: Plan) -> FirstStep:
+    def _carry_out(self, plan: Plan, now: int) -> FirstStep:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
         state, memory, ledger = self.state, self.memory, self.ledger
-        clock, pairs, swap = state.clock, 0, 0
-        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes = plan
+        clock, started, pairs, swap = state.clock, 0, 0, 0
+        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses = plan
+        self._holds_until = 0
+        if preempted or swapped_out or swapped_in:
+            swap = self._displace(preempted, swapped_out, swapped_in, now)
+        if pauses:
+            # Afterwards all is as if they had started in the last step that decoded.
+            clock -= 1
+        for sequence in admitted:
+            if state.prefilling and sequence in state.prefilling:
+                del state.prefilling[sequence]
+            else:
+                state.waiting.popleft()
+            memory.admit(sequence, clock, padded, pauses)
+            state.start(sequence, clock, padded)
+            ledger.open(sequence, clock, now)
+            tokens = padded or sequence.start_tokens
+            started += tokens
+            # Causal: each token attends to itself and those before it.
+            pairs += tokens * (tokens + 1) // 2
+            if sequence.computed_tokens:
+                pairs -= _pairs(sequence.computed_tokens)
+        for sequence, tokens in chunks:
+            ledger.chunk(sequence, tokens, now)
+            pairs -= _pairs(sequence.computed_tokens)
+            state.prefill(sequence, tokens)
+            memory.prefill(sequence, clock)
+            pairs += _pairs(sequence.computed_tokens)
+        decodes = 0 if pauses else state.width - len(admitted)
+        if decodes or prefill:
+            context = state.width * clock + state.lag_sum - started if decodes else 0
+            swap_and_step = swap + self.cost.step_ticks(decodes, context, prefill, pairs)
+            return swap_and_step, prefill, swap, steady and self.leap, wakes
+        return swap, 0, swap, False, wakes
+
+    def _displace(
+        self,
+        preempted: tuple[Sequence, ...],
+        swapped_out: tuple[Sequence, ...],
+        swapped_in: tuple[Sequence, ...],
+        now: int,
+    ) -> int:
+        """Victims leave, swapped ones come back; the time that moving their blocks takes."""
+        state, memory, ledger, clock = self.state, self.memory, self.ledger, self.state.clock
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, clock)
-            ledger.cut(preempted, swapped_out, clock)
+            ledger.cut(preempted, swapped_out, clock, now)
             state.push_out(preempted, swapped_out)
         for sequence in swapped_in:
+            state.swapped.popleft()
             memory.take_back(sequence, clock)
-            state.start(sequence, state.swapped)
-            ledger.open(sequence, clock)
-        for sequence in admitted:
-            memory.admit(sequence, clock, padded)
-            state.start(sequence, state.waiting, padded)
-            ledger.open(sequence, clock)
-            # Causal: each token attends to itself and those before it.
-            tokens = padded or sequence.start_tokens
-            pairs += tokens * (tokens + 1) // 2
-        if swapped_out or swapped_in:
-            swap = self._swap_ticks(swapped_out, swapped_in)
-        width = state.width
-        context = width * clock + state.lag_sum
-        ticks = self.cost.step_ticks(width - len(admitted), context - prefill, prefill, pairs)
-        self._holds_until = 0
-        return ticks + swap, prefill, swap, steady and self.leap, wakes
+            state.start(sequence, clock)
+            ledger.open(sequence, clock, now)
+        return self._swap_ticks(swapped_out, swapped_in)
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         """How many steps a decision holds, how long they take, and the ledger's columns for them."""
@@ -201,13 +231,14 @@ class Engine:
         back = sum(-(-(sequence.start_tokens - 1) // size) for sequence in swapped_in)
         return (self.cost.swap_out_ticks(out) if out else 0) + (self.cost.swap_in_ticks(back) if back else 0)
 
-    def _swap_alone(self, now: int, first_step: FirstStep) -> tuple[int, Leap]:
-        """Everything was pushed out: no step runs, and only the swap takes time."""
-        _, _, swap, _, _ = first_step
-        return swap, (now, 0, swap, 0, 0, 0, 0, swap, len(self.state.waiting))
+    def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
+        """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
+        ticks, prefill, swap, _, _ = first_step
+        width = len(plan.admitted) + len(plan.chunks)
+        return ticks, (now, 0, ticks, 0, 0, width, prefill, swap, len(self.state.waiting))
 
     def _check_done(self) -> None:
-        left = len(self.state.waiting) + len(self.state.swapped)
+        left = len(self.state.waiting) + len(self.state.swapped) + len(self.state.prefilling)
         if left:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 
@@ -218,6 +249,11 @@ class _Alarm(simpy.Event):
     def __init__(self, env: simpy.Environment) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
+
+
+def _pairs(tokens: int) -> int:
+    """Pairs of query and key in the causal attention of so many tokens."""
+    return tokens * (tokens + 1) // 2
 
 
 def _whole_steps(ticks: int, second: int, growth: int) -> int:

@@ -31,20 +31,13 @@ class Gaps:
     @classmethod
     def of(cls, book: Book) -> Gaps:
         """All gaps of a run."""
-        rows, stays = book.rows, book.stays
-        back = stays["start_clock"][stays["kind"] == SWAPPED_IN]
-        returned = np.bincount(
-            np.searchsorted(book.row_clock, back, side="right") - 1, minlength=len(book.row_clock)
-        )
-        in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
-        decodes = (in_batch if book.together else rows["decodes"]) - returned
+        rows = book.rows
         later = np.maximum(rows["steps"] - 1, 0)
-        resumed = resumed_gap_ticks(book)
-        ones, zeros = np.ones_like(decodes), np.zeros_like(decodes)
         parts = (
-            (rows["first_ticks"], zeros, ones, decodes),
+            _first_steps(book),
             (rows["next_ticks"], rows["slope_ticks"], later, rows["growing"]),
-            (resumed, np.zeros_like(resumed), np.ones_like(resumed), np.ones_like(resumed)),
+            _single(resumed_gap_ticks(book)),
+            _single(_gaps_after_pauses(book)),
         )
         first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         some = (count > 0) & (weight > 0)
@@ -132,3 +125,44 @@ class Gaps:
         first, slope, count, weight = self._rising
         rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
         return rising + (int(numbers[place - 1]) if place else 0)
+
+
+def _single(gaps: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Gaps that occur once, as progressions."""
+    return gaps, np.zeros_like(gaps), np.ones_like(gaps), np.ones_like(gaps)
+
+
+def _first_steps(book: Book) -> tuple[np.ndarray, ...]:
+    """The gaps that end with a row's first step, of sequences that decoded in the row before."""
+    rows, stays = book.rows, book.stays
+    paused = _stays_from_pauses(book)
+    in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
+    decodes = in_batch if book.together else rows["decodes"]
+    newcomers = np.concatenate([book.stay_row[stays["kind"] == SWAPPED_IN], _next_decode_row(book, paused)])
+    decodes = decodes - np.bincount(newcomers, minlength=len(decodes))
+    # The gap spans the pauses since the last row with steps.
+    pauses = np.where(rows["steps"] == 0, rows["ticks"], 0)
+    so_far = np.cumsum(pauses)
+    at_step = np.where(rows["steps"] > 0, so_far, 0)
+    before = np.concatenate([[0], np.maximum.accumulate(at_step)[:-1]])
+    gap = rows["first_ticks"] + so_far - before
+    ones = np.ones_like(decodes)
+    return gap, np.zeros_like(ones), ones, np.where(rows["steps"] > 0, decodes, 0)
+
+
+def _gaps_after_pauses(book: Book) -> np.ndarray:
+    """The gaps between the first two tokens of stays that start while the others pause, int64 [such stays]."""
+    paused = _stays_from_pauses(book)
+    row = _next_decode_row(book, paused)
+    return (book.rows["start_ticks"] + book.rows["first_ticks"])[row] - book.first_token_ticks[paused]
+
+
+def _stays_from_pauses(book: Book) -> np.ndarray:
+    """Stays that start in a step in which nobody decodes, and decode later."""
+    starts_in_pause = book.rows["steps"][book.stay_row] == 0
+    return np.flatnonzero(starts_in_pause & (book.stay_end > book.stays["start_clock"] + 1))
+
+
+def _next_decode_row(book: Book, stays: np.ndarray) -> np.ndarray:
+    """The row in which stays that start in a pause decode first."""
+    return np.searchsorted(book.row_clock, book.stays["start_clock"][stays] + 1, side="right") - 1

@@ -10,6 +10,8 @@ from .memory.book import Book
 from .run import Run
 from .sequence import RECOMPUTED, SWAPPED_IN
 
+_NEVER = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True, eq=False)
 class RequestTimes:
@@ -61,14 +63,16 @@ def request_times(run: Run) -> RequestTimes:
     last = np.zeros(len(run.workload), dtype=np.int64)
     # Stays are in order of time, so the last one written stands.
     last[stays["index"]] = np.arange(len(stays["index"]))
-    cut_index, swapped = stays["index"][book.cuts["stay"]], book.cuts["swapped"]
-    start = stays["start_clock"][first]
+    cut_index, swapped = book.cuts["index"], book.cuts["swapped"]
+    scheduled = np.full(len(run.workload), _NEVER)
+    for table in (stays, book.chunks):
+        np.minimum.at(scheduled, table["index"], table["start_ticks"])
     return RequestTimes(
         index=index,
         arrival_ticks=run.workload.arrival_ticks[index],
-        first_scheduled_ticks=book.start_of(start),
-        first_token_ticks=book.end_of(start + 1),
-        finish_ticks=book.end_of(book.stay_leave[last[index]]),
+        first_scheduled_ticks=scheduled[index],
+        first_token_ticks=book.first_token_ticks[first],
+        finish_ticks=book.leave_ticks[last[index]],
         output_tokens=run.workload.output_tokens[index],
         recomputed=np.bincount(cut_index[swapped == 0], minlength=len(run.workload))[index],
         swapped=np.bincount(cut_index[swapped == 1], minlength=len(run.workload))[index],
@@ -81,4 +85,4 @@ def resumed_gap_ticks(book: Book) -> np.ndarray:
     order = np.argsort(stays["index"], kind="stable")
     later = np.flatnonzero(np.isin(stays["kind"][order], (RECOMPUTED, SWAPPED_IN)))
     before, after = order[later - 1], order[later]
-    return book.end_of(stays["start_clock"][after] + 1) - book.end_of(book.stay_end[before])
+    return book.first_token_ticks[after] - book.last_token_ticks[before]

@@ -31,7 +31,7 @@ from .summary import summary
 SCHEMA_VERSION = 1
 _STEP_COLUMNS = (
     "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",
-    "prefill_tokens", "swap_ticks", "waiting", "growing",
+    "prefill_tokens", "swap_ticks", "waiting", "growing", "iterations",
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def memory_table(run: Run) -> pd.DataFrame:
 
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
     """A steps table with a row for every step: start, duration, and what it computes."""
-    count = steps["steps"].to_numpy()
+    count = steps["iterations"].to_numpy()
     row = np.repeat(np.arange(len(count)), count)
     number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     pick = {name: steps[name].to_numpy()[row] for name in _STEP_COLUMNS}

@@ -21,8 +21,11 @@ class Sequence:
         start_tokens: Tokens with KV after the first step of its next (or last) stay on the device: the
             prompt, and after a preemption also what had been generated. A prefill computes them all;
             a sequence that was swapped out brings all but the last one with it.
+        computed_tokens: Of those, the ones with KV before its next prefill step: cached ones, and those of
+            earlier chunks.
+        lost_tokens: Tokens whose KV was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
-        start_clock: Decode clock of the step that admitted it last.
+        start_clock: Decode clock of the step in which its last prefill ended; -1 while it is not decoding.
         kind: What its next (or last) stay starts with, as the ledger names it.
         lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
             are ``clock + lag``.
@@ -31,8 +34,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "finish_clock", "generated_tokens", "grant", "index", "kind", "lag", "max_tokens", "output_tokens",
-        "prompt_tokens", "start_clock", "start_tokens",
+        "computed_tokens", "finish_clock", "generated_tokens", "grant", "index", "kind", "lag", "lost_tokens",
+        "max_tokens", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
@@ -40,7 +43,8 @@ class Sequence:
         self.prompt_tokens = self.start_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
-        self.generated_tokens = 0
+        self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
+        self.start_clock = -1
         self.kind = FRESH
 
     @property
@@ -59,15 +63,19 @@ class Plan(NamedTuple):
     Who handles one in every step unpacks it, which is quicker than to ask a tuple for names.
 
     Attributes:
-        admitted: Sequences that leave the head of the waiting queue and prefill in this step.
-        prefill_tokens: Tokens that they compute, padding included.
-        preempted: Running sequences that give up their blocks and go back to waiting.
+        admitted: Sequences whose prefill ends in this step: from the head of the waiting queue, or of
+            those whose prefill goes on.
+        prefill_tokens: Tokens that all prefills of the step compute, padding included.
+        preempted: Sequences that give up their blocks and go back to waiting.
         swapped_out: Running sequences whose blocks go to host memory.
         swapped_in: Sequences that come back from the head of the swapped queue and decode.
         padded_tokens: Length that static batching pads every prompt to; 0 where nothing is padded.
         steady: Whether the same decision holds in the steps that follow, as far as the policy's
             horizon says; False asks for one real step.
         wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
+        chunks: Prefills that go on after this step: the sequence, and the tokens that it computes now.
+            A new one leaves the head of the waiting queue.
+        pauses: Whether the running sequences stand still in this step, which only prefills.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -78,6 +86,8 @@ class Plan(NamedTuple):
     padded_tokens: int = 0
     steady: bool = True
     wakes: bool = True
+    chunks: tuple[tuple[Sequence, int], ...] = ()
+    pauses: bool = False
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.

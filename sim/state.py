@@ -18,25 +18,32 @@ class State:
     Attributes:
         clock: Steps begun and ended so far; the step being decided has this number.
         waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
-        running: Admitted and not finished, in the order in which they were admitted.
+        prefilling: Those whose prefill goes on over several steps, in the order in which they began.
+        running: Those that decode, in the order in which their prefills ended.
         swapped: Out in host memory, first to come back first.
         width: Sequences that a step computes. In static batching ended ones count until the batch is over.
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
     """
 
-    __slots__ = ("calendar", "clock", "lag_sum", "running", "swapped", "waiting", "width")
+    __slots__ = ("calendar", "clock", "lag_sum", "prefilling", "running", "swapped", "waiting", "width")
 
     def __init__(self) -> None:
         self.clock = self.width = self.lag_sum = 0
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
+        self.prefilling: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
-    def start(self, sequence: Sequence, queue: deque[Sequence], padded_tokens: int = 0) -> None:
-        """The head of a queue runs from this step on."""
-        queue.popleft()
-        clock = self.clock
+    def prefill(self, sequence: Sequence, tokens: int) -> None:
+        """A chunk of a prefill that goes on; a new one leaves the head of the waiting queue."""
+        if sequence not in self.prefilling:
+            self.waiting.popleft()
+            self.prefilling[sequence] = None
+        sequence.computed_tokens += tokens
+
+    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+        """A sequence has all its tokens computed once step ``clock`` is over, and decodes from then on."""
         sequence.start_clock = clock
         sequence.lag = lag = (padded_tokens or sequence.start_tokens) - clock
         sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
@@ -46,21 +53,32 @@ class State:
         heappush(self.calendar, (finish, sequence.index, sequence))
 
     def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
-        """Running sequences go back to waiting, or to the host."""
+        """Sequences go back to waiting, or to the host."""
         for sequence in preempted + swapped_out:
-            self.width -= 1
-            self.lag_sum -= sequence.lag
-            del self.running[sequence]
-            self.calendar.remove((sequence.finish_clock, sequence.index, sequence))
-            sequence.generated_tokens += self.clock - sequence.start_clock
-            sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
+            if sequence in self.running:
+                self._stop(sequence)
+            else:
+                del self.prefilling[sequence]
+                sequence.lost_tokens = max(sequence.lost_tokens, sequence.computed_tokens)
         heapify(self.calendar)
         for sequence in preempted:
-            sequence.kind = RECOMPUTED
+            sequence.computed_tokens = 0
             _insert(self.waiting, sequence)
         for sequence in swapped_out:
             sequence.kind = SWAPPED_IN
+            sequence.computed_tokens = sequence.start_tokens - 1
             _insert(self.swapped, sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.width -= 1
+        self.lag_sum -= sequence.lag
+        del self.running[sequence]
+        self.calendar.remove((sequence.finish_clock, sequence.index, sequence))
+        sequence.kind = RECOMPUTED
+        sequence.lost_tokens = sequence.held_tokens(self.clock)
+        sequence.generated_tokens += self.clock - sequence.start_clock
+        sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
+        sequence.start_clock = -1
 
     def take_finished(self) -> list[Sequence]:
         """The sequences whose last token is out leave, in order of arrival."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from .memory.book import Book
 from .memory.exact import total
-from .sequence import RECOMPUTED
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def work(book: Book) -> Work:
     compute = rows["first_ticks"] - rows["swap_ticks"]
     # A static batch computes a row for every sequence until the last is done.
     ended = rows["width"] - rows["growing"]
-    steps = rows["steps"] - prefills
+    steps = rows["iterations"] - prefills
     tokens = {"recomputed": total(recomputed), "padding": total(padding) + total(ended * steps)}
     tokens["useful"] = total(tokens_then[prefills]) + total(rows["width"] * steps) - sum(tokens.values())
     decoding = rows["ticks"] - rows["swap_ticks"] - np.where(prefills, compute, 0)
@@ -50,15 +49,13 @@ def work(book: Book) -> Work:
 def _prefill_extras(book: Book) -> tuple[np.ndarray, np.ndarray]:
     """Tokens recomputed, and padding of prompts, in the prefill of every row."""
     stays, rows = book.stays, book.rows
-    row = np.searchsorted(book.row_clock, stays["start_clock"], side="right") - 1
-    again = stays["kind"] == RECOMPUTED
     recomputed = np.zeros(len(book.row_clock), dtype=np.int64)
-    # The last token of the new prefill has no KV yet: that one is not computed again.
-    np.add.at(recomputed, row[again], stays["tokens"][again] - 1)
+    np.add.at(recomputed, book.stay_row, stays["recomputed_tokens"])
+    np.add.at(recomputed, book.row_at(book.chunks["start_ticks"]), book.chunks["recomputed_tokens"])
     padding = np.zeros_like(recomputed)
     if book.together:
         prompts = np.zeros_like(recomputed)
-        np.add.at(prompts, row, stays["tokens"])
+        np.add.at(prompts, book.stay_row, stays["tokens"])
         padding = rows["prefill_tokens"] - prompts
     return recomputed, padding
 

@@ -44,7 +44,7 @@ def plain(window: Window) -> Window:
 
 def same_rows(leapt: Run, stepped: Run) -> None:
     """Where a leap begins, its row and its buckets are those of the step that it begins with."""
-    names = [name for name in leapt.book.rows if name not in ("steps", "ticks", "next_ticks", "slope_ticks")]
+    names = [name for name in leapt.book.rows if name not in ("steps", "iterations", "ticks", "next_ticks", "slope_ticks")]
 
     def by_start(run: Run) -> dict[tuple[int, bool], tuple]:
         rows = run.book.rows

@@ -46,10 +46,9 @@ def growing(prompts: list[int], block_size: int) -> tuple[State, PagedMemory]:
     """A replica in which sequences of these lengths are admitted in step 0."""
     state, memory = State(), PagedMemory(10_000, block_size)
     sequences = [Sequence(index, prompt, 1_000, 1_000) for index, prompt in enumerate(prompts)]
-    state.waiting.extend(sequences)
     for sequence in sequences:
         memory.admit(sequence, 0)
-        state.start(sequence, state.waiting)
+        state.start(sequence, 0)
     return state, memory
 
 

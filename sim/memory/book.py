@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Book:
     """Everything that one replica did.
 
     Attributes:
-        rows, stays, cuts: int64 columns by the names in ``ledger``.
+        rows, stays, cuts, chunks: int64 columns by the names in ``ledger``.
         prompt_tokens, output_tokens: int64 [n], of the workload.
         capacity_slots, block_size: Size of the pool.
         paged: Whether memory is paged; else contiguous.
@@ -31,6 +32,7 @@ class Book:
     rows: dict[str, np.ndarray]
     stays: dict[str, np.ndarray]
     cuts: dict[str, np.ndarray]
+    chunks: dict[str, np.ndarray]
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     capacity_slots: int
@@ -44,25 +46,45 @@ class Book:
         """The book of a ledger that is written to no more."""
         rows, stays = ledger.rows.columns(), ledger.stays.columns()
         cuts = ledger.cuts.columns()
-        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts | {"stay": _cut_stay(cuts, stays)}, **facts)
+        cuts["stay"] = _cut_stay(cuts, stays)
+        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts, chunks=ledger.chunks.columns(), **facts)
 
     @cached_property
     def row_clock(self) -> np.ndarray:
         """Number of each row's first step."""
-        steps = self.rows["steps"]
-        return np.cumsum(steps) - steps
+        return _before(self.rows["steps"])
+
+    @cached_property
+    def row_iteration(self) -> np.ndarray:
+        """Number of each row's first iteration: steps, and pauses of the running sequences for a prefill."""
+        return _before(self.rows["iterations"])
 
     @cached_property
     def num_steps(self) -> int:
-        return int(self.rows["steps"].sum())
+        """Iterations in all."""
+        return int(self.rows["iterations"].sum())
+
+    @cached_property
+    def stay_row(self) -> np.ndarray:
+        """Row with whose first step each stay starts."""
+        return self.row_at(self.stays["start_ticks"])
+
+    def row_at(self, start_ticks: np.ndarray) -> np.ndarray:
+        """The row that starts then, and takes time."""
+        return np.searchsorted(self.rows["start_ticks"], start_ticks, side="right") - 1
 
     @cached_property
     def stay_end(self) -> np.ndarray:
         """Clock after the last step in which each stay computes a token."""
         stays = self.stays
         end = stays["start_clock"] + self.output_tokens[stays["index"]] - stays["generated_tokens"]
-        end[self.cuts["stay"]] = self.cuts["clock"]
-        return np.minimum(end, self.num_steps)
+        return self._with_cuts(end, self.cuts["clock"])
+
+    def _with_cuts(self, uncut: np.ndarray, cut: np.ndarray) -> np.ndarray:
+        """One value a stay: ``cut`` of those that a cut ended."""
+        stay, result = self.cuts["stay"], uncut.copy()
+        result[stay[stay >= 0]] = cut[stay >= 0]
+        return result
 
     @cached_property
     def stay_leave(self) -> np.ndarray:
@@ -79,10 +101,42 @@ class Book:
         """Tokens held in a step less the step's number, constant over each stay."""
         return self.stays["tokens"] - self.stays["start_clock"]
 
-    def first_clock_from(self, ticks: int) -> int:
-        """Number of the first step that starts at or after ``ticks``, which no leap may span."""
-        row = int(np.searchsorted(self.rows["start_ticks"], ticks, side="left"))
-        return int(self.row_clock[row]) if row < len(self.row_clock) else self.num_steps
+    @cached_property
+    def first_token_ticks(self) -> np.ndarray:
+        """When each stay's first step is over."""
+        return (self.rows["start_ticks"] + self.rows["first_ticks"])[self.stay_row]
+
+    @cached_property
+    def last_token_ticks(self) -> np.ndarray:
+        """When each stay's last token is out."""
+        return np.where(self._decodes, self.end_of(self.stay_end), self.first_token_ticks)
+
+    @cached_property
+    def leave_ticks(self) -> np.ndarray:
+        """When each stay gives up its slots."""
+        finish = self.end_of(self.stay_leave) if self.together else self.last_token_ticks
+        return self._with_cuts(finish, self.cuts["ticks"])
+
+    @cached_property
+    def leave_iteration(self) -> np.ndarray:
+        """Number of the first iteration in which each stay no longer holds its slots (not in static batches)."""
+        last = np.where(self._decodes, self.iteration_of(self.stay_end - 1), self.row_iteration[self.stay_row])
+        return self._with_cuts(last + 1, self.first_iteration_from(self.cuts["ticks"]))
+
+    @cached_property
+    def _decodes(self) -> np.ndarray:
+        """Whether each stay computes a token after its first step."""
+        return self.stay_end > self.stays["start_clock"] + 1
+
+    def first_iteration_from(self, ticks: np.ndarray) -> np.ndarray:
+        """Number of the first iteration that starts at or after ``ticks``, which no leap may span."""
+        row = np.searchsorted(self.rows["start_ticks"], ticks, side="left")
+        return np.append(self.row_iteration, self.num_steps)[row]
+
+    def iteration_of(self, clock: np.ndarray) -> np.ndarray:
+        """Number that step ``clock`` has among the iterations."""
+        row = np.searchsorted(self.row_clock, clock, side="right") - 1
+        return self.row_iteration[row] + clock - self.row_clock[row]
 
     def start_of(self, clock: np.ndarray) -> np.ndarray:
         """Ticks at which step ``clock`` starts."""
@@ -103,39 +157,68 @@ class Book:
         return np.where(steps > 0, ticks, 0)
 
     @cached_property
-    def tail_slots(self) -> np.ndarray:
-        """Slots of each stay's last block that no token will ever fill (block_tail, once it is there)."""
-        target = (self.prompt_tokens + self.output_tokens)[self.stays["index"]]
-        return -target % self.block_size if self.paged else np.zeros_like(target)
+    def tails(self) -> Tails:
+        """The stays that enter a last block which their sequence will not fill."""
+        if not self.paged:
+            nothing = np.zeros(0, dtype=np.int64)
+            return Tails(nothing, nothing, nothing, nothing, nothing)
+        stays, size = self.stays, self.block_size
+        target = (self.prompt_tokens + self.output_tokens)[stays["index"]]
+        slots, last_block = -target % size, (target - 1) // size * size
+        entry = last_block + 1 - self.stay_lag
+        pick = np.flatnonzero((slots > 0) & (np.maximum(entry, stays["start_clock"]) < self.stay_end))
+        at_once, entry = entry[pick] <= stays["start_clock"][pick], entry[pick]
+        return Tails(
+            slots=slots[pick],
+            come_iteration=np.where(at_once, self.row_iteration[self.stay_row[pick]], self.iteration_of(entry)),
+            come_ticks=np.where(at_once, stays["start_ticks"][pick], self.start_of(entry)),
+            leave_iteration=self.leave_iteration[pick],
+            leave_ticks=self.leave_ticks[pick],
+        )
 
-    @cached_property
-    def tail_clock(self) -> np.ndarray:
-        """Step in which each stay enters its last block; its end where it never does."""
-        target = (self.prompt_tokens + self.output_tokens)[self.stays["index"]]
-        last_block = (target - 1) // self.block_size * self.block_size
-        entry = np.maximum(self.stays["start_clock"], last_block + 1 - self.stay_lag)
-        return np.minimum(entry, self.stay_end)
+
+class Tails(NamedTuple):
+    """block_tail of every stay that has one: int64 columns.
+
+    Attributes:
+        slots: Slots of the last block that no token will ever fill.
+        come_iteration, come_ticks: When the stay enters its last block.
+        leave_iteration, leave_ticks: When it gives it up.
+    """
+
+    slots: np.ndarray
+    come_iteration: np.ndarray
+    come_ticks: np.ndarray
+    leave_iteration: np.ndarray
+    leave_ticks: np.ndarray
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+    """Sum of the counts before each."""
+    return np.cumsum(counts) - counts
 
 
 def _complete(rows: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The rows with what follows from other columns, and with what the memory had no need to tell."""
     steps, later = rows["steps"], np.maximum(rows["steps"] - 1, 0)
     ticks = rows["first_ticks"] + rows["next_ticks"] * later + rows["slope_ticks"] * (later * (later - 1) // 2)
-    prefills = stays["start_clock"][stays["kind"] != SWAPPED_IN]
-    # A row without steps has the clock of the one after it, in which the prefills run.
-    row = np.searchsorted(np.cumsum(steps) - steps, prefills, side="right") - 1
+    # Prefills end in the first step of a row.
+    row = np.searchsorted(rows["start_ticks"], stays["start_ticks"][stays["kind"] != SWAPPED_IN], side="right") - 1
     known = rows | {
         "ticks": ticks,
         "decodes": rows["width"] - np.bincount(row, minlength=len(steps)),
+        "iterations": np.where(steps > 0, steps, rows["prefill_tokens"] > 0),
         "growing": rows.get("growing", rows["width"]),
     }
     return {name: known.get(name, np.broadcast_to(0, len(steps))) for name in LEAP + DERIVED + METER}
 
 
 def _cut_stay(cuts: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> np.ndarray:
-    """Which stay each cut ends: that of its request that began in that step."""
+    """Which stay each cut ends: that of its request that began in that step; -1 where a prefill was cut short."""
     by_clock, by_request = stays["start_clock"], stays["index"]
-    order = np.lexsort((by_request, by_clock))
     most = int(by_request.max(initial=0)) + 1
-    keys = by_clock[order] * most + by_request[order]
-    return order[np.searchsorted(keys, cuts["start_clock"] * most + cuts["index"])]
+    keys = by_clock * most + by_request
+    order = np.argsort(keys, kind="stable")
+    place = np.searchsorted(keys[order], cuts["start_clock"] * most + cuts["index"])
+    decoded = cuts["start_clock"] >= 0
+    return np.where(decoded, np.append(order, -1)[place], -1)

@@ -62,7 +62,7 @@ class ContiguousMemory:
     """Reservations counted in slots, without position: room is room wherever it lies."""
 
     #: What ``pass_steps`` tells the ledger.
-    meter = METER
+    meter = METER[:8]
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -103,8 +103,8 @@ class ContiguousMemory:
         self._transaction = ContiguousTransaction(self)
         return self._transaction
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
-        """The step's next reservation becomes the holding of a sequence that it starts."""
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """The step's next reservation becomes the holding of a sequence that starts in step ``clock``."""
         tokens, slots, start = self._transaction.places.popleft()
         padding = max(0, padded_tokens - sequence.prompt_tokens)
         sequence.grant = Grant(tokens, slots, padding, start)
@@ -117,7 +117,8 @@ class ContiguousMemory:
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """What the ledger integrates, see ``meter``."""
-        live = self.growing * state.clock + self._lag
+        # Where nobody decodes all is as after the last step.
+        live = self.growing * (state.clock if steps else state.clock - 1) + self._lag
         held, free = self.used_slots, self.largest_free_slots()
         stranded = self.stranded_slots(self._transaction.blocked_blocks)
         return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free

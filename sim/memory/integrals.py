@@ -39,7 +39,7 @@ BUCKETS = (
 
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
-_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded")
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail")
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
 
@@ -112,19 +112,17 @@ class Accounts:
 
     def _tail(self, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a stay and goes with it."""
-        book = self.book
-        there = np.flatnonzero((book.tail_slots > 0) & (book.tail_clock < book.stay_end))
-        slots, come, go = book.tail_slots[there], book.tail_clock[there], book.stay_end[there]
+        tails = self.book.tails
         # A step belongs to the window in which it starts.
-        low, high = (book.first_clock_from(edge) for edge in (start_ticks, end_ticks))
-        steps = np.maximum(np.minimum(go, high) - np.maximum(come, low), 0)
-        since = np.maximum(book.start_of(come), start_ticks)
-        ticks = np.maximum(np.minimum(book.end_of(go), end_ticks) - since, 0)
-        return total(slots * steps), dot(slots, ticks)
+        low, high = (self.book.first_iteration_from(edge) for edge in (start_ticks, end_ticks))
+        steps = np.minimum(tails.leave_iteration, high) - np.maximum(tails.come_iteration, low)
+        ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
+        return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
     def _buckets(self, sums: Mapping[str, int], tail: int, span: int) -> dict[str, int]:
         """The nine buckets from what was summed over a span of steps or ticks."""
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
+        tail += sums["prefill_tail"]
         if self.book.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = asked = held - tail
@@ -147,7 +145,7 @@ class Accounts:
         if book.paged or end_ticks <= start_ticks:
             return 0.0, 0.0
         start, end = rows["start_ticks"], rows["start_ticks"] + rows["ticks"]
-        steps = np.where((start >= start_ticks) & (start < end_ticks), rows["steps"], 0)
+        steps = np.where((start >= start_ticks) & (start < end_ticks), rows["iterations"], 0)
         ticks = np.maximum(np.minimum(end, end_ticks) - np.maximum(start, start_ticks), 0)
         free = book.capacity_slots - rows["held"]
         # Summed once for each pair of runs, so that leaping and stepping agree in every bit.
@@ -162,9 +160,10 @@ class Accounts:
     def at_rows(self) -> dict[str, np.ndarray]:
         """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
         book, rows = self.book, self.book.rows
-        tail = _level(book.row_clock, book.tail_clock, book.stay_end, book.tail_slots)
-        # A row without steps has the clock of the one after it, but nobody runs in it.
-        tail[rows["steps"] == 0] = 0
+        tails = book.tails
+        tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
+        # A row that only swaps has the number of the one after it, but nobody runs in it.
+        tail = np.where(rows["iterations"] == 0, 0, tail + rows["prefill_tail"])
         if book.paged:
             target = asked = rows["held"] - tail
         else:
@@ -193,6 +192,11 @@ def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndar
     return level
 
 
+def _batch(rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Sequences that gain a token in each row's first step."""
+    return np.where(rows["steps"] > 0, rows["growing"], rows["width"])
+
+
 class _Rows:
     """Some rows of the book as a window sees them: those inside it, and single steps across an edge."""
 
@@ -203,7 +207,7 @@ class _Rows:
         start, end = columns["start_ticks"], columns["start_ticks"] + columns["ticks"]
         inside = (start >= start_ticks) & (end <= end_ticks)
         across = ~inside & (end > start_ticks) & (start < end_ticks)
-        if (columns["steps"][across] > 1).any():
+        if (columns["iterations"][across] > 1).any():
             raise SimulationFault("a leap passes the edge of a measurement window")
         self._size = book.block_size
         self._inside = {name: column[inside] for name, column in columns.items()}
@@ -217,9 +221,12 @@ class _Rows:
         """Sums over the steps that start in the window."""
         inside, single = self._inside, self._starting
         steps, growing = inside["steps"], inside["growing"]
-        sums = {name: total(inside[name] * steps) + total(single[name]) for name in _LEVELS}
-        sums["steps"] = total(steps) + total(single["steps"])
-        sums["batch"] = total(growing * steps) + total(single["growing"])
+        sums = {
+            name: total(inside[name] * inside["iterations"]) + total(single[name] * single["iterations"])
+            for name in _LEVELS
+        }
+        sums["steps"] = total(inside["iterations"]) + total(single["iterations"])
+        sums["batch"] = total(_batch(inside) * inside["iterations"]) + total(_batch(single) * single["iterations"])
         sums["live"] += total(growing * (steps * (steps - 1) // 2))
         sums["held"] += self._size * total(self._taken * steps - self._once)
         return sums

@@ -35,16 +35,20 @@ METER = (
     "finished_hold",  # padding, and all that ended sequences hold
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
+    "prefill_tail",  # block_tail of sequences whose prefill goes on
 )
 #: Columns that follow from the others.
 DERIVED = (
     "ticks",  # how long the steps take together
     "decodes",  # sequences that decode in the first step; in later ones all do
+    "iterations",  # as ``steps``, and one where the running ones pause for a prefill
 )
 #: Columns of a stay: a sequence on the device from an admission (or swap-in) on.
-STAY = ("index", "start_clock", "tokens", "generated_tokens", "kind")
+STAY = ("index", "start_clock", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
 #: Columns of a cut: a stay that ended before its sequence did.
-CUT = ("index", "start_clock", "clock", "swapped")
+CUT = ("index", "start_clock", "clock", "ticks", "swapped")
+#: Columns of a chunk: part of a prefill that goes on after its step.
+CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
 
 #: A span of steps over which nobody comes or goes: the columns of ``LEAP``. A bare tuple, as one is
 #: made for every event.
@@ -90,23 +94,27 @@ class Ledger:
     """
 
     def __init__(self, meter: tuple[str, ...]) -> None:
-        self.rows, self.stays, self.cuts = Table(LEAP + meter), Table(STAY), Table(CUT)
+        self.rows, self.stays, self.cuts, self.chunks = Table(LEAP + meter), Table(STAY), Table(CUT), Table(CHUNK)
         #: Enter a leap that is over: the engine's columns and the memory's.
         self.enter = self.rows.append
 
-    def open(self, sequence: Sequence, clock: int) -> None:
-        """A sequence is on the device from step ``clock`` on."""
+    def open(self, sequence: Sequence, clock: int, now: int) -> None:
+        """A sequence has its first (or next) token after the step that starts ``now``, step ``clock``."""
+        recomputed = sequence.lost_tokens and max(0, sequence.lost_tokens - sequence.computed_tokens)
         self.stays.append(
-            (sequence.index, clock, sequence.start_tokens, sequence.generated_tokens, sequence.kind)
+            (sequence.index, clock, now, sequence.start_tokens, sequence.generated_tokens, sequence.kind, recomputed)
         )
-
         if not sequence.index % _SEAL_REQUESTS:
             self.rows.seal()
             self.stays.seal()
 
-    def cut(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
-        """Sequences leave the device before step ``clock`` and have to come back."""
-        for sequence in preempted:
-            self.cuts.append((sequence.index, sequence.start_clock, clock, 0))
-        for sequence in swapped_out:
-            self.cuts.append((sequence.index, sequence.start_clock, clock, 1))
+    def chunk(self, sequence: Sequence, tokens: int, now: int) -> None:
+        """A prefill goes on after the step that starts ``now`` and computes ``tokens`` of it."""
+        recomputed = min(max(0, sequence.lost_tokens - sequence.computed_tokens), tokens)
+        self.chunks.append((sequence.index, now, tokens, recomputed))
+
+    def cut(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int, now: int) -> None:
+        """Sequences leave the device ``now``, before step ``clock``, and have to come back."""
+        for swapped, sequences in enumerate((preempted, swapped_out)):
+            for sequence in sequences:
+                self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))

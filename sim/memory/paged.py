@@ -87,11 +87,14 @@ class PagedMemory:
                 self.tables.swap_out(sequence)
         self.release(preempted + swapped_out, clock)
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
-        """Blocks for the tokens that a sequence has after step ``clock``, in which it starts."""
-        # Its last token takes its slot in this step, as that of any running sequence does.
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """Blocks for the tokens that a sequence has after step ``clock``, in which it starts.
+
+        That step is yet to come, and in it the last token takes its slot as that of any running
+        sequence does; unless it is ``past``.
+        """
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
-        self.free += -before // size
+        self.free += -(before + past) // size
         phase = (clock - before) % size
         phases[phase] += 1
         phases[phase + size] += 1
@@ -153,10 +156,16 @@ class PagedMemory:
             What the ledger integrates: slots live and slots held in the first step. What is taken
             after it follows from the stays.
         """
+        if not steps:
+            return self._stand_still(state)
         clock, size, phases, free = state.clock, self.block_size, self._phases, self.free
         start = clock % size
         self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(clock, steps))
         return state.width * clock + state.lag_sum, (self.num_blocks - free + phases[start]) * size
+
+    def _stand_still(self, state: State) -> Meter:
+        """What ``pass_steps`` returns where nobody decodes: all is as after the last step."""
+        return state.width * (state.clock - 1) + state.lag_sum, (self.num_blocks - self.free) * self.block_size
 
 
 class BlockTables:
@@ -176,11 +185,20 @@ class BlockTables:
         self._members: list[list[Sequence]] = [[] for _ in range(block_size)]
         self._grown_until = 0
 
+    def hold(self, sequence: Sequence, tokens: int) -> None:
+        """Extend a table to ``tokens``."""
+        table = self.tables.setdefault(sequence, [])
+        table += self.pool.take_many(-(-tokens // self._block_size) - len(table))
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give back the blocks of a table that does not grow."""
+        self.pool.release(self.tables.pop(sequence))
+
     def admit(self, sequence: Sequence, tokens: int, phase: int) -> None:
-        """Give a table for ``tokens``; one that comes from the host gets new device ids."""
+        """Give a table for ``tokens`` that grows from now on; one that comes from the host gets new device ids."""
         if sequence in self.host_tables:
             self.host_pool.release(self.host_tables.pop(sequence))
-        self.tables[sequence] = self.pool.take_many(-(-tokens // self._block_size))
+        self.hold(sequence, tokens)
         members = self._members[phase]
         if members and members[-1].index > sequence.index:
             insort(members, sequence, key=attrgetter("index"))
