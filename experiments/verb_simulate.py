@@ -148,7 +148,8 @@ def _tell(run: Run, rows: Rows | None, report: Report, out: Path | None) -> None
     """The summary; ``rows`` is where the requests stand in the trace, if there is one."""
     content = summary(run)
     chosen, work = run.settings, run.workload
-    report.say(f"{chosen.policy}: {chosen.model} on {chosen.tensor_parallel_size} x {chosen.gpu}", style="bold")
+    gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size
+    report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     report.say(f"{work.name}, {len(work):,} requests")
     print_summary(content, report.console)
     for text in _refused_told(content, rows):

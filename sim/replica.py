@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .cost import PaperCost, StepCost, cost
+from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
 from .memory import BatchMemory, BuddyMemory, ContiguousMemory, PagedMemory
 from .policy import POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.static import FasterTransformer, StaticBatching
 from .settings import Settings
-from .spec import GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
+from .spec import Deployment, GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
@@ -48,7 +48,12 @@ class Replica:
 
 
 # What shapes, pools and costs call their arguments, and what the user calls them.
-_SETTINGS_NAMES = {"num_gpus": "tensor_parallel_size", "tensor_parallel": "tensor_parallel_size", "scale": "step_scale"}
+_SETTINGS_NAMES = {
+    "num_gpus": "tensor_parallel_size",
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "scale": "step_scale",
+}
 
 
 @contextmanager
@@ -74,13 +79,13 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
             ``max_model_len``, a cost model that does not fit the model.
     """
     shape, card, size = model(settings.model), gpu(settings.gpu), settings.block_size
-    ranks = settings.tensor_parallel_size
-    num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size)
+    ranks, deployment = settings.tensor_parallel_size, _deployment(settings, shape)
+    num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size, deployment)
     max_model_len = settings.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
         remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
         raise SettingError("max_model_len", max_model_len, remedy)
-    kind = POLICIES[settings.policy]
+    kind = _policy(settings)
     policy = kind(
         Limits(
             max_model_len=max_model_len,
@@ -92,12 +97,32 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
     )
     return Replica(
         policy=policy,
-        memory=_memory(settings, kind, num_blocks, max_model_len, shape),
-        cost=step_cost or _cost(settings, shape, card),
+        memory=_memory(settings, kind, num_blocks, max_model_len, shape, deployment),
+        cost=step_cost or _cost(settings, shape, card, deployment),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
     )
+
+
+def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
+    return Deployment(
+        pipeline_parallel=settings.pipeline_parallel_size,
+        kv_dtype="fp16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+        quantization=settings.quantization or shape.quantization,
+        cuda_graphs=not settings.enforce_eager,
+    )
+
+
+def _policy(settings: Settings) -> type:
+    """The policy's class, which for an arena that does not round asks no pool of a power of two."""
+    kind = POLICIES[settings.policy]
+    if settings.arena == "buddy":
+        return kind
+    if not issubclass(kind, OrcaMax):
+        chunked = [name for name, policy in POLICIES.items() if issubclass(policy, OrcaMax)]
+        raise SettingError("arena", settings.arena, f"is for {', '.join(chunked)} only; leave it at buddy")
+    return type(kind.__name__, (kind,), {"smallest_pool_blocks": OrcaPaper.smallest_pool_blocks})
 
 
 def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
@@ -108,20 +133,27 @@ def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
     return ORCA_MAX_NUM_SEQS if issubclass(kind, OrcaPaper) else VLLM_MAX_NUM_SEQS
 
 
-def _memory(settings: Settings, kind: type, num_blocks: int, max_model_len: int, shape: ModelSpec) -> Any:
+def _memory(
+    settings: Settings, kind: type, num_blocks: int, max_model_len: int, shape: ModelSpec, deployment: Deployment
+) -> Any:
     size = settings.block_size
     if issubclass(kind, StaticBatching):
         return BatchMemory(num_blocks, size)
     if issubclass(kind, OrcaMax):
-        return BuddyMemory(num_blocks, size, max_model_len)
+        return BuddyMemory(num_blocks, size, max_model_len, settings.arena)
     if issubclass(kind, OrcaPaper):
         return ContiguousMemory(num_blocks, size)
-    host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB))
+    host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
     return PagedMemory(num_blocks, size, host, settings.ids)
 
 
-def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec) -> StepCost:
+def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, deployment: Deployment) -> StepCost:
     ranks, size = settings.tensor_parallel_size, settings.block_size
-    name = settings.cost or ("paper" if PaperCost.fits(shape, card, ranks) else "roofline")
+    measured = deployment.is_default and PaperCost.fits(shape, card, ranks)
+    name = settings.cost or ("paper" if measured else "roofline")
+    if name == "paper" and not deployment.is_default:
+        remedy = "is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline"
+        raise SettingError("cost", name, remedy)
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
-    return cost(name, shape, card, ranks, size, scale)
+    plain = cost(name, shape, card, ranks, size, scale)
+    return plain if deployment.is_default else RooflineCost(shape, card, ranks, block_size=size, deployment=deployment)

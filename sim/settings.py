@@ -26,19 +26,28 @@ class Settings:
 
     Attributes:
         policy: Scheduler and allocator, by the name of a system.
-        model: Preset, or path to a Hugging Face ``config.json``.
+        model: Preset, or path to a Hugging Face ``config.json``. The pool keeps every token in all layers, also in
+            those with a window.
         gpu: Preset.
         tensor_parallel_size: GPUs that share the model and the pool.
+        pipeline_parallel_size: Stages that the layers are divided into, each on ``tensor_parallel_size`` GPUs.
+        quantization: Number format of the weights; None takes the checkpoint's, which for the presets is 16 bit
+            but for deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
+        kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
+        enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With them batches are padded up to
+            captured sizes, and the graphs take memory from the pool.
         block_size: Tokens a KV block.
         num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
         max_num_batched_tokens: Most tokens in a step, a decode counting 1.
         watermark: Share of the pool that an admission must leave free.
+        arena: How the Orca policies with chunks place them: "buddy" rounds to powers of two, "first-fit" takes the
+            lowest free run that is long enough, "best-fit" the shortest.
         preemption_mode: Whether a preempted sequence is computed again or swapped to the host.
         swap_space: Host memory for swapped blocks, in GiB a GPU.
-        cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB) or "roofline"; None takes the
-            paper's where it applies.
+        cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
+            takes the paper's where it applies.
         step_scale: Factor on the paper's step time; None takes the one fitted to its Fig 13a.
         window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
         leap: Whether to leap over steps that decide nothing. The results are the same bits.
@@ -49,12 +58,17 @@ class Settings:
     model: str = "opt-13b"
     gpu: str = "a100-40gb"
     tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    quantization: Literal["awq", "gptq", "int8", "fp8"] | None = None
+    kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
+    enforce_eager: bool = True
     block_size: BlockSize = 16
     num_gpu_blocks_override: Blocks | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count = 2560
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    arena: Literal["buddy", "first-fit", "best-fit"] = "buddy"
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None

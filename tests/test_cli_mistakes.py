@@ -9,6 +9,7 @@ import pytest
 from fragmeter.experiments.cli import FAULT, MISTAKE, status
 from fragmeter.experiments.output import write_whole
 from fragmeter.sim.errors import UserError
+from fragmeter.sim.spec import model_names
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 POLICIES = "static, fastertransformer, orca, orca-max, orca-pow2, orca-oracle, vllm-sosp23"
@@ -90,8 +91,7 @@ MISTAKES = {
     ),
     "model": (
         ["simulate", "--model", "gpt-5"],
-        "model = 'gpt-5': one of opt-13b, opt-66b, opt-175b, llama-13b, llama-2-7b, llama-3.1-8b, llama-3.1-70b,"
-        " or a path to a config.json",
+        f"model = 'gpt-5': one of {', '.join(model_names())}, or a path to a config.json",
     ),
     "setting": (
         ["simulate", "--block-size", "0"],

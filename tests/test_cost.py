@@ -10,7 +10,7 @@ from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, StepCost, co
 from fragmeter.sim.cost import paper as paper_module
 from fragmeter.sim.cost.envelope import upper_envelope
 from fragmeter.sim.errors import SettingError
-from fragmeter.sim.spec import gpu, gpu_names, model
+from fragmeter.sim.spec import Deployment, gpu, gpu_names, model
 from fragmeter.sim.ticks import PER_MS, PER_SECOND, PER_US
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,14 @@ ROOFLINES = [
     RooflineCost(model("llama-3.1-8b"), gpu("h200"), dtype="bf16"),
     RooflineCost(model("llama-3.1-70b"), gpu("h200"), 4),
 ]
-COSTS = [PaperCost(), PaperCost(1.12), PaperCost(ms_per_prefill_token_beyond=0.14), *ROOFLINES]
+PLAIN = [PaperCost(), PaperCost(1.12), PaperCost(ms_per_prefill_token_beyond=0.14), *ROOFLINES]
+COSTS = [
+    *PLAIN,
+    RooflineCost(model("mistral-7b-v0.1"), gpu("a100-40gb")),
+    RooflineCost(model("gemma-3-27b"), gpu("h100-80gb"), 2, deployment=Deployment(2, "fp8", "fp8")),
+    RooflineCost(model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(1, "fp8", "fp8", cuda_graphs=True)),
+    RooflineCost(model("gpt-oss-120b"), gpu("h100-80gb"), deployment=Deployment(4, "int4", "mxfp4", cuda_graphs=True)),
+]
 
 costs = st.sampled_from(COSTS)
 decodes = st.integers(0, 2048)
@@ -51,7 +58,7 @@ def test_a_line_is_the_step_to_the_tick(step_cost, batch, context):
 
 
 @settings(deadline=None)
-@given(costs, decodes)
+@given(st.sampled_from(PLAIN), decodes)
 def test_lines_walk_from_knot_to_knot_without_a_gap(step_cost, batch):
     """The context before each knot and the knot itself, by their own lines, and the line goes on to infinity."""
     knots, context = 0, 0

@@ -7,6 +7,7 @@ import json
 import pytest
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.spec import ModelSpec, block_bytes, gpu, gpu_names, host_blocks, model, model_names, paper_num_blocks
+from fragmeter.sim.spec.weights import layer_vector_params
 
 # Parameters as the checkpoints hold them; OPT-175B has none to count, its paper says 175 billion.
 PUBLISHED_PARAMS = {
@@ -71,7 +72,7 @@ def test_slot_bytes(name, dtype, ranks, expected):
 
 def test_ranks_share_matrices_and_repeat_vectors():
     spec = model("opt-66b")
-    vectors = spec.num_layers * spec.layer_vector_params + (spec.learned_positions + 2) * spec.hidden_size
+    vectors = spec.num_layers * layer_vector_params(spec, 0) + (spec.learned_positions + 2) * spec.hidden_size
     assert 4 * spec.weight_bytes("fp16", 4) == spec.weight_bytes("fp16") + 3 * 2 * vectors
 
 
@@ -149,8 +150,7 @@ def test_a_swap_space_of_too_many_blocks_is_refused():
         ),
         (
             lambda: model("opt-14b"),
-            "model = 'opt-14b': one of opt-13b, opt-66b, opt-175b, llama-13b, llama-2-7b, llama-3.1-8b, "
-            "llama-3.1-70b, or a path to a config.json",
+            f"model = 'opt-14b': one of {', '.join(model_names())}, or a path to a config.json",
         ),
         (
             lambda: model("opt-13b").slot_bytes("fp17"),
@@ -219,24 +219,66 @@ def test_gpt2_has_its_published_size(tmp_path):
     ("changes", "text"),
     [
         (
-            {"model_type": "deepseek_v2", "kv_lora_rank": 512},
-            "kv_lora_rank = 512: multi-head latent attention is not understood in tiny; give an MHA or GQA model",
+            {"kv_lora_rank": 512},
+            "kv_lora_rank = 512: multi-head latent attention is not understood in tiny with model_type 'llama'; "
+            "give a model of a family that has it",
         ),
         (
-            {"model_type": "mixtral", "num_local_experts": 8},
-            "num_local_experts = 8: a mixture of experts is not understood in tiny; give an MHA or GQA model",
+            {"num_local_experts": 8},
+            "num_local_experts = 8: a mixture of experts is not understood in tiny with model_type 'llama'; "
+            "give a model of a family that has it",
         ),
         (
-            {"sliding_window": 4096},
-            "sliding_window = 4096: sliding windows are not understood in tiny; give a model with full attention",
+            {"model_type": "opt", "sliding_window": 4096},
+            "sliding_window = 4096: a sliding window is not understood in tiny with model_type 'opt'; "
+            "give a model of a family that has it",
         ),
         (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types = 'sliding_attention': is not understood in tiny; give a model with full attention",
+            {"model_type": "falcon_mamba", "state_size": 16},
+            "state_size = 16: a state-space layer of tiny keeps a state that is not a KV cache; "
+            "give a model whose layers all keep K and V",
+        ),
+        (
+            {"model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512},
+            "linear_num_key_heads = 16: linear attention of tiny keeps a state that is not a KV cache; "
+            "give a model whose layers all keep K and V",
+        ),
+        (
+            {"layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"]},
+            "layer_types = 'linear_attention': is not understood in tiny; "
+            "layers of full, sliding or chunked attention keep a KV cache, others do not",
+        ),
+        (
+            {"layer_types": ["full_attention", "full_attention"]},
+            "layer_types = ['full_attention', 'full_attention']: must name the kind of each of the 4 layers of tiny",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
+            "sliding_window = None: must say how long the sliding_attention of tiny is",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": "0"},
+            "mlp_only_layers = '0': must be a list of whole numbers in tiny",
+        ),
+        (
+            {"model_type": "llama4_text", "num_local_experts": 8, "no_rope_layers": [1, 0]},
+            "no_rope_layers = [1, 0]: must have one number for each of the 4 layers of tiny",
+        ),
+        ({"sliding_window": 0}, "sliding_window = 0: must be a whole number of at least 1 in tiny"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4},
+            "num_experts_per_tok = 4: must be at most the 2 experts of tiny",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128}},
+            "quantization_config = {'quant_method': 'gptq', 'bits': 8, 'group_size': 128}: is not understood in tiny; "
+            "one of awq and gptq with 4 bits in groups of 128, fp8, mxfp4, or null for 16 bit",
         ),
         (
             {"model_type": "rwkv"},
-            "model_type = 'rwkv': is not understood in tiny; one of opt, llama, mistral, qwen2, qwen3, gpt2",
+            "model_type = 'rwkv': is not understood in tiny; one of opt, llama, mistral, qwen2, qwen3, gpt2, "
+            "gpt_bigcode, falcon, gemma2, gemma3, gemma3_text, mixtral, qwen3_moe, gpt_oss, deepseek_v2, "
+            "deepseek_v3, llama4, llama4_text",
         ),
         ({"hidden_size": None}, "hidden_size = None: must be a whole number of at least 1 in tiny"),
         ({"num_hidden_layers": -1}, "num_hidden_layers = -1: must be a whole number of at least 1 in tiny"),

@@ -24,6 +24,25 @@ def upper_envelope(lines: Sequence[Line]) -> list[Segment]:
     return segments
 
 
+def stretches(starts: Sequence[tuple[int, Sequence[Line]]]) -> list[Segment]:
+    """Segments, as ``upper_envelope`` gives them, where the lines change on the way.
+
+    Args:
+        starts: ``(x, lines)``: from x on these lines count, up to the next one's x; the first x is 0.
+    """
+    segments: list[Segment] = []
+    ends = [*(start for start, _ in starts[1:]), None]
+    for (start, lines), end in zip(starts, ends, strict=True):
+        for base, slope, until in upper_envelope(lines):
+            if until is not None and until <= start:
+                continue
+            cut = until if end is None or (until is not None and until < end) else end
+            segments.append((base, slope, cut))
+            if cut == end:
+                break
+    return segments
+
+
 def _overtakes(low: Line, steep: Line) -> int:
     """The first integer at which ``steep`` lies above ``low``."""
     return (low[0] - steep[0]) // (steep[1] - low[1]) + 1

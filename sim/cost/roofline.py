@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 
 from ..errors import SettingError
+from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
+from ..spec.graphs import padded_batch
+from ..spec.matrix import Matrix, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
-from ..ticks import PER_SECOND, PER_US
+from ..spec.stages import stages
+from ..spec.weights import layer_matrices
+from ..ticks import PER_US
 from . import shares
+from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import coefficient
-from .envelope import Segment, upper_envelope
+from .envelope import Segment, stretches
 from .shares import SHARES
-
-ELEMENT_BYTES = 2
 
 
 class RooflineCost:
@@ -24,80 +29,116 @@ class RooflineCost:
     decoding rows (the one row a prompt adds is left out), attention over the context, the KV write,
     all-reduces, launches and the host. Terms add up: nothing overlaps.
 
+    Experts are read as far as the step's tokens reach them, see ``touched``. Quantised weights are read
+    in their bytes and multiplied at the flops of 16 bit. Pipeline stages are passed one after the other,
+    by one batch at a time: that vLLM keeps several in flight is not credited. With CUDA graphs GEMMs and
+    all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
+    vLLM V1; launches cost what they cost without, since that is assumed anyway.
+
     Args:
-        dtype: Of weights, activations and KV; fp16 or bf16, for which the flops hold.
+        dtype: Of activations, and of weights that are not quantised; fp16 or bf16, for which the flops hold.
         block_size: Slots of a block, for the swaps.
+        deployment: Pipeline stages, number formats of KV and weights, CUDA graphs.
     """
 
     name = "roofline"
 
     def __init__(
-        self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1, dtype: str = "fp16", block_size: int = 16
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int = 1,
+        dtype: str = "fp16",
+        block_size: int = 16,
+        deployment: Deployment = Deployment(),
     ) -> None:
         if dtype not in ("fp16", "bf16"):
             raise SettingError("dtype", dtype, "one of fp16, bf16: the flops of the data sheets hold for these")
-        self.model, self.gpu, self.tensor_parallel = model, gpu, tensor_parallel
+        self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
         share = SHARES[gpu.architecture]
+        self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
         self._compile_gemms(share)
-        self._compile_attention(share)
+        self._compile_experts(share)
         self._compile_communication()
-        self._compile_swaps(block_bytes(model, tensor_parallel, block_size, dtype))
+        self._compile_swaps(block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, self._stages))
+
+    @property
+    def _stages(self) -> int:
+        return self.deployment.pipeline_parallel
 
     def _compile_gemms(self, share: shares.Shares) -> None:
-        read = partial(_ticks, per_second=self.gpu.memory_bytes_per_s * share.gemm_bandwidth)
-        compute = partial(_ticks, per_second=self.gpu.fp16_flops_per_s * share.gemm_flops)
+        read = partial(ticks, per_second=self.gpu.memory_bytes_per_s * share.gemm_bandwidth)
+        compute = partial(ticks, per_second=self.gpu.fp16_flops_per_s * share.gemm_flops)
         model, ranks = self.model, self.tensor_parallel
-        params = model.num_layers * model.layer_matrix_params(ranks)
+        dense = [matrix for matrix in self._matrices() if matrix.part != "expert"]
         head = model.head_params(ranks)
-        self._gemm_read = read(params * ELEMENT_BYTES)
+        self._gemm_read = read(self._bytes(dense))
         self._gemm_read_per_token = read(self._gemm_activations() * ELEMENT_BYTES)
-        self._gemm_flops_per_token = compute(2 * params)
+        self._gemm_flops_per_token = compute(2 * sum(matrix.used_params for matrix in self._matrices()))
         self._head_read = read(head * ELEMENT_BYTES)
         self._head_read_per_row = read((model.hidden_size + model.vocab_size // ranks) * ELEMENT_BYTES)
         self._head_flops_per_row = compute(2 * head)
-        self._kv_write_per_token = read(model.slot_bytes("fp16", ranks))
+        self._kv_write_per_token = read(model.slot_bytes(self.deployment.kv_dtype, ranks))
+
+    def _matrices(self) -> list[Matrix]:
+        """Of all layers."""
+        layers = range(self.model.num_layers)
+        return [matrix for layer in layers for matrix in layer_matrices(self.model, layer, self.tensor_parallel)]
+
+    def _bytes(self, matrices: list[Matrix]) -> int:
+        return sum(matrix_bytes(matrix, self.deployment.quantization) for matrix in matrices)
 
     def _gemm_activations(self) -> int:
         """Elements that the GEMMs of all layers read and write for one token."""
         model, ranks = self.model, self.tensor_parallel
-        query = model.heads_per_rank(ranks) * model.head_dim
-        kv = model.kv_heads_per_rank(ranks) * model.head_dim
-        mlp = model.mlp_matrices * model.intermediate_size // ranks
-        return model.num_layers * (4 * model.hidden_size + 2 * query + 2 * kv + mlp)
+        mlp = sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
+        return model.num_layers * (4 * model.hidden_size + model.attention(ranks).gemm_elements) + mlp
 
-    def _compile_attention(self, share: shares.Shares) -> None:
-        model, ranks = self.model, self.tensor_parallel
-        read = partial(_ticks, per_second=self.gpu.memory_bytes_per_s * share.decode_bandwidth)
-        query = model.num_layers * model.heads_per_rank(ranks) * model.head_dim
-        flops = self.gpu.fp16_flops_per_s
-        per_pair, per_token = share.prefill_factors()
-        self._attention_floor = round(model.num_layers * shares.ATTENTION_FLOOR_US * PER_US)
-        self._attention_read_per_decode = read(2 * query * ELEMENT_BYTES)
-        self._attention_read_per_context = read(model.slot_bytes("fp16", ranks))
-        self._attention_flops_per_context = _ticks(4 * query, flops * share.gemm_flops)
-        self._prefill_per_pair = _ticks(4 * query * per_pair, flops)
-        self._prefill_per_token = _ticks(4 * query * per_token, flops)
+    def _compile_experts(self, share: shares.Shares) -> None:
+        """Ticks to read all experts; those that few tokens reach are a list by tokens, filled as it is asked for."""
+        bandwidth = self.gpu.memory_bytes_per_s * share.gemm_bandwidth
+        routed = self._bytes([matrix for matrix in self._matrices() if matrix.part == "expert"])
+        self._expert_read = ticks(routed, bandwidth)
+        self._experts_read = [0]
 
     def _compile_communication(self) -> None:
         layers, ranks = self.model.num_layers, self.tensor_parallel
+        link = self.gpu.nvlink_bytes_per_s * shares.LINK_SHARE
         # Two all-reduces a layer; a ring sends each rank's share 2 * (ranks - 1) times.
         sent = 2 * layers * 2 * (ranks - 1) * self.model.hidden_size * ELEMENT_BYTES / ranks
         latency = shares.ALL_REDUCE_LATENCY_US if ranks > 1 else 0
         self._all_reduce = round(2 * layers * latency * PER_US)
-        self._all_reduce_per_token = _ticks(sent, self.gpu.nvlink_bytes_per_s * shares.LINK_SHARE)
+        self._all_reduce_per_token = ticks(sent, link)
+        # Hidden states and residual, from each stage to the next.
+        hops = self._stages - 1
+        self._hop = round(hops * shares.HOP_LATENCY_US * PER_US)
+        self._hop_per_token = ticks(hops * 2 * self.model.hidden_size * ELEMENT_BYTES, link)
         self._launch = round(layers * shares.KERNELS_PER_LAYER * shares.LAUNCH_US * PER_US)
         self._host = round(shares.HOST_US * PER_US)
 
     def _compile_swaps(self, bytes_per_block: int) -> None:
-        transfer = _ticks(bytes_per_block, self.gpu.pcie_bytes_per_s * shares.LINK_SHARE)
-        copies = 2 * self.model.num_layers
+        """Stages swap side by side: the longest counts."""
+        transfer = ticks(bytes_per_block, self.gpu.pcie_bytes_per_s * shares.LINK_SHARE)
+        longest = max(len(stage) for stage in stages(self.model.num_layers, self._stages))
+        copies = self.model.attention(self.tensor_parallel).kv_tensors * longest
         self._per_block_out = transfer + round(copies * shares.COPY_OUT_US * PER_US)
         self._per_block_in = transfer + round(copies * shares.COPY_IN_US * PER_US)
 
     def gemm_ticks(self, tokens: int) -> int:
         """All matrices of all layers over ``tokens`` tokens: the larger of reading and computing."""
-        return max(self._gemm_read + self._gemm_read_per_token * tokens, self._gemm_flops_per_token * tokens)
+        read = self._gemm_read + self._expert_ticks(tokens) + self._gemm_read_per_token * tokens
+        return max(read, self._gemm_flops_per_token * tokens)
+
+    def _expert_ticks(self, tokens: int) -> int:
+        """Reading the experts that ``tokens`` tokens reach, as ``touched`` has it."""
+        experts, found = self.model.experts, self._experts_read
+        if experts is None:
+            return 0
+        while len(found) <= tokens and found[-1] < self._expert_read:
+            left = self._expert_read - found[-1]
+            found.append(self._expert_read - left * (experts.count - experts.used) // experts.count)
+        return found[min(tokens, len(found) - 1)]
 
     def head_ticks(self, rows: int) -> int:
         """The output head over ``rows`` rows."""
@@ -105,20 +146,11 @@ class RooflineCost:
 
     def decode_attention_ticks(self, decodes: int, context: int) -> int:
         """Attention of ``decodes`` new tokens to ``context`` tokens in all."""
-        return max(base + slope * context for base, slope in self._attention_lines(decodes))
-
-    def _attention_lines(self, decodes: int) -> list[tuple[int, int]]:
-        if not decodes:
-            return [(0, 0)]
-        return [
-            (self._attention_floor, 0),
-            (self._attention_read_per_decode * decodes, self._attention_read_per_context),
-            (0, self._attention_flops_per_context),
-        ]
+        return self._attention.decode_ticks(decodes, context)
 
     def prefill_attention_ticks(self, tokens: int, pairs: int) -> int:
-        """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs."""
-        return self._prefill_per_token * tokens + self._prefill_per_pair * pairs
+        """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs, at most a window each."""
+        return self._attention.prefill_ticks(tokens, pairs)
 
     def kv_write_ticks(self, tokens: int) -> int:
         """Writing K and V of ``tokens`` tokens to their slots."""
@@ -127,6 +159,10 @@ class RooflineCost:
     def all_reduce_ticks(self, tokens: int) -> int:
         """Two all-reduces a layer over ``tokens`` hidden states; 0 on one GPU."""
         return self._all_reduce + self._all_reduce_per_token * tokens
+
+    def hop_ticks(self, tokens: int) -> int:
+        """Handing ``tokens`` hidden states from stage to stage; 0 with one stage."""
+        return self._hop + self._hop_per_token * tokens
 
     def overhead_ticks(self) -> int:
         """Launches of all layers, and the host's work between two steps."""
@@ -141,11 +177,13 @@ class RooflineCost:
     def _without_attention(self, rows: int, tokens: int) -> int:
         if not tokens:
             return self.overhead_ticks()
-        dense = self.gemm_ticks(tokens) + self.head_ticks(rows)
-        return dense + self.kv_write_ticks(tokens) + self.all_reduce_ticks(tokens) + self.overhead_ticks()
+        computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
+        dense = self.gemm_ticks(computed) + self.head_ticks(rows)
+        sent = self.all_reduce_ticks(computed) + self.hop_ticks(computed)
+        return dense + self.kv_write_ticks(tokens) + sent + self.overhead_ticks()
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; knots are where reading overtakes the floor of the attention calls."""
+        """See ``StepCost``; knots are where reading overtakes the floor of the attention calls, and full windows."""
         segments = self._lines.get(decodes)
         if segments is None:
             segments = self._lines[decodes] = self._decode_segments(decodes)
@@ -156,9 +194,7 @@ class RooflineCost:
 
     def _decode_segments(self, decodes: int) -> list[Segment]:
         dense = self._without_attention(decodes, decodes)
-        return [
-            (dense + base, slope, until) for base, slope, until in upper_envelope(self._attention_lines(decodes))
-        ]
+        return [(dense + base, slope, until) for base, slope, until in stretches(self._attention.decode_lines(decodes))]
 
     def swap_out_ticks(self, blocks: int) -> int:
         """See ``StepCost``."""
@@ -170,7 +206,12 @@ class RooflineCost:
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
-        sources = dict.fromkeys(_TERMS, f"data sheet of the GPU; {shares.PUBLISHED}") | _OTHER_SOURCES
+        published = f"data sheet of the GPU; {shares.PUBLISHED}"
+        sources = dict.fromkeys(_TERMS, published) | _OTHER_SOURCES
+        if self.model.experts:
+            sources["expert_read"] = f"{published}; of all experts, of which a step reads those it reaches"
+        if self._stages > 1:
+            sources |= {"hop": shares.ASSUMED, "hop_per_token": _LINK}
         terms = {term: coefficient(getattr(self, f"_{term}"), "ticks", source) for term, source in sources.items()}
         return {
             "name": self.name,
@@ -178,7 +219,9 @@ class RooflineCost:
             "gpu": self.gpu.name,
             "gpu_source": self.gpu.source,
             "tensor_parallel": self.tensor_parallel,
+            **({} if self.deployment.is_default else asdict(self.deployment)),
             **terms,
+            **self._attention.describe(),
         }
 
 
@@ -190,15 +233,9 @@ _TERMS = (
     "head_read_per_row",
     "head_flops_per_row",
     "kv_write_per_token",
-    "attention_read_per_decode",
-    "attention_read_per_context",
-    "attention_flops_per_context",
-    "prefill_per_pair",
-    "prefill_per_token",
 )
 _LINK = f"data sheet of the GPU; {shares.LINK_SHARE} of it {shares.ASSUMED}"
 _OTHER_SOURCES = {
-    "attention_floor": f"{shares.PUBLISHED}: {shares.ATTENTION_FLOOR_US} us a call",
     "all_reduce": shares.ASSUMED,
     "all_reduce_per_token": _LINK,
     "launch": shares.ASSUMED,
@@ -206,7 +243,3 @@ _OTHER_SOURCES = {
     "per_block_out": f"{_LINK}; copies by SOSP'23 Fig 19a",
     "per_block_in": f"{_LINK}; copies by SOSP'23 Fig 19a",
 }
-
-
-def _ticks(amount: float, per_second: float) -> int:
-    return round(amount / per_second * PER_SECOND)

@@ -18,6 +18,8 @@ KERNELS_PER_LAYER = 9
 LAUNCH_US = 1.0
 HOST_US = 500.0
 ALL_REDUCE_LATENCY_US = 10.0
+# From one pipeline stage to the next, over the same links.
+HOP_LATENCY_US = 10.0
 LINK_SHARE = 0.8
 # One copy a layer and a side (K, V) of each block: SOSP'23 Fig 19a, least squares, over OPT-13B's 80 copies.
 COPY_OUT_US = 1.92

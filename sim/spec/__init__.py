@@ -1,13 +1,24 @@
 """Shapes of models and GPUs, and the pools that follow from them."""
 
+from .attention import KvGroup, Latent, Span
+from .deployment import Deployment
+from .experts import Experts
 from .gpu import GpuSpec, gpu, gpu_names
+from .graphs import padded_batch
 from .model import model, model_names
 from .pool import block_bytes, host_blocks, paper_num_blocks
 from .shape import ModelSpec, dtype_bits
+from .stages import stages
+from .weights import stage_bytes, streamed_bytes
 
 __all__ = [
+    "Deployment",
+    "Experts",
     "GpuSpec",
+    "KvGroup",
+    "Latent",
     "ModelSpec",
+    "Span",
     "block_bytes",
     "dtype_bits",
     "gpu",
@@ -15,5 +26,9 @@ __all__ = [
     "host_blocks",
     "model",
     "model_names",
+    "padded_batch",
     "paper_num_blocks",
+    "stage_bytes",
+    "stages",
+    "streamed_bytes",
 ]

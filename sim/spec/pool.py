@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from ..errors import SettingError
+from .deployment import Deployment
 from .gpu import GpuSpec
+from .graphs import CUDA_GRAPH_BYTES
 from .shape import ModelSpec
+from .stages import stages
+from .weights import stage_bytes
 
 GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
@@ -14,64 +18,101 @@ SWAP_BYTES_PER_GPU = 20 * GIB
 MOST_HOST_BLOCKS = 1 << 26
 
 
-def block_bytes(model: ModelSpec, num_gpus: int = 1, block_size: int = 16, dtype: str = "fp16") -> int:
-    """Bytes of one block of ``block_size`` slots on each of ``num_gpus`` tensor-parallel ranks."""
-    if block_size < 1:
-        raise SettingError("block_size", block_size, "must be at least 1 slot")
-    return block_size * model.slot_bytes(dtype, num_gpus)
+def block_bytes(
+    model: ModelSpec, num_gpus: int = 1, block_size: int = 16, dtype: str = "fp16", pipeline_parallel: int = 1
+) -> int:
+    """Bytes of one block of ``block_size`` slots on each of ``num_gpus`` tensor-parallel ranks.
+
+    A block spans the layers of a pipeline stage, here of the one with most.
+    """
+    _require_block_size(block_size)
+    return block_size * model.slot_bytes(dtype, num_gpus, pipeline_parallel)
 
 
-def paper_num_blocks(model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: int = 16) -> int:
-    """Blocks of the KV pool as SOSP'23 sized it, in fp16 with the model split over ``num_gpus``.
+def paper_num_blocks(
+    model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: int = 16, deployment: Deployment = Deployment()
+) -> int:
+    """Blocks of the KV pool as SOSP'23 sized it, with the model split over ``num_gpus`` a pipeline stage.
 
     ``(int(0.95 * memory) - parameters - activations of 2560 tokens - 1 GiB) // block_bytes``. As in
     the artifact's analyzer, matrices are divided among the ranks while every rank holds all vectors
     and the position table (a rotary one a layer where none is learned), and activations are the
     larger of twice a layer's widest tensors and twice the logits of all tokens.
 
-    The output head of untied embeddings is not counted, and a gated MLP counts three activations:
-    only so does one formula give the 984 blocks stated for LLaMA-13B beside OPT's three pools. The
-    artifact's own LLaMA analyzer counts the head, rotary tables of 8,192 positions and two
-    activations, which comes to 965.
+    The output head of untied embeddings is not counted beside the embedding, and a gated MLP counts
+    three activations: only so does one formula give the 984 blocks stated for LLaMA-13B beside OPT's
+    three pools. The artifact's own LLaMA analyzer counts the head, rotary tables of 8,192 positions and
+    two activations, which comes to 965.
+
+    Of pipeline stages the fullest decides, as vLLM takes the least of its workers. CUDA graphs take
+    ``CUDA_GRAPH_BYTES``. Models of kinds that the artifact did not know (windows, latent vectors,
+    experts) have one rotary table for all layers, as vLLM shares it.
 
     Raises SettingError where the weights leave no slot, and where a block is larger than what they leave.
     """
-    usable = int(0.95 * gpu.memory_bytes)
-    taken = _parameter_bytes(model, num_gpus) + _activation_bytes(model, num_gpus) + WORKSPACE_BYTES
-    slots = (usable - taken) // block_bytes(model, num_gpus, 1)
+    slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment)
     if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"
         raise SettingError("num_gpus", num_gpus, remedy)
-    blocks = (usable - taken) // block_bytes(model, num_gpus, block_size)
+    blocks = _blocks_that_fit(model, gpu, num_gpus, block_size, deployment)
     if blocks < 1:
         remedy = f"{model.name} leaves room for {slots} slots on {num_gpus} x {gpu.name}; take smaller blocks"
         raise SettingError("block_size", block_size, remedy)
     return blocks
 
 
+def _blocks_that_fit(
+    model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: int, deployment: Deployment
+) -> int:
+    """Blocks that the stage with the least room has room for."""
+    _require_block_size(block_size)
+    usable = int(0.95 * gpu.memory_bytes) - WORKSPACE_BYTES - deployment.cuda_graphs * CUDA_GRAPH_BYTES
+    weights = stage_bytes(model, num_gpus, deployment.pipeline_parallel, deployment.quantization)
+    fitting = []
+    for number, layers in enumerate(stages(model.num_layers, deployment.pipeline_parallel)):
+        last = number == deployment.pipeline_parallel - 1
+        taken = weights[number] + _rotary_bytes(model, layers) + _activation_bytes(model, num_gpus, layers, last)
+        if number == 0 and last and not model.tied_embeddings:
+            taken -= 2 * model.head_params(num_gpus)
+        groups = model.kv_groups(layers)
+        slot_bytes = sum(model.group_slot_bytes(group, deployment.kv_dtype, num_gpus) for group in groups)
+        fitting.append((usable - taken) // (block_size * slot_bytes))
+    return min(fitting)
+
+
+def _require_block_size(block_size: int) -> None:
+    if block_size < 1:
+        raise SettingError("block_size", block_size, "must be at least 1 slot")
+
+
 def host_blocks(
-    model: ModelSpec, num_gpus: int = 1, block_size: int = 16, swap_bytes_per_gpu: int = SWAP_BYTES_PER_GPU
+    model: ModelSpec,
+    num_gpus: int = 1,
+    block_size: int = 16,
+    swap_bytes_per_gpu: int = SWAP_BYTES_PER_GPU,
+    deployment: Deployment = Deployment(),
 ) -> int:
     """Blocks of the swap space in host memory: 20 GiB a GPU in SOSP'23.
 
     Raises SettingError for more than ``MOST_HOST_BLOCKS``.
     """
-    blocks = swap_bytes_per_gpu // block_bytes(model, num_gpus, block_size)
+    whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype, deployment.pipeline_parallel)
+    blocks = swap_bytes_per_gpu // whole
     if blocks > MOST_HOST_BLOCKS:
         remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
         raise SettingError("swap_space", swap_bytes_per_gpu / GIB, remedy)
     return blocks
 
 
-def _parameter_bytes(model: ModelSpec, num_gpus: int) -> int:
-    second_embedding = 0 if model.tied_embeddings else model.head_params(num_gpus)
-    rotary = 0 if model.learned_positions else model.num_layers * model.max_model_len * model.head_dim
-    return model.weight_bytes("fp16", num_gpus) + 2 * (rotary - second_embedding)
+def _rotary_bytes(model: ModelSpec, layers: range) -> int:
+    if model.learned_positions:
+        return 0
+    known_to_the_artifact = not (model.latent or model.spans or model.experts)
+    width = model.latent.rope_dim if model.latent else model.head_dim
+    return 2 * (len(layers) if known_to_the_artifact else 1) * model.max_model_len * width
 
 
-def _activation_bytes(model: ModelSpec, num_gpus: int) -> int:
-    query_heads, kv_heads = model.heads_per_rank(num_gpus), model.kv_heads_per_rank(num_gpus)
-    qkv = (query_heads + 2 * kv_heads) * model.head_dim
-    mlp = model.mlp_matrices * model.intermediate_size // num_gpus
-    widest = max(2 * (max(qkv, mlp) + model.hidden_size), 2 * model.vocab_size)
-    return 2 * MAX_BATCHED_TOKENS * widest
+def _activation_bytes(model: ModelSpec, num_gpus: int, layers: range, last: bool) -> int:
+    widest = max(model.attention(num_gpus).projected, *(model.mlp_width(layer, num_gpus) for layer in layers))
+    elements = 2 * (widest + model.hidden_size)
+    return 2 * MAX_BATCHED_TOKENS * max(elements, last * 2 * model.vocab_size)

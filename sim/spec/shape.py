@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import SettingError
+from .attention import FULL, HeadAttention, KvGroup, Latent, LatentAttention, Span
+from .experts import Experts
+from .stages import stages
+from .weights import num_params
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 
@@ -18,11 +23,11 @@ def dtype_bits(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer with multi-head or grouped-query attention.
+    """A decoder-only transformer whose layers all keep K and V, or a latent vector in their stead.
 
     Attributes:
-        num_kv_heads: Heads of K and V; as many as ``num_heads`` (MHA) or fewer (GQA, MQA).
-        intermediate_size: Width of the MLP.
+        num_kv_heads: Heads of K and V; as many as ``num_heads`` (MHA), fewer (GQA) or one (MQA).
+        intermediate_size: Width of the MLP, in layers that have one.
         max_model_len: The longest sequence, prompt and output together, in tokens.
         gated_mlp: The MLP has three matrices (gate, up, down) and not two.
         tied_embeddings: The output head is the word embedding.
@@ -30,6 +35,12 @@ class ModelSpec:
         qkv_bias, output_bias, mlp_bias: Which projections have biases.
         norm_vectors: Vectors of a normalisation: 2 in LayerNorm (weight, bias), 1 in RMSNorm.
         qk_norm: Queries and keys are normalised a head, with a weight of ``head_dim`` each.
+        layer_norms: Normalisations of a layer, those of queries and keys aside.
+        attention_sinks: Each head has a sink, one element.
+        spans: Which tokens each layer keeps; empty where all keep all.
+        latent: Multi-head latent attention, in place of heads of K and V.
+        experts: Mixture of experts, in place of the MLP of some layers.
+        quantization: Number format in which the checkpoint holds the matrices; None is 16 bit.
     """
 
     name: str
@@ -49,6 +60,12 @@ class ModelSpec:
     mlp_bias: bool = False
     norm_vectors: int = 1
     qk_norm: bool = False
+    layer_norms: int = 2
+    attention_sinks: bool = False
+    spans: tuple[Span, ...] = ()
+    latent: Latent | None = None
+    experts: Experts | None = None
+    quantization: str | None = None
 
     @property
     def mlp_matrices(self) -> int:
@@ -71,24 +88,55 @@ class ModelSpec:
             raise SettingError("tensor_parallel", tensor_parallel, remedy)
         return max(1, self.num_kv_heads // tensor_parallel)
 
-    def slot_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
-        """Bytes, on each rank, of one token's K and V over all layers: 2 * layers * kv_heads * head_dim * dtype."""
-        elements = 2 * self.num_layers * self.kv_heads_per_rank(tensor_parallel) * self.head_dim
+    def attention(self, tensor_parallel: int = 1) -> HeadAttention | LatentAttention:
+        """The attention of one layer as each of ``tensor_parallel`` ranks computes it."""
+        heads = self.heads_per_rank(tensor_parallel)
+        if self.latent:
+            return LatentAttention(self.hidden_size, heads, self.latent)
+        return HeadAttention(self.hidden_size, heads, self.kv_heads_per_rank(tensor_parallel), self.head_dim)
+
+    def kv_groups(self, layers: Iterable[int] | None = None) -> tuple[KvGroup, ...]:
+        """The KV groups of all layers, or of some (those of a pipeline stage), in the order of their first one."""
+        groups: dict[Span, list[int]] = {}
+        for layer in range(self.num_layers) if layers is None else layers:
+            groups.setdefault(self.spans[layer] if self.spans else FULL, []).append(layer)
+        return tuple(KvGroup(span, tuple(members)) for span, members in groups.items())
+
+    def group_slot_bytes(self, group: KvGroup, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
+        """Bytes, on each rank, of one token that a KV group keeps: K and V, or the latent vector, a layer."""
+        elements = group.num_layers * self.attention(tensor_parallel).slot_elements
         return elements * dtype_bits(dtype) // 8
 
-    def layer_matrix_params(self, tensor_parallel: int = 1) -> int:
-        """Elements of one layer's matrices on each rank: Q, K, V, output projection, MLP."""
-        heads = self.heads_per_rank(tensor_parallel) + self.kv_heads_per_rank(tensor_parallel)
-        attention = 2 * self.hidden_size * heads * self.head_dim
-        return attention + self.mlp_matrices * self.hidden_size * self.intermediate_size // tensor_parallel
+    def slot_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
+        """Bytes, on each rank, of one token that all layers keep, on the pipeline stage with most layers.
 
-    @property
-    def layer_vector_params(self) -> int:
-        """Elements of one layer's biases and normalisations."""
-        qkv = self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        mlp = self.mlp_bias * ((self.mlp_matrices - 1) * self.intermediate_size + self.hidden_size)
-        norms = 2 * self.norm_vectors * self.hidden_size + self.qk_norm * 2 * self.head_dim
-        return qkv + self.output_bias * self.hidden_size + mlp + norms
+        2 * layers * kv_heads * head_dim * dtype for heads, layers * (kv_rank + rope_dim) * dtype for
+        latent vectors. int4 packs two values into a byte; scales are not counted (see ``Deployment``).
+        """
+        layers = max(len(stage) for stage in stages(self.num_layers, pipeline_parallel))
+        return layers * self.attention(tensor_parallel).slot_elements * dtype_bits(dtype) // 8
+
+    def kv_bytes(
+        self, tokens: int, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1
+    ) -> int:
+        """Bytes, on each rank, that a sequence of ``tokens`` keeps, on the pipeline stage where that is most.
+
+        Layers with a window stop growing when it is full. Whole blocks are not counted here.
+        """
+        return max(
+            sum(
+                group.span.held_tokens(tokens) * self.group_slot_bytes(group, dtype, tensor_parallel)
+                for group in self.kv_groups(stage)
+            )
+            for stage in stages(self.num_layers, pipeline_parallel)
+        )
+
+    def mlp_width(self, layer: int, tensor_parallel: int = 1) -> int:
+        """Elements that the MLP of a layer, or the experts of one token, make on each rank."""
+        width = self.intermediate_size
+        if self.experts and layer in self.experts.layers:
+            width = self.experts.used * self.experts.intermediate_size + self.experts.shared_size
+        return self.mlp_matrices * width // tensor_parallel
 
     def head_params(self, tensor_parallel: int = 1) -> int:
         """Elements of the word embedding on each rank, and so of the output head where there is one."""
@@ -97,13 +145,13 @@ class ModelSpec:
     @property
     def num_params(self) -> int:
         """Parameters of the whole model, as its publisher counts them."""
-        return self._params(tensor_parallel=1)
+        return num_params(self)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that take part in one token: all but the experts that it is not sent to."""
+        return num_params(self, used=True)
 
     def weight_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
         """Bytes of the weights on each rank: matrices are divided, vectors and positions are held by every rank."""
-        return self._params(tensor_parallel) * dtype_bits(dtype) // 8
-
-    def _params(self, tensor_parallel: int) -> int:
-        layers = self.num_layers * (self.layer_matrix_params(tensor_parallel) + self.layer_vector_params)
-        heads = (1 if self.tied_embeddings else 2) * self.head_params(tensor_parallel)
-        return layers + heads + (self.learned_positions + self.norm_vectors) * self.hidden_size
+        return num_params(self, tensor_parallel) * dtype_bits(dtype) // 8

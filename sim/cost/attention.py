@@ -1,0 +1,122 @@
+"""What attention costs: lines in the context, KV group by KV group.
+
+A step knows how many sequences decode and how many tokens they attend to together, not how these are
+spread. A layer with a window of W reads at most W tokens of each, so ``min(context, decodes * W)`` in
+all: exact where sequences are equally long or all beyond the window, else the most that it can be
+(a chunk, which empties at its end, is read as a window). With one line for reading, one for computing
+and a floor for short calls, decoding takes
+
+    max(floor, per_decode * decodes + sum_g read_g * min(context, decodes * W_g),
+        sum_g flops_g * min(context, decodes * W_g))
+
+which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from ..spec.gpu import GpuSpec
+from ..spec.shape import ModelSpec
+from ..ticks import PER_SECOND, PER_US
+from . import shares
+from .base import coefficient
+from .envelope import Line
+
+ELEMENT_BYTES = 2
+
+
+class _Group(NamedTuple):
+    """A KV group: tokens of its window (None: all), ticks to read and to compute one, ticks of a prompt's pair."""
+
+    window: int | None
+    read: int
+    flops: int
+    pair: int
+
+
+class AttentionCost:
+    """Attention of all layers on one rank, compiled to ticks.
+
+    Args:
+        kv_dtype: Of the KV cache.
+        share: What kernels reach of the data sheet.
+    """
+
+    def __init__(
+        self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, kv_dtype: str, share: shares.Shares
+    ) -> None:
+        shape, layers = model.attention(tensor_parallel), model.num_layers
+        read = partial(ticks, per_second=gpu.memory_bytes_per_s * share.decode_bandwidth)
+        flops = gpu.fp16_flops_per_s
+        per_pair, per_token = share.prefill_factors()
+        self._floor = round(layers * shares.ATTENTION_FLOOR_US * PER_US)
+        self._read_per_decode = read(layers * shape.decode_elements * ELEMENT_BYTES)
+        self._prefill_per_token = ticks(layers * shape.prefill_flops * per_token, flops)
+        self._groups = [
+            _Group(
+                group.span.tokens or None,
+                read(model.group_slot_bytes(group, kv_dtype, tensor_parallel)),
+                ticks(group.num_layers * shape.decode_flops, flops * share.gemm_flops),
+                ticks(group.num_layers * shape.prefill_flops * per_pair, flops),
+            )
+            for group in model.kv_groups()
+        ]
+        self._lines: dict[int, list[tuple[int, list[Line]]]] = {}
+
+    def decode_ticks(self, decodes: int, context: int) -> int:
+        """Attention of ``decodes`` new tokens to ``context`` tokens in all."""
+        for start, lines in reversed(self.decode_lines(decodes)):
+            if start <= context:
+                break
+        return max([base + slope * context for base, slope in lines])
+
+    def decode_lines(self, decodes: int) -> list[tuple[int, list[Line]]]:
+        """Lines in the context of which the highest counts, and the context from which on they hold."""
+        found = self._lines.get(decodes)
+        if found is None:
+            found = self._lines[decodes] = self._compile_lines(decodes)
+        return found
+
+    def _compile_lines(self, decodes: int) -> list[tuple[int, list[Line]]]:
+        if not decodes:
+            return [(0, [(0, 0)])]
+        windows = sorted({group.window for group in self._groups if group.window})
+        return [(start * decodes, self._lines_past(start, decodes)) for start in (0, *windows)]
+
+    def _lines_past(self, window: int, decodes: int) -> list[Line]:
+        """Where windows of up to ``window`` tokens are full, and the others grow."""
+        full = [group for group in self._groups if group.window and group.window <= window]
+        growing = [group for group in self._groups if group not in full]
+        read = self._read_per_decode * decodes + sum(group.read * group.window * decodes for group in full)
+        return [
+            (self._floor, 0),
+            (read, sum(group.read for group in growing)),
+            (sum(group.flops * group.window * decodes for group in full), sum(group.flops for group in growing)),
+        ]
+
+    def prefill_ticks(self, tokens: int, pairs: int) -> int:
+        """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs, where windows leave that many."""
+        ticks = self._prefill_per_token * tokens
+        for group in self._groups:
+            ticks += group.pair * (pairs if group.window is None else min(pairs, group.window * tokens))
+        return ticks
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``; a group with a window has it in the name of its coefficients."""
+        published = f"data sheet of the GPU; {shares.PUBLISHED}"
+        floor = f"{shares.PUBLISHED}: {shares.ATTENTION_FLOOR_US} us a call"
+        terms = {"attention_read_per_decode": coefficient(self._read_per_decode, "ticks", published)}
+        for group in self._groups:
+            where = f"_window_{group.window}" if group.window else ""
+            terms[f"attention_read_per_context{where}"] = coefficient(group.read, "ticks", published)
+            terms[f"attention_flops_per_context{where}"] = coefficient(group.flops, "ticks", published)
+            terms[f"prefill_per_pair{where}"] = coefficient(group.pair, "ticks", published)
+        terms["prefill_per_token"] = coefficient(self._prefill_per_token, "ticks", published)
+        return terms | {"attention_floor": coefficient(self._floor, "ticks", floor)}
+
+
+def ticks(amount: float, per_second: float) -> int:
+    """Ticks for ``amount`` bytes or flops, rounded once."""
+    return round(amount / per_second * PER_SECOND)

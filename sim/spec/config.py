@@ -1,0 +1,136 @@
+"""Reading the keys of a ``config.json`` that families share, and refusing those that none understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import SettingError
+from .attention import FULL, Span
+
+Config = Mapping[str, object]
+
+# Keys of layers that keep a state of fixed size in place of K and V.
+_STATES = {
+    "linear_num_key_heads": "linear attention",
+    "linear_attn_config": "linear attention",
+    "mamba_d_state": "a state-space layer",
+    "ssm_state_size": "a state-space layer",
+    "state_size": "a state-space layer",
+    "lru_width": "a recurrent layer",
+}
+# Keys that only some families read; elsewhere they would change what is kept or weighed unseen.
+_FEATURES = {
+    "kv_lora_rank": "multi-head latent attention",
+    "attention_chunk_size": "chunked attention",
+    "sliding_window": "a sliding window",
+    "layer_types": "attention that differs from layer to layer",
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+}
+
+
+def count(config: Config, name: str, key: str, default: int | None = None, least: int = 1) -> int:
+    """A whole number of at least ``least``; null counts as absent."""
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value < least:
+        raise SettingError(key, value, f"must be a whole number of at least {least} in {name}")
+    return value
+
+
+def numbers(config: Config, name: str, key: str) -> list[int]:
+    """A list of whole numbers; null and absent are an empty one."""
+    value = config.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise SettingError(key, value, f"must be a list of whole numbers in {name}")
+    return value
+
+
+def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, Any]:
+    """What every family has; ``head_dim`` where it does not follow from hidden size and heads."""
+    heads = count(config, name, "num_attention_heads")
+    hidden = count(config, name, "hidden_size")
+    kv_heads = count(config, name, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise SettingError("num_key_value_heads", kv_heads, f"must divide the {heads} heads of {name}")
+    if config.get("head_dim") is None and head_dim is None and hidden % heads:
+        remedy = f"must be a multiple of the {heads} heads of {name}, or give head_dim"
+        raise SettingError("hidden_size", hidden, remedy)
+    return {
+        "name": name,
+        "num_layers": count(config, name, "num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": count(config, name, "head_dim", head_dim or hidden // heads),
+        "vocab_size": count(config, name, "vocab_size"),
+        "max_model_len": count(config, name, "max_position_embeddings"),
+        "quantization": quantization(config, name),
+    }
+
+
+def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:
+    """Refuse states that are no KV cache, and features whose keys the family does not ``read``."""
+    for key, meaning in _STATES.items():
+        if config.get(key) is not None:
+            what = f"{meaning} of {name} keeps a state that is not a KV cache"
+            raise SettingError(key, config[key], f"{what}; give a model whose layers all keep K and V")
+    for key, meaning in _FEATURES.items():
+        if config.get(key) is not None and key not in read:
+            what = f"{meaning} is not understood in {name} with model_type {config.get('model_type')!r}"
+            raise SettingError(key, config[key], f"{what}; give a model of a family that has it")
+
+
+def spans(
+    config: Config, name: str, num_layers: int, windowed: Callable[[int], bool], window: int | None, chunk: int | None
+) -> tuple[Span, ...]:
+    """The span of every layer; empty where all are full.
+
+    Args:
+        windowed: Which layers have the window or chunk, where ``layer_types`` does not say.
+        window, chunk: Tokens of a sliding window and of a chunk; None where there is none.
+    """
+    kinds = config.get("layer_types")
+    local = "chunked_attention" if chunk else "sliding_attention"
+    if kinds is None:
+        has = bool(window or chunk)
+        kinds = [local if has and windowed(layer) else "full_attention" for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise SettingError("layer_types", kinds, f"must name the kind of each of the {num_layers} layers of {name}")
+    found = tuple(_span(kind, name, window, chunk) for kind in kinds)
+    return found if set(found) != {FULL} else ()
+
+
+def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Span:
+    if kind == "full_attention":
+        return FULL
+    if kind == "sliding_attention" and window:
+        return Span("sliding", window)
+    if kind == "chunked_attention" and chunk:
+        return Span("chunked", chunk)
+    if kind in ("sliding_attention", "chunked_attention"):
+        key = "sliding_window" if kind == "sliding_attention" else "attention_chunk_size"
+        raise SettingError(key, None, f"must say how long the {kind} of {name} is")
+    remedy = f"is not understood in {name}; layers of full, sliding or chunked attention keep a KV cache, others do not"
+    raise SettingError("layer_types", kind, remedy)
+
+
+def quantization(config: Config, name: str) -> str | None:
+    """Number format of the checkpoint's matrices; None where it is 16 bit.
+
+    Raises SettingError for formats other than awq and gptq (4 bits, groups of 128), fp8 and mxfp4.
+    """
+    given = config.get("quantization_config")
+    if given is None:
+        return None
+    keys = given if isinstance(given, dict) else {}
+    method = keys.get("quant_method")
+    if method in ("fp8", "mxfp4"):
+        return method
+    if method in ("awq", "gptq") and (keys.get("bits"), keys.get("group_size")) == (4, 128):
+        return method
+    known = "one of awq and gptq with 4 bits in groups of 128, fp8, mxfp4, or null for 16 bit"
+    raise SettingError("quantization_config", given, f"is not understood in {name}; {known}")

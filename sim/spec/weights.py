@@ -1,0 +1,136 @@
+"""What a model weighs, matrix by matrix: parameters, bytes on a rank, bytes that a step reads.
+
+Matrices are divided among tensor-parallel ranks, experts too; vectors (biases, norms), routers, the
+way down to a latent vector and the position table are held by every rank. With pipeline stages each
+holds its layers, the first the embedding and the last the output head, which is a copy of the
+embedding where the two are tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
+from .stages import stages
+
+if TYPE_CHECKING:
+    from .shape import ModelSpec
+
+
+def layer_matrices(model: ModelSpec, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
+    """The matrices of one layer: attention, then its MLP or its router and experts."""
+    attention = model.attention(tensor_parallel).matrices
+    experts = model.experts
+    if experts is None or layer not in experts.layers:
+        return attention + _mlp(model, model.intermediate_size, tensor_parallel)
+    router = Matrix(model.hidden_size, experts.count, part="router")
+    routed = _mlp(model, experts.intermediate_size, tensor_parallel, experts.count, experts.used, "expert")
+    shared = _mlp(model, experts.shared_size, tensor_parallel) if experts.shared_size else ()
+    return (*attention, router, *routed, *shared)
+
+
+def _mlp(
+    model: ModelSpec, width: int, ranks: int, copies: int = 1, used: int = 1, part: str = "dense"
+) -> tuple[Matrix, ...]:
+    wide = model.mlp_matrices - 1
+    return (
+        Matrix(model.hidden_size, width, ranks, copies=copies * wide, used=used * wide, part=part),
+        Matrix(width, model.hidden_size, ranks, by_inputs=True, copies=copies, used=used, part=part),
+    )
+
+
+def layer_vector_params(model: ModelSpec, layer: int, used: bool = False) -> int:
+    """Elements of one layer's biases, normalisations and attention sinks; with ``used`` those of one token."""
+    return _attention_vectors(model) + _mlp_vectors(model, layer, used) + _norms(model)
+
+
+def _attention_vectors(model: ModelSpec) -> int:
+    if model.latent:
+        return model.latent.q_rank + model.latent.kv_rank
+    qkv = model.qkv_bias * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    output = model.output_bias * model.hidden_size
+    return qkv + output + model.qk_norm * 2 * model.head_dim + model.attention_sinks * model.num_heads
+
+
+def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
+    experts = model.experts
+    if experts is None or layer not in experts.layers:
+        return model.mlp_bias * _bias(model, model.intermediate_size)
+    routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
+    return routed + experts.router_bias * experts.count
+
+
+def _bias(model: ModelSpec, width: int) -> int:
+    return (model.mlp_matrices - 1) * width + model.hidden_size
+
+
+def _norms(model: ModelSpec) -> int:
+    return model.layer_norms * model.norm_vectors * model.hidden_size
+
+
+def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -> int:
+    """Parameters on each rank; with ``used`` the experts that a token is not sent to are left out."""
+    layers = sum(
+        sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
+        + layer_vector_params(model, layer, used)
+        for layer in range(model.num_layers)
+    )
+    heads = (1 if model.tied_embeddings else 2) * model.head_params(tensor_parallel)
+    return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
+
+
+def layers_bytes(
+    model: ModelSpec, layers: Iterable[int], tensor_parallel: int = 1, quantization: str | None = None
+) -> int:
+    """Bytes of whole layers on each rank, vectors in 16 bits."""
+    return sum(
+        sum(matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel))
+        + layer_vector_params(model, layer) * WEIGHT_BITS // 8
+        for layer in layers
+    )
+
+
+def stage_bytes(
+    model: ModelSpec, tensor_parallel: int = 1, pipeline_parallel: int = 1, quantization: str | None = None
+) -> list[int]:
+    """Bytes of the weights on each rank of every pipeline stage; embedding, head and norms stay 16 bit."""
+    found = []
+    for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
+        first, last = number == 0, number == pipeline_parallel - 1
+        tables = first + (last and not (first and model.tied_embeddings))
+        params = tables * model.head_params(tensor_parallel) + last * model.norm_vectors * model.hidden_size
+        params += first * model.learned_positions * model.hidden_size
+        found.append(layers_bytes(model, layers, tensor_parallel, quantization) + params * WEIGHT_BITS // 8)
+    return found
+
+
+def touched(total: int, used: int, count: int, tokens: int) -> int:
+    """How much of ``total``, spread over ``count`` experts, ``tokens`` tokens read that go to ``used`` each.
+
+    The mean over routings in which every token draws its experts evenly and by itself,
+    ``total * (1 - (1 - used / count) ** tokens)``, by integer steps so that it is the same everywhere.
+    """
+    left = total
+    for _ in range(tokens):
+        if not left:
+            break
+        left = left * (count - used) // count
+    return total - left
+
+
+def streamed_bytes(
+    model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None
+) -> int:
+    """Bytes of weights that a step over ``tokens`` tokens reads on each rank, over all pipeline stages.
+
+    Every matrix of every layer and the output head once; of the experts those that a token is sent to.
+    """
+    matrices = [
+        matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)
+    ]
+    always = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part != "expert")
+    routed = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part == "expert")
+    if model.experts:
+        routed = touched(routed, model.experts.used, model.experts.count, tokens)
+    return always + routed + model.head_params(tensor_parallel) * WEIGHT_BITS // 8
