@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from .output import RESULTS, JsonTarget, Report
 from .paper import source
+from .prefix_cache import FIGURE, reproduce_prefix_cache
 from .reproduction import reproduce as rerun
 
 
 def reproduce(
-    figure: Literal["fig2", "fig13a", "waste", "all"],
+    figure: Literal["fig2", "fig13a", "waste", "all", "prefix-cache"],
     /,
     *,
     trace: Path | None = None,
@@ -23,12 +24,17 @@ def reproduce(
 
     Args:
         figure: What the KV pool holds (fig2), how many requests are batched (fig13a), the waste of every policy
-            on one trace (waste), or all of them.
+            on one trace (waste), or all of these. Also prefix-cache: what prefix caches hit of a trace with block
+            hashes, beside an independent simulator.
         trace: Length pairs to serve, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle.
-            Without it they are drawn from a summary that comes with the package.
+            Without it they are drawn from a summary that comes with the package. prefix-cache needs JSON lines with
+            hash_ids.
         seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper, and 10
             without.
-        out: Folder for the page, reproduction.html, and a JSON file for each figure.
+        out: Folder for the page, reproduction.html, and a JSON file for each figure; prefix-cache has no page.
     """
     report = Report(json)
-    rerun(figure, source(trace, seeds), report, out)
+    if figure == FIGURE:
+        reproduce_prefix_cache(trace, seeds, report, out)
+    else:
+        rerun(figure, source(trace, seeds), report, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import catalogue
 from .arrivals import poisson, told_max_tokens, workload
+from .hashed import HashedTrace, read_hashed
 from .pairs import LengthPairs
 from .readers import read
 from .sosp23 import paper_workload
@@ -14,6 +15,7 @@ from .trace import Trace, check_fits
 from .writers import write
 
 __all__ = [
+    "HashedTrace",
     "LengthPairs",
     "Trace",
     "catalogue",
@@ -21,6 +23,7 @@ __all__ = [
     "paper_workload",
     "poisson",
     "read",
+    "read_hashed",
     "sample",
     "stats",
     "stream",

@@ -1,0 +1,16 @@
+"""Prefix caches: what stays of requests that are gone, for those that begin alike."""
+
+from __future__ import annotations
+
+from .hash_chain import HashChain, HashedBlockPool, lookup_blocks
+from .history import BlockHistory
+from .radix import RadixNode, RadixTree
+
+__all__ = [
+    "BlockHistory",
+    "HashChain",
+    "HashedBlockPool",
+    "RadixNode",
+    "RadixTree",
+    "lookup_blocks",
+]

@@ -1,0 +1,186 @@
+"""vLLM's prefix cache: a pool of blocks whose free queue is the cache.
+
+A full block is named by a hash of its tokens and of all that precedes them, so that blocks of one
+name hold the same keys and values. A block is in tables (its reference count says in how many) or in
+the free queue, with or without a name:
+
+    tables        [0 2 5]  [0 2 6]             blocks 0 and 2 are shared
+    free queue    head 3 7 9 1 4 tail          those with a hash can still be hit
+
+A request looks its names up, first to last, until one is missing; blocks that it hits leave the free
+queue. For the rest it takes blocks from the head, which drops their hashes (evictions). Blocks that
+no table names any more go to the tail, the end of the table first: of what lies idle, the end of a
+prefix is evicted before its beginning, the least recently freed before the others.
+
+Two requests that compute the same prefix side by side publish two blocks of one name; neither table
+is changed, and look-ups find the one published first.
+
+Source: vLLM V1, vllm/v1/core/block_pool.py and kv_cache_utils.py (FreeKVCacheBlockQueue).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+from ...errors import SimulationFault
+from .history import BlockHistory
+
+
+def lookup_blocks(prompt_tokens: int, block_size: int) -> int:
+    """How many blocks of a prompt may be looked up: the full ones that leave its last token out.
+
+    That token is always computed, since its output is the first token of the answer.
+    """
+    return (prompt_tokens - 1) // block_size
+
+
+class HashChain:
+    """Numbers block contents together with all that precedes them: one number, one prefix.
+
+    Stands in for vLLM's hash(parent hash, tokens), but is the same in every process and never collides.
+
+    Attributes:
+        parents: The prefix that each number prolongs by one block; number 0 is the empty prefix.
+    """
+
+    EMPTY = 0
+
+    def __init__(self) -> None:
+        self.parents = [self.EMPTY]
+        self._numbers: dict[tuple[int, Hashable], int] = {}
+
+    def extend(self, contents: Iterable[Hashable], prefix: int = EMPTY) -> list[int]:
+        """The numbers of ``prefix`` prolonged by the first block of ``contents``, by the first two, and so on."""
+        chain = []
+        for content in contents:
+            number = self._numbers.setdefault((prefix, content), len(self.parents))
+            if number == len(self.parents):
+                self.parents.append(prefix)
+            chain.append(number)
+            prefix = number
+        return chain
+
+
+class HashedBlockPool:
+    """Fixed-size blocks with real ids, of which those that lie idle may be hit by their hash.
+
+    A block's reference count is the number of table entries that name it (invariant 2). Every
+    operation takes constant time a block.
+
+    Args:
+        num_blocks: Usable blocks; vLLM's null block is not among them.
+        history: Records how long blocks are kept, or None.
+
+    Attributes:
+        reference_counts: By block.
+        hashes: By block, None where it has none.
+        num_cached: Free blocks that have a hash: reclaimable, contents kept.
+        queried_blocks: Blocks that requests looked up, each request once, when it takes what it found.
+        hit_blocks: Those of them that were found.
+        evicted_blocks: Hashes dropped.
+    """
+
+    def __init__(self, num_blocks: int, history: BlockHistory | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.history = history
+        self.reference_counts = [0] * num_blocks
+        self.hashes: list[int | None] = [None] * num_blocks
+        self.num_cached = 0
+        self.queried_blocks = self.hit_blocks = self.evicted_blocks = 0
+        # No plain dict: finding its first key passes over all that were removed before.
+        self._free = OrderedDict.fromkeys(range(num_blocks))
+        self._published: dict[int, dict[int, None]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table names, with and without a hash."""
+        return len(self._free)
+
+    @property
+    def free_ids(self) -> tuple[int, ...]:
+        """Free block ids, the next one to be taken first."""
+        return tuple(self._free)
+
+    def lookup(self, hashes: Iterable[int]) -> list[int]:
+        """The blocks of the longest cached prefix of ``hashes``; changes nothing."""
+        found = []
+        for name in hashes:
+            blocks = self._published.get(name)
+            if blocks is None:
+                break
+            found.append(next(iter(blocks)))
+        return found
+
+    def take_cached(self, blocks: Sequence[int], queried_blocks: int, now_ticks: int) -> None:
+        """One more table names each of ``blocks``, which it found among the ``queried_blocks`` that it looked up.
+
+        Raises:
+            SimulationFault: A block has no hash: what ``lookup`` found has been evicted since.
+        """
+        for block in blocks:
+            if self.hashes[block] is None:
+                raise SimulationFault(f"block {block} is hit and has no hash")
+            if not self.reference_counts[block]:
+                del self._free[block]
+                self.num_cached -= 1
+            self.reference_counts[block] += 1
+            if self.history is not None:
+                self.history.touched(block, now_ticks)
+        self.queried_blocks += queried_blocks
+        self.hit_blocks += len(blocks)
+
+    def take(self, count: int, now_ticks: int) -> list[int]:
+        """``count`` blocks from the head of the free queue, referenced once, without their hashes.
+
+        Raises:
+            SimulationFault: Fewer are free; the policy must have seen to that.
+        """
+        if count > len(self._free):
+            raise SimulationFault(f"{count} blocks are taken and {len(self._free)} are free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            if self.hashes[block] is not None:
+                self._evict(block, now_ticks)
+            self.reference_counts[block] = 1
+            if self.history is not None:
+                self.history.born(block, now_ticks)
+        return blocks
+
+    def _evict(self, block: int, now_ticks: int) -> None:
+        name = self.hashes[block]
+        self.hashes[block] = None
+        of_that_name = self._published[name]
+        del of_that_name[block]
+        if not of_that_name:
+            del self._published[name]
+        self.num_cached -= 1
+        self.evicted_blocks += 1
+        if self.history is not None:
+            self.history.evicted(block, now_ticks)
+
+    def publish(self, block: int, name: int) -> None:
+        """``block`` is full, and may be hit by its hash ``name`` from now on.
+
+        Raises:
+            SimulationFault: No table names the block, or it has a hash already.
+        """
+        if not self.reference_counts[block] or self.hashes[block] is not None:
+            raise SimulationFault(f"block {block} is published while it is free, or for a second time")
+        self.hashes[block] = name
+        self._published.setdefault(name, {})[block] = None
+
+    def release(self, table: Sequence[int]) -> None:
+        """The table ``table`` is gone; blocks that no other names join the free queue, the last one first.
+
+        Raises:
+            SimulationFault: A block is free already.
+        """
+        for block in reversed(table):
+            count = self.reference_counts[block] - 1
+            if count < 0:
+                raise SimulationFault(f"block {block} is released while it is free")
+            self.reference_counts[block] = count
+            if not count:
+                self._free[block] = None
+                self.num_cached += self.hashes[block] is not None
