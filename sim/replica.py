@@ -9,10 +9,13 @@ from typing import Any
 
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, ContiguousMemory, PagedMemory
+from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, PagedMemory, ReservedMemory
 from .policy import POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
+from .policy.sarathi import Sarathi
 from .policy.static import FasterTransformer, StaticBatching
+from .policy.tgi import Tgi
+from .policy.vllm_v1 import VllmV1
 from .settings import Settings
 from .spec import Deployment, GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
 
@@ -21,8 +24,6 @@ GIB = 1 << 30
 FITTED_STEP_SCALE = 1.125
 #: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
 FASTERTRANSFORMER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
-#: Most sequences that the artifact lets run at once.
-ORCA_MAX_NUM_SEQS, VLLM_MAX_NUM_SEQS = 256, 2048
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,30 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
             ``max_model_len``, a cost model that does not fit the model.
     """
-    shape, card, size = model(settings.model), gpu(settings.gpu), settings.block_size
+    shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
+    size = settings.block_size or getattr(kind, "default_block_size", 16)
     ranks, deployment = settings.tensor_parallel_size, _deployment(settings, shape)
     num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size, deployment)
     max_model_len = settings.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
         remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
         raise SettingError("max_model_len", max_model_len, remedy)
-    kind = _policy(settings)
     policy = kind(
         Limits(
             max_model_len=max_model_len,
             max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=settings.max_num_batched_tokens or kind.default_max_num_batched_tokens,
             watermark_blocks=int(settings.watermark * num_blocks),
             preemption_mode=settings.preemption_mode,
+            waiting_served_ratio=settings.waiting_served_ratio,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            output_estimate=settings.output_estimate,
         )
     )
     return Replica(
         policy=policy,
-        memory=_memory(settings, kind, num_blocks, max_model_len, shape, deployment),
-        cost=step_cost or _cost(settings, shape, card, deployment),
+        memory=_memory(settings, kind, num_blocks, size, max_model_len, shape, deployment),
+        cost=step_cost or _cost(settings, shape, card, size, deployment),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -128,27 +132,37 @@ def _policy(settings: Settings) -> type:
 def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
     if issubclass(kind, FasterTransformer) and shape.name in FASTERTRANSFORMER_BATCH:
         return FASTERTRANSFORMER_BATCH[shape.name]
-    if issubclass(kind, StaticBatching):
+    if kind.default_max_num_seqs is None:
         return max(1, longest_in_pool)
-    return ORCA_MAX_NUM_SEQS if issubclass(kind, OrcaPaper) else VLLM_MAX_NUM_SEQS
+    return kind.default_max_num_seqs
 
 
 def _memory(
-    settings: Settings, kind: type, num_blocks: int, max_model_len: int, shape: ModelSpec, deployment: Deployment
+    settings: Settings,
+    kind: type,
+    num_blocks: int,
+    size: int,
+    max_model_len: int,
+    shape: ModelSpec,
+    deployment: Deployment,
 ) -> Any:
-    size = settings.block_size
     if issubclass(kind, StaticBatching):
         return BatchMemory(num_blocks, size)
     if issubclass(kind, OrcaMax):
         return BuddyMemory(num_blocks, size, max_model_len, settings.arena)
     if issubclass(kind, OrcaPaper):
         return ContiguousMemory(num_blocks, size)
+    if issubclass(kind, Tgi):
+        return ReservedMemory(num_blocks, size, settings.ids)
+    if issubclass(kind, VllmV1):
+        usable = num_blocks - kind.null_blocks
+        return ChunkedMemory(usable, size, ids=settings.ids, whole_prompts=issubclass(kind, Sarathi))
     host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
     return PagedMemory(num_blocks, size, host, settings.ids)
 
 
-def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, deployment: Deployment) -> StepCost:
-    ranks, size = settings.tensor_parallel_size, settings.block_size
+def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment) -> StepCost:
+    ranks = settings.tensor_parallel_size
     measured = deployment.is_default and PaperCost.fits(shape, card, ranks)
     name = settings.cost or ("paper" if measured else "roofline")
     if name == "paper" and not deployment.is_default:

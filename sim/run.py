@@ -90,9 +90,10 @@ def simulate(
         engine.ledger,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
-        capacity_slots=replica.num_blocks * replica.block_size,
+        capacity_slots=replica.memory.capacity_slots,
         block_size=replica.block_size,
         paged=isinstance(replica.memory, PagedMemory),
+        residue=replica.memory.residue,
         together=isinstance(replica.memory, BatchMemory),
         end_ticks=engine.end_ticks,
     )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 #: What a stay on the device starts with: a first prefill, one that computes again what was lost, or
 #: a return from the host.
 FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
+#: In place of a step: before all, the one before the first included.
+NOT_DECODING = -2
 
 
 class Sequence:
@@ -25,7 +27,7 @@ class Sequence:
             earlier chunks.
         lost_tokens: Tokens whose KV was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
-        start_clock: Decode clock of the step in which its last prefill ended; -1 while it is not decoding.
+        start_clock: Decode clock of the step in which its last prefill ended, or ``NOT_DECODING``.
         kind: What its next (or last) stay starts with, as the ledger names it.
         lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
             are ``clock + lag``.
@@ -44,7 +46,7 @@ class Sequence:
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
         self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
-        self.start_clock = -1
+        self.start_clock = NOT_DECODING
         self.kind = FRESH
 
     @property

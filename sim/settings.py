@@ -36,15 +36,18 @@ class Settings:
         kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
         enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With them batches are padded up to
             captured sizes, and the graphs take memory from the pool.
-        block_size: Tokens a KV block.
+        block_size: Tokens a KV block; None takes the policy's default, 16 for most.
         num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
-        max_num_batched_tokens: Most tokens in a step, a decode counting 1.
+        max_num_batched_tokens: Most tokens in a step, a decode counting 1; None takes the policy's default.
         watermark: Share of the pool that an admission must leave free.
         arena: How the Orca policies with chunks place them: "buddy" rounds to powers of two, "first-fit" takes the
             lowest free run that is long enough, "best-fit" the shortest.
         preemption_mode: Whether a preempted sequence is computed again or swapped to the host.
+        waiting_served_ratio: TGI takes a new batch where so many times as many wait as run,
+        max_waiting_tokens: or where it took none for so many decode steps.
+        output_estimate: Share of ``max_tokens`` that LightLLM takes an output to have.
         swap_space: Host memory for swapped blocks, in GiB a GPU.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
             takes the paper's where it applies.
@@ -62,14 +65,17 @@ class Settings:
     quantization: Literal["awq", "gptq", "int8", "fp8"] | None = None
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
     enforce_eager: bool = True
-    block_size: BlockSize = 16
+    block_size: BlockSize | None = None
     num_gpu_blocks_override: Blocks | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
-    max_num_batched_tokens: Count = 2560
+    max_num_batched_tokens: Count | None = None
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
     arena: Literal["buddy", "first-fit", "best-fit"] = "buddy"
     preemption_mode: Literal["recompute", "swap"] = "recompute"
+    waiting_served_ratio: Annotated[float, Field(ge=0, le=1e6)] = 0.3
+    max_waiting_tokens: Count = 20
+    output_estimate: Annotated[float, Field(gt=0, le=1e3)] = 1.0
     swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None
     step_scale: Scale | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from .sequence import RECOMPUTED, SWAPPED_IN, Sequence
+from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Sequence
 
 
 class State:
@@ -78,7 +78,7 @@ class State:
         sequence.lost_tokens = sequence.held_tokens(self.clock)
         sequence.generated_tokens += self.clock - sequence.start_clock
         sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
-        sequence.start_clock = -1
+        sequence.start_clock = NOT_DECODING
 
     def take_finished(self) -> list[Sequence]:
         """The sequences whose last token is out leave, in order of arrival."""

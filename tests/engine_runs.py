@@ -45,6 +45,10 @@ def workload_of(requests: list[Request], max_model_len: int) -> Workload:
 
 def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int] | None = None, **switches) -> Settings:
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks."""
+    tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    if policy in ("vllm-v1", "sarathi"):
+        # A budget below the seats is refused.
+        tokens = max(tokens, seqs or 0)
     return settings(
         policy=policy,
         model=LONG_MODEL,
@@ -52,8 +56,8 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
         num_gpu_blocks_override=pool.num_blocks,
         swap_space=pool.host_blocks * block_bytes(model(LONG_MODEL), block_size=pool.block_size) / _GIB,
         max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
         watermark=limits.watermark_fraction,
         preemption_mode=limits.preemption_mode,
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from .block_pool import BlockPool
 from .buddy import BuddyArena
+from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .integrals import BUCKETS, Window
 from .paged import PagedMemory
+from .reserved import ReservedMemory
 
 __all__ = [
     "BUCKETS",
@@ -14,7 +16,9 @@ __all__ = [
     "BlockPool",
     "BuddyArena",
     "BuddyMemory",
+    "ChunkedMemory",
     "ContiguousMemory",
     "PagedMemory",
+    "ReservedMemory",
     "Window",
 ]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..sequence import SWAPPED_IN
+from ..sequence import NOT_DECODING, SWAPPED_IN
 from .ledger import DERIVED, LEAP, METER, Ledger
 
 
@@ -25,6 +25,7 @@ class Book:
         prompt_tokens, output_tokens: int64 [n], of the workload.
         capacity_slots, block_size: Size of the pool.
         paged: Whether memory is paged; else contiguous.
+        residue: Bucket of the slots held past what was asked for.
         together: Whether sequences leave with their batch.
         end_ticks: When the run was over.
     """
@@ -38,6 +39,7 @@ class Book:
     capacity_slots: int
     block_size: int
     paged: bool
+    residue: str
     together: bool
     end_ticks: int
 
@@ -206,7 +208,7 @@ def _complete(rows: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> dict
     row = np.searchsorted(rows["start_ticks"], stays["start_ticks"][stays["kind"] != SWAPPED_IN], side="right") - 1
     known = rows | {
         "ticks": ticks,
-        "decodes": rows["width"] - np.bincount(row, minlength=len(steps)),
+        "decodes": np.where(steps > 0, rows["width"] - np.bincount(row, minlength=len(steps)), 0),
         "iterations": np.where(steps > 0, steps, rows["prefill_tokens"] > 0),
         "growing": rows.get("growing", rows["width"]),
     }
@@ -214,11 +216,14 @@ def _complete(rows: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> dict
 
 
 def _cut_stay(cuts: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> np.ndarray:
-    """Which stay each cut ends: that of its request that began in that step; -1 where a prefill was cut short."""
-    by_clock, by_request = stays["start_clock"], stays["index"]
-    most = int(by_request.max(initial=0)) + 1
-    keys = by_clock * most + by_request
-    order = np.argsort(keys, kind="stable")
-    place = np.searchsorted(keys[order], cuts["start_clock"] * most + cuts["index"])
-    decoded = cuts["start_clock"] >= 0
-    return np.where(decoded, np.append(order, -1)[place], -1)
+    """Which stay each cut ends; -1 where a prefill was cut short."""
+    ended = cuts["start_clock"] != NOT_DECODING
+    order = np.argsort(stays["index"], kind="stable")
+    # Every stay of a request but its last is cut, in order.
+    index = cuts["index"][ended]
+    nth = np.zeros(len(index), dtype=np.int64)
+    by_request = np.argsort(index, kind="stable")
+    nth[by_request] = np.arange(len(index)) - np.searchsorted(index[by_request], index[by_request])
+    stay = np.full(len(ended), -1)
+    stay[ended] = order[np.searchsorted(stays["index"][order], index) + nth]
+    return stay

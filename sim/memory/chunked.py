@@ -6,7 +6,7 @@ computed so far, or of its whole prompt, and nothing of it grows but by chunks.
 
 from __future__ import annotations
 
-from ..sequence import Sequence
+from ..sequence import NOT_DECODING, Sequence
 from ..state import State
 from .ledger import METER, Meter
 from .paged import PagedMemory
@@ -52,7 +52,7 @@ class ChunkedMemory(PagedMemory):
                 if self.tables:
                     self.tables.grow_until(clock)
                     self.tables.drop(sequence)
-        super().evict(tuple(s for s in preempted if s.start_clock >= 0), swapped_out, clock)
+        super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""

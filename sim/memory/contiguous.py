@@ -63,6 +63,8 @@ class ContiguousMemory:
 
     #: What ``pass_steps`` tells the ledger.
     meter = METER[:8]
+    #: The bucket of slots that are held past what was asked for.
+    residue = "round_up"
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -111,8 +113,8 @@ class ContiguousMemory:
         self.used_slots += slots
         self.growing += 1
         self._lag += sequence.start_tokens - clock
-        self._target += sequence.target_tokens
-        self._asked += tokens - padding
+        self._target += self._final(sequence)
+        self._asked += self._asked_for(sequence)
         self._finished_hold += padding
 
     def pass_steps(self, state: State, steps: int) -> Meter:
@@ -138,8 +140,16 @@ class ContiguousMemory:
     def _end(self, sequence: Sequence) -> None:
         self.growing -= 1
         self._lag -= sequence.start_tokens - sequence.start_clock
-        self._target -= sequence.target_tokens
-        self._asked -= sequence.grant.tokens - sequence.grant.padding
+        self._target -= self._final(sequence)
+        self._asked -= self._asked_for(sequence)
+
+    def _final(self, sequence: Sequence) -> int:
+        """F: all tokens that it will have, as far as it was given slots for them (the last one needs none)."""
+        return min(sequence.target_tokens, sequence.grant.slots)
+
+    def _asked_for(self, sequence: Sequence) -> int:
+        """R: what was asked for it, padding left out."""
+        return max(sequence.grant.tokens - sequence.grant.padding, self._final(sequence))
 
 
 class BatchMemory(ContiguousMemory):

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ BUCKETS = (
 
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
-_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail")
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "cached", "prefill_tail")
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
 
@@ -98,15 +99,16 @@ class Accounts:
             over_steps.update(rows.over_steps())
             over_time.update(rows.over_time())
         tail_steps, tail_ticks = self._tail(start_ticks, end_ticks)
-        slot_ticks = self._buckets(over_time, tail_ticks, over_time["ticks"])
+        capacity = book.capacity_slots
+        slot_ticks = self._buckets(over_time, tail_ticks, capacity * over_time["ticks"])
         # Where no step runs all is free.
-        slot_ticks["free"] += book.capacity_slots * (end_ticks - start_ticks - over_time["ticks"])
+        slot_ticks["free"] += capacity * (end_ticks - start_ticks - over_time["ticks"])
         return Window(
             start_ticks=start_ticks,
             end_ticks=end_ticks,
             num_steps=over_steps["steps"],
             batch_steps=over_steps["batch"],
-            slot_steps=self._buckets(over_steps, tail_steps, over_steps["steps"]),
+            slot_steps=self._buckets(over_steps, tail_steps, capacity * over_steps["steps"]),
             slot_ticks=slot_ticks,
         )
 
@@ -119,23 +121,25 @@ class Accounts:
         ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
-    def _buckets(self, sums: Mapping[str, int], tail: int, span: int) -> dict[str, int]:
-        """The nine buckets from what was summed over a span of steps or ticks."""
+    def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
+        """The nine buckets from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
-        tail += sums["prefill_tail"]
+        tail = tail + sums["prefill_tail"]
         if self.book.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = asked = held - tail
+        past = held - tail - asked - sums["finished_hold"]
+        in_block = self.book.residue == "block_tail"
         return {
             "live": live,
             "reserved": target - live,
             "over_estimate": asked - target,
-            "block_tail": tail,
-            "round_up": held - tail - asked - sums["finished_hold"],
+            "block_tail": tail + past * in_block,
+            "round_up": past * (not in_block),
             "finished_hold": sums["finished_hold"],
             "stranded": sums["stranded"],
-            "cached": 0,
-            "free": self.book.capacity_slots * span - held - sums["stranded"],
+            "cached": sums["cached"],
+            "free": slots - held - sums["stranded"] - sums["cached"],
         }
 
     def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:
@@ -163,22 +167,7 @@ class Accounts:
         tails = book.tails
         tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but nobody runs in it.
-        tail = np.where(rows["iterations"] == 0, 0, tail + rows["prefill_tail"])
-        if book.paged:
-            target = asked = rows["held"] - tail
-        else:
-            target, asked = rows["target"], rows["asked"]
-        return {
-            "live": rows["live"],
-            "reserved": target - rows["live"],
-            "over_estimate": asked - target,
-            "block_tail": tail,
-            "round_up": rows["held"] - tail - asked - rows["finished_hold"],
-            "finished_hold": rows["finished_hold"],
-            "stranded": rows["stranded"],
-            "cached": np.zeros_like(tail),
-            "free": book.capacity_slots - rows["held"] - rows["stranded"],
-        }
+        return self._buckets(rows, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
 
 
 def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ METER = (
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
     "prefill_tail",  # block_tail of sequences whose prefill goes on
+    "cached",  # slots in no table that keep their contents or their mapping
 )
 #: Columns that follow from the others.
 DERIVED = (

@@ -58,6 +58,8 @@ class PagedMemory:
 
     #: What ``pass_steps`` tells the ledger.
     meter = METER[:2]
+    #: The bucket of slots that are held past what was asked for: there are none.
+    residue = "block_tail"
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
@@ -132,6 +134,15 @@ class PagedMemory:
             cycles, rest = divmod(steps, size)
             blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
         return blocks
+
+    def steps_with(self, state: State, blocks: int, limit: int) -> int:
+        """Steps from the coming one on in which the running sequences need at most ``blocks`` new blocks
+        together: exact up to ``limit``, beyond it perhaps fewer than the truth."""
+        # Whatever their phases, they take no more than a block each in so many steps.
+        safe = blocks // state.width * self.block_size
+        if safe >= limit:
+            return safe
+        return limit if self.growth(state.clock, limit) <= blocks else self.steps_within(state.clock, blocks)
 
     def steps_within(self, clock: int, blocks: int) -> int:
         """Steps from ``clock`` on that need at most ``blocks`` new blocks together.

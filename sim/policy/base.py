@@ -23,6 +23,8 @@ class Limits:
         max_num_batched_tokens: Most tokens computed in a step, a decode counting 1.
         watermark_blocks: Blocks that an admission must leave free.
         preemption_mode: "recompute" or "swap".
+        waiting_served_ratio, max_waiting_tokens: When TGI takes a new batch.
+        output_estimate: Share of ``max_tokens`` that LightLLM takes an output to have.
     """
 
     max_model_len: int
@@ -30,6 +32,9 @@ class Limits:
     max_num_batched_tokens: int
     watermark_blocks: int = 0
     preemption_mode: str = "recompute"
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    output_estimate: float = 1.0
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

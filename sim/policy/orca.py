@@ -22,6 +22,8 @@ class OrcaPaper:
 
     name = "orca"
     leaves_together = False
+    default_max_num_seqs = 256
+    default_max_num_batched_tokens = 2560
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

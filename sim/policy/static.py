@@ -27,6 +27,9 @@ class StaticBatching:
 
     name = "static"
     leaves_together = True
+    #: As many as the pool holds of the model's length; padded batches know no budget of tokens.
+    default_max_num_seqs = None
+    default_max_num_batched_tokens = 2560
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -35,6 +35,8 @@ class VllmSosp23:
 
     name = "vllm-sosp23"
     leaves_together = False
+    default_max_num_seqs = 2048
+    default_max_num_batched_tokens = 2560
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -141,14 +143,7 @@ class VllmSosp23:
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some running sequence could find no free block."""
-        free = memory.free
-        # Whatever their phases, the running take no more than a block each in so many steps.
-        safe = (free - 1) // state.width * memory.block_size
-        if safe >= limit:
-            return safe
-        if memory.growth(state.clock, limit) < free:
-            return limit
-        return max(1, memory.steps_within(state.clock, free - 1))
+        return max(1, memory.steps_with(state, memory.free - 1, limit))
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # The last token is never stored.

@@ -1,0 +1,77 @@
+"""LightLLM: an admission that estimates the peak of what is to come."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import ceil
+
+import numpy as np
+
+from ..memory.paged import PagedTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import blocks_of
+from .trtllm import TrtllmMaxUtil
+
+
+class LightLLM(TrtllmMaxUtil):
+    """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, and an estimate of the peak.
+
+    Sequences end one after the other, so with the one that has most left to generate first, the
+    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Those who wait are
+    admitted in order while the largest of these sums stays within the pool. Where the running need
+    more slots than there are, because outputs were longer than estimated, the last one is paused.
+
+    While somebody waits for memory every step is decided anew: the estimate changes from step to step,
+    and not in one direction.
+
+    Args:
+        limits: ``output_estimate`` is the share of ``max_tokens`` that an output is taken to have.
+    """
+
+    name = "lightllm"
+    default_max_num_seqs = 1000
+    default_block_size = 1
+
+    def _admit(self, state: State, transaction: PagedTransaction) -> Plan:
+        limits, running, clock = self.limits, state.width, state.clock
+        peaks = [(self._left(s, clock - s.start_clock), s.held_tokens(clock) + 1) for s in state.running]
+        admitted: list[Sequence] = []
+        tokens, budget = 0, limits.max_num_batched_tokens - running
+        free = transaction.free - transaction.need
+        for sequence in state.waiting:
+            prefill = sequence.start_tokens
+            if running == limits.max_num_seqs:
+                return Plan(tuple(admitted), tokens, wakes=False)
+            if running and prefill > budget:
+                return Plan(tuple(admitted), tokens, steady=not admitted, wakes=False)
+            peaks.append((self._left(sequence, 0), prefill))
+            # With larger blocks what fits in slots may not fit in blocks.
+            free -= transaction.blocks_of(prefill)
+            if free < 0 or _peak(peaks) > transaction.memory.capacity_slots:
+                return Plan(tuple(admitted), tokens, steady=False, wakes=False)
+            running += 1
+            tokens += prefill
+            budget -= prefill
+            admitted.append(sequence)
+        return Plan(tuple(admitted), tokens)
+
+    def _left(self, sequence: Sequence, steps: int) -> int:
+        """Tokens that the sequence is estimated to generate after this step, the first ``steps`` since its
+        admission being over."""
+        estimate = ceil(sequence.max_tokens * self.limits.output_estimate)
+        return max(0, estimate - sequence.generated_tokens - 1 - steps)
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        # Alone, too, a request is held to its estimate.
+        told = self.limits.max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
+        outputs = np.maximum(np.ceil(told * self.limits.output_estimate).astype(np.int64), workload.output_tokens)
+        return blocks_of(workload.prompt_tokens + outputs - 1, block_size)
+
+
+def _peak(sequences: list[tuple[int, int]]) -> int:
+    """Most slots in use at once, given (left to generate, held) of each sequence."""
+    ordered = sorted(sequences, reverse=True)
+    held = accumulate(slots for _, slots in ordered)
+    return max(left * number + so_far for number, ((left, _), so_far) in enumerate(zip(ordered, held, strict=True), 1))

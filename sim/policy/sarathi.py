@@ -1,0 +1,32 @@
+"""Sarathi-Serve: chunks of prompts that fill up the decodes' steps."""
+
+from __future__ import annotations
+
+from ..memory.chunked import ChunkedMemory
+from ..sequence import Sequence
+from ..state import State
+from .vllm_v1 import VllmV1
+
+
+class Sarathi(VllmV1):
+    """Sarathi-Serve (OSDI'24): a step's budget is the chunk size, and decodes come first.
+
+    As vLLM V1 with four differences: a prompt takes all its blocks when it is admitted; an admission
+    leaves the watermark free (waived when nothing runs); decodes ask for a free block each, whether
+    they need one or not; and there is no null block.
+    """
+
+    name = "sarathi"
+    default_max_num_seqs = 128
+    default_max_num_batched_tokens = 512
+    null_blocks = 0
+
+    def _suffices(self, free: int, need: int, last_need: int) -> bool:
+        return free > need - last_need
+
+    def _spare(self, state: State, admitted: list[Sequence]) -> int:
+        return self.limits.watermark_blocks if state.width or admitted else 0
+
+    def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
+        """Up to the step in which a running sequence could find no free block."""
+        return max(1, memory.steps_with(state, memory.free - 1, limit))

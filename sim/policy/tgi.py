@@ -1,0 +1,85 @@
+"""Text Generation Inference: a new batch is worth a pause only when it is large enough."""
+
+from __future__ import annotations
+
+from math import floor
+
+import numpy as np
+
+from ..memory.contiguous import ContiguousTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits, blocks_of
+
+
+class Tgi:
+    """Text Generation Inference (``router/src/infer.rs``, ``queue.rs``).
+
+    After every decode step the queue is looked at. A batch is taken from it only if
+    ``waiting_served_ratio`` times as many as run are waiting *and* fit, or if nobody was taken for
+    ``max_waiting_tokens`` decode steps; then decoding pauses and the new batch prefills alone. The blocks
+    of prompt + ``max_tokens`` - 1 tokens are taken at admission, and nobody is preempted.
+    """
+
+    name = "tgi"
+    leaves_together = False
+    default_max_num_seqs = 128
+    default_max_num_batched_tokens = 4096
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        # Decode clock at the last prefill: decode steps since then are the clock's difference.
+        self._prefill_clock = 0
+
+    def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+        """A batch that prefills, or a step that decodes."""
+        if not state.waiting:
+            return CARRY_ON
+        if state.width and state.clock == self._prefill_clock:
+            # The queue is not looked at between a prefill and the first step that decodes.
+            return Plan(steady=False)
+        minimum = self._minimum(state)
+        batch = self._batch(state, transaction) if len(state.waiting) >= minimum else []
+        if len(batch) < max(1, minimum):
+            return Plan(wakes=len(state.waiting) < minimum)
+        self._prefill_clock = state.clock
+        for sequence in batch:
+            transaction.reserve(self._reserved_tokens(sequence))
+        return Plan(tuple(batch), sum(s.start_tokens for s in batch), steady=False, pauses=True)
+
+    def _minimum(self, state: State) -> int:
+        """Requests that a batch must have to be taken."""
+        waited = 1 + state.clock - self._prefill_clock
+        if not state.width or waited >= self.limits.max_waiting_tokens:
+            return 0
+        return floor(state.width * self.limits.waiting_served_ratio)
+
+    def _batch(self, state: State, transaction: ContiguousTransaction) -> list[Sequence]:
+        """Those at the head of the queue that fit."""
+        limits, free = self.limits, transaction.free_slots
+        batch: list[Sequence] = []
+        tokens = 0
+        for sequence in state.waiting:
+            tokens += sequence.start_tokens
+            free -= transaction.memory.slots_of(self._reserved_tokens(sequence))
+            too_long = batch and tokens > limits.max_num_batched_tokens
+            if too_long or free < 0 or state.width + len(batch) == limits.max_num_seqs:
+                break
+            batch.append(sequence)
+        return batch
+
+    def _reserved_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose blocks the sequence is given (R in the ledger's definitions)."""
+        return min(sequence.prompt_tokens + sequence.max_tokens - 1, self.limits.max_model_len)
+
+    def horizon(self, state: State, memory: object, limit: int) -> int:
+        """While somebody waits, up to the step after which the queue is taken whatever its length."""
+        if not state.waiting:
+            return limit
+        left = self._prefill_clock + self.limits.max_waiting_tokens - 1 - state.clock
+        return left if left > 0 else limit
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        told = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + told - 1, self.limits.max_model_len), block_size)

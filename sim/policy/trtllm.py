@@ -1,0 +1,112 @@
+"""TensorRT-LLM's two capacity policies for in-flight batching."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..memory.paged import PagedMemory, PagedTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits, blocks_of
+
+
+class TrtllmNoEvict:
+    """GUARANTEED_NO_EVICT: who is admitted runs to completion.
+
+    Prompts and decodes share a step, blocks are taken on demand. Those who wait are admitted in order
+    while the pool holds all running sequences *at their completion* and this one at its own: its prompt
+    and its ``max_tokens``. Nobody is preempted.
+    """
+
+    name = "trtllm-no-evict"
+    leaves_together = False
+    default_max_num_seqs = 256
+    default_max_num_batched_tokens = 8192
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """The running, and those who wait up to the first that does not fit."""
+        if not state.waiting:
+            return CARRY_ON
+        return self._admit(state, transaction)
+
+    def _admit(self, state: State, transaction: PagedTransaction) -> Plan:
+        limits, running = self.limits, state.width
+        left = self._blocks_left(state, transaction)
+        admitted: list[Sequence] = []
+        tokens, budget = 0, limits.max_num_batched_tokens - running
+        for sequence in state.waiting:
+            prefill = sequence.start_tokens
+            left -= transaction.blocks_of(self._asked_tokens(sequence))
+            if left < 0 or running == limits.max_num_seqs:
+                return Plan(tuple(admitted), tokens, wakes=False)
+            if running and prefill > budget:
+                # Those admitted now cost only a token in the next step; else nothing changes until a finish.
+                return Plan(tuple(admitted), tokens, steady=not admitted, wakes=False)
+            running += 1
+            tokens += prefill
+            budget -= prefill
+            admitted.append(sequence)
+        return Plan(tuple(admitted), tokens)
+
+    def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
+        """Blocks that no running sequence will ever take."""
+        taken = sum(transaction.blocks_of(self._asked_tokens(sequence)) for sequence in state.running)
+        return transaction.memory.num_blocks - taken
+
+    def _asked_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose blocks an admission asks for."""
+        return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
+
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
+        """The pool holds everybody to the end: only finishes and arrivals matter."""
+        return limit
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        told = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + told, self.limits.max_model_len), block_size)
+
+
+class TrtllmMaxUtil(TrtllmNoEvict):
+    """MAX_UTILIZATION: an admission asks for the blocks of the next step only.
+
+    Where the running sequences find too few blocks the last one started is paused (recompute) and goes
+    to the front of the queue, and nobody is admitted in that step.
+    """
+
+    name = "trtllm-max-util"
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """The running, less those that must pause; else those who wait."""
+        paused = self._victims(state, transaction)
+        if paused:
+            return Plan(preempted=paused, steady=False, wakes=False)
+        return super().schedule(state, transaction)
+
+    def _victims(self, state: State, transaction: PagedTransaction) -> tuple[Sequence, ...]:
+        """The last running sequences, as many as must give way for the others to find their blocks."""
+        free, need, paused = transaction.free, transaction.need, []
+        kept = list(state.running) if need > free else []
+        while need > free:
+            victim = kept.pop()
+            need -= transaction.needs_block(victim, state.clock)
+            free += transaction.blocks_of(victim.held_tokens(state.clock))
+            paused.append(victim)
+        return tuple(paused)
+
+    def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
+        return transaction.free - transaction.need
+
+    def _asked_tokens(self, sequence: Sequence) -> int:
+        return sequence.start_tokens
+
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
+        """Up to the step in which the running need more blocks than there are."""
+        return memory.steps_with(state, memory.free, limit)
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        # The last token is never stored.
+        return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)

@@ -1,0 +1,63 @@
+"""vLLM 0.x, whose steps either prefill or decode."""
+
+from __future__ import annotations
+
+from ..memory.paged import PagedTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from .vllm_sosp23 import VllmSosp23
+
+
+class VllmV0(VllmSosp23):
+    """First come first served over paged memory, prompts in steps of their own.
+
+    vLLM 0.2 to 0.6, ``Scheduler._schedule_default``. Unless somebody is swapped out, those who wait
+    come first: while prompts stay within the budget of tokens, sequences within theirs, and the
+    watermark is left. If anybody is admitted the step prefills, and nobody decodes. Else the running
+    decode, with preemption and swapping as in ``VllmSosp23``.
+    """
+
+    name = "vllm-v0"
+    default_max_num_seqs = 256
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """A prefill if there can be one, else a step that decodes."""
+        if state.waiting and not state.swapped:
+            admitted, tokens = self._prompts(state, transaction)
+            if admitted:
+                return Plan(admitted, tokens, steady=False, pauses=True)
+        left = transaction.free - transaction.need
+        if left <= 0 and state.width:
+            return self._under_pressure(state, transaction)
+        transaction.free = left
+        return self._decode(state, transaction, ())
+
+    def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> Plan:
+        """The running go on; the swapped come back unless somebody was preempted."""
+        if preempted:
+            return Plan(preempted=preempted, steady=False, wakes=False)
+        swapped_in = self._swap_in(state, transaction, state.width)
+        if not swapped_in and not state.swapped and not state.waiting:
+            return CARRY_ON
+        # With nobody left on the host, those who wait may be admitted in the next step.
+        waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
+        return Plan(swapped_in=swapped_in, steady=waits_on, wakes=False)
+
+    _go_on = _decode
+
+    def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
+        """Who is admitted, and their tokens."""
+        limits, free, running, tokens = self.limits, transaction.free, state.width, 0
+        admitted: list[Sequence] = []
+        for sequence in state.waiting:
+            prefill = sequence.start_tokens
+            free -= transaction.blocks_of(prefill)
+            if free < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
+                break
+            # A prompt longer than the budget goes alone.
+            if admitted and tokens + prefill > limits.max_num_batched_tokens:
+                break
+            running += 1
+            tokens += prefill
+            admitted.append(sequence)
+        return tuple(admitted), tokens

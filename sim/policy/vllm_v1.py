@@ -1,0 +1,127 @@
+"""vLLM V1: one budget of tokens a step, for prompts and decodes alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import SettingError
+from ..memory.chunked import ChunkedMemory
+from ..memory.paged import PagedTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits, blocks_of
+
+
+class VllmV1:
+    """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
+
+    There are no phases: every sequence catches up with the tokens it knows. The running come first,
+    in order; where blocks are short the last running one is preempted (recompute) and goes to the
+    front of the queue. If nobody was preempted those who wait are admitted while budget and seats
+    are left and the blocks of their whole prompt are free, the last one perhaps with a chunk. One
+    block is vLLM's null block, there is no watermark.
+
+    Prompts take the budget in order, so at most one prefill goes on after a step, that of the last
+    running sequence. While one does, every step is decided anew; else it leaps.
+    """
+
+    name = "vllm-v1"
+    leaves_together = False
+    default_max_num_seqs = 256
+    default_max_num_batched_tokens = 2048
+    null_blocks = 1
+
+    def __init__(self, limits: Limits) -> None:
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
+            remedy = f"must be at least max_num_seqs = {limits.max_num_seqs}"
+            raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
+        self.limits = limits
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """The running, the prefill that goes on, those who wait."""
+        partial = next(iter(state.prefilling), None)
+        preempted = self._victims(state, transaction, partial)
+        if preempted:
+            return Plan(preempted=preempted, steady=False, wakes=False)
+        transaction.free -= transaction.need
+        budget = self.limits.max_num_batched_tokens - state.width
+        if partial is not None:
+            return self._go_on(state, transaction, budget, partial)
+        return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
+
+    def _victims(
+        self, state: State, transaction: PagedTransaction, partial: Sequence | None
+    ) -> tuple[Sequence, ...]:
+        """The last running sequences, as many as must give way for the other decodes to find their blocks."""
+        free, need = transaction.free, transaction.need
+        if free > need:
+            return ()
+        preempted: list[Sequence] = []
+        kept = list(state.running)
+        while kept:
+            own = transaction.needs_block(kept[-1], state.clock)
+            if self._suffices(free, need, own):
+                break
+            if partial is not None:
+                free += transaction.memory.partial[partial]
+                preempted.append(partial)
+                partial = None
+                continue
+            need -= own
+            free += transaction.blocks_of(kept[-1].held_tokens(state.clock))
+            preempted.append(kept.pop())
+        return tuple(preempted)
+
+    def _suffices(self, free: int, need: int, last_need: int) -> bool:
+        """Whether the decodes find what they ask for, the last of whom needs ``last_need`` of the blocks."""
+        return need <= free
+
+    def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> Plan:
+        """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
+        tokens = min(partial.start_tokens - partial.computed_tokens, budget)
+        blocks = transaction.blocks_of(partial.computed_tokens + tokens) - transaction.memory.partial[partial]
+        if blocks > transaction.free:
+            return Plan(preempted=(partial,), steady=False, wakes=False)
+        transaction.free -= max(0, blocks)
+        if partial.computed_tokens + tokens < partial.start_tokens:
+            return Plan((), tokens, steady=False, chunks=((partial, tokens),))
+        return self._admit(state, transaction, budget, [partial], [tokens])
+
+    def _admit(
+        self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
+    ) -> Plan:
+        """Those who wait; with the prefill that ended, if one did, and its tokens."""
+        limits, free, chunks, wakes, steady = self.limits, transaction.free, (), True, True
+        seats = limits.max_num_seqs - state.width - len(admitted)
+        budget -= sum(tokens)
+        for sequence in state.waiting:
+            known = sequence.start_tokens
+            if not budget:
+                # The next step has a budget again, if this one did more than decode.
+                steady, wakes = not tokens, False
+                break
+            if not seats or free - transaction.blocks_of(known) < self._spare(state, admitted):
+                wakes = False
+                break
+            seats -= 1
+            tokens.append(min(known, budget))
+            if known > budget:
+                chunks, steady = ((sequence, budget),), False
+                break
+            free -= transaction.blocks_of(known)
+            budget -= known
+            admitted.append(sequence)
+        return Plan(tuple(admitted), sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
+
+    def _spare(self, state: State, admitted: list[Sequence]) -> int:
+        """Blocks that an admission must leave free."""
+        return 0
+
+    def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
+        """Up to the step in which the running need more blocks than there are."""
+        return memory.steps_with(state, memory.free, limit)
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        # The last token is never stored.
+        return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size) + self.null_blocks
