@@ -61,7 +61,7 @@ class Engine:
         leap: bool = True,
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
-        self.state = State()
+        self.state = State(policy.preempted_first)
         self.ledger = Ledger(memory.meter)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.

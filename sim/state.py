@@ -15,6 +15,10 @@ class State:
     all of them in step ``clock`` are ``width * clock + lag_sum``, and the step after which each
     finishes is known when it is admitted: finishes wait in a calendar, a heap by finish clock.
 
+    Args:
+        preempted_first: Whether a preempted sequence goes to the front of those who wait, and not to its
+            place by arrival.
+
     Attributes:
         clock: Steps begun and ended so far; the step being decided has this number.
         waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
@@ -25,9 +29,12 @@ class State:
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
     """
 
-    __slots__ = ("calendar", "clock", "lag_sum", "prefilling", "running", "swapped", "waiting", "width")
+    __slots__ = (
+        "_preempted_first", "calendar", "clock", "lag_sum", "prefilling", "running", "swapped", "waiting", "width",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, preempted_first: bool = False) -> None:
+        self._preempted_first = preempted_first
         self.clock = self.width = self.lag_sum = 0
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
@@ -63,7 +70,10 @@ class State:
         heapify(self.calendar)
         for sequence in preempted:
             sequence.computed_tokens = 0
-            _insert(self.waiting, sequence)
+            if self._preempted_first:
+                self.waiting.appendleft(sequence)
+            else:
+                _insert(self.waiting, sequence)
         for sequence in swapped_out:
             sequence.kind = SWAPPED_IN
             sequence.computed_tokens = sequence.start_tokens - 1

@@ -50,10 +50,16 @@ class Policy(Protocol):
     Attributes:
         name: As on the command line.
         leaves_together: Whether sequences leave when the last of their batch is done.
+        preempted_first: Whether a preempted sequence goes to the front of those who wait, and not to its
+            place by arrival.
+        default_max_num_seqs, default_max_num_batched_tokens: Limits where the user names none.
     """
 
     name: str
     leaves_together: bool
+    preempted_first: bool
+    default_max_num_seqs: int | None
+    default_max_num_batched_tokens: int
 
     def schedule(self, state: State, transaction: Any) -> Plan:
         """The plan of the next step. Grants are made in ``transaction``, queues are only read."""

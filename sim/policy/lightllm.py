@@ -65,7 +65,8 @@ class LightLLM(TrtllmMaxUtil):
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # Alone, too, a request is held to its estimate.
-        told = self.limits.max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
+        most = self.limits.max_model_len - workload.prompt_tokens
+        told = most if workload.max_tokens is None else workload.max_tokens
         outputs = np.maximum(np.ceil(told * self.limits.output_estimate).astype(np.int64), workload.output_tokens)
         return blocks_of(workload.prompt_tokens + outputs - 1, block_size)
 

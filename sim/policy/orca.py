@@ -22,6 +22,7 @@ class OrcaPaper:
 
     name = "orca"
     leaves_together = False
+    preempted_first = False
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2560
 

@@ -27,6 +27,7 @@ class StaticBatching:
 
     name = "static"
     leaves_together = True
+    preempted_first = False
     #: As many as the pool holds of the model's length; padded batches know no budget of tokens.
     default_max_num_seqs = None
     default_max_num_batched_tokens = 2560

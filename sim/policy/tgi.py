@@ -24,6 +24,7 @@ class Tgi:
 
     name = "tgi"
     leaves_together = False
+    preempted_first = False
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 4096
 
@@ -81,5 +82,6 @@ class Tgi:
         return left if left > 0 else limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        told = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
+        most = self.limits.max_model_len - workload.prompt_tokens
+        told = most if workload.max_tokens is None else workload.max_tokens
         return blocks_of(np.minimum(workload.prompt_tokens + told - 1, self.limits.max_model_len), block_size)

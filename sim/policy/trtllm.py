@@ -21,6 +21,7 @@ class TrtllmNoEvict:
 
     name = "trtllm-no-evict"
     leaves_together = False
+    preempted_first = True
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 8192
 

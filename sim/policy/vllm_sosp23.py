@@ -35,6 +35,7 @@ class VllmSosp23:
 
     name = "vllm-sosp23"
     leaves_together = False
+    preempted_first = False
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
 

@@ -18,6 +18,7 @@ class VllmV0(VllmSosp23):
     """
 
     name = "vllm-v0"
+    preempted_first = True
     default_max_num_seqs = 256
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:

@@ -28,6 +28,7 @@ class VllmV1:
 
     name = "vllm-v1"
     leaves_together = False
+    preempted_first = True
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
     null_blocks = 1

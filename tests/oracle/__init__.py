@@ -10,6 +10,8 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
     buddy     the arena of orca-max, orca-pow2 and orca-oracle
     orca      those three, and orca as its own paper has it
     batches   static and fastertransformer
+    iteration what those below share: counts of tokens computed, chunks of prompts, real block tables
+    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen
     story     for the tests: costs, a log of one line a step, random cases
 """
 
@@ -19,12 +21,21 @@ from collections.abc import Callable
 
 from .batches import FasterTransformer, StaticBatches
 from .clock import System, run
+from .fastgen import FastGen
+from .lightllm import LightLlm
 from .model import Limits, Outcome, Pool, Request, Step, check
 from .orca import BuddyOrca, CountedOrca, estimate_max, estimate_oracle, estimate_pow2
 from .paged import Paged
+from .sarathi import Sarathi
 from .slots import BUCKETS, classify_slot
+from .tgi import Tgi
+from .trtllm import MaxUtilization, NoEvict
+from .vllm_v0 import VllmV0
+from .vllm_v1 import VllmV1
 
-__all__ = ["BUCKETS", "POLICIES", "Limits", "Outcome", "Pool", "Request", "Step", "classify_slot", "simulate"]
+__all__ = [
+    "BUCKETS", "POLICIES", "SCHEDULERS", "Limits", "Outcome", "Pool", "Request", "Step", "classify_slot", "simulate",
+]  # fmt: skip
 
 POLICIES: dict[str, Callable[[Pool, Limits], System]] = {
     "vllm-sosp23": Paged,
@@ -34,6 +45,19 @@ POLICIES: dict[str, Callable[[Pool, Limits], System]] = {
     "orca": CountedOrca,
     "static": StaticBatches,
     "fastertransformer": FasterTransformer,
+}
+
+#: Those that decide by counts of tokens computed. vllm-v1 needs max_num_batched_tokens >= max_num_seqs, and lightllm
+#: a pool in blocks of one; else ValueError.
+SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
+    "vllm-v0": VllmV0,
+    "vllm-v1": VllmV1,
+    "sarathi": Sarathi,
+    "tgi": Tgi,
+    "trtllm-no-evict": NoEvict,
+    "trtllm-max-util": MaxUtilization,
+    "lightllm": LightLlm,
+    "fastgen": FastGen,
 }
 
 
@@ -51,11 +75,12 @@ def simulate(
     swap_out: Callable[[int], int] = no_ticks,
     swap_in: Callable[[int], int] = no_ticks,
 ) -> Outcome:
-    """Serve ``requests`` to the last one under ``policy``, step by step.
+    """Serve ``requests`` to the last one under ``policy``, of ``POLICIES`` or ``SCHEDULERS``, step by step.
 
     ``cost(decodes, decode_context, prefill_tokens, prefill_pairs)`` gives the ticks of a step without its swaps;
     ``swap_out(blocks)`` and ``swap_in(blocks)`` the ticks of moving all blocks that one step moves that way.
     ValueError for a request that cannot be true; one that the pool can never hold is refused in the outcome.
     """
     check(requests, limits)
-    return run(POLICIES[policy](pool, limits), requests, cost, swap_out, swap_in)
+    system = (POLICIES | SCHEDULERS)[policy]
+    return run(system(pool, limits), requests, cost, swap_out, swap_in)

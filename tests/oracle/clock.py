@@ -10,13 +10,18 @@ from .model import Outcome, Request, Sequence, Step
 
 @dataclass
 class Work:
-    """What one schedule decided. ``cost_arguments``: decodes, decode_context, prefill_tokens, prefill_pairs."""
+    """What one schedule decided. ``cost_arguments``: decodes, decode_context, prefill_tokens, prefill_pairs.
+
+    ``decodes`` and ``paused`` are for the log, as in ``Step``.
+    """
 
     running: list[Sequence] = field(default_factory=list)
     prefilled: list[tuple[Sequence, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     swapped_out: list[Sequence] = field(default_factory=list)
     swapped_in: list[Sequence] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list)
+    paused: list[Sequence] = field(default_factory=list)
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     cost_arguments: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -97,6 +102,8 @@ def _log(system: System, work: Work, start_ticks: int, ticks: int) -> Step:
         buckets=system.buckets(),
         free_chunks=chunks,
         largest_free_run_blocks=None if chunks is None else largest_run(chunks),
+        decodes=_ids(work.decodes),
+        paused=_ids(work.paused),
     )
 
 

@@ -30,7 +30,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Limits:
-    """The scheduler's settings. ``max_num_seqs`` None: 256 for Orca, 2048 for vLLM; batches must be given it."""
+    """The scheduler's settings. ``max_num_seqs`` None: 2048 for vllm-sosp23, 256 for others; batches must be given it.
+
+    The last two are TGI's: decode steps after which a new batch needs no minimum size, and that minimum as a part of
+    the running sequences.
+    """
 
     max_model_len: int
     max_num_batched_tokens: int = 2560
@@ -38,6 +42,8 @@ class Limits:
     watermark_fraction: float = 0.01
     preemption_mode: str = "recompute"
     ft_max_tokens: int = 2040
+    max_waiting_tokens: int = 20
+    waiting_served_ratio: float = 0.3
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,10 @@ class Step:
     ``running`` holds all that hold slots in the step, a static batch's ended members too. It is empty where a schedule
     preempted and left nothing to run: such a step lasts its swap ticks. ``prefilled`` pairs id and tokens computed,
     padding included. ``preempted`` names every victim, ``swapped_out`` those of them that went to the host.
-    ``buckets`` gives slots by name. The last two are None where a policy has no positions: ``free_chunks`` the arena's
+    ``buckets`` gives slots by name. The next two are None where a policy has no positions: ``free_chunks`` the arena's
     free chunks as (first block, blocks) by address, ``largest_free_run_blocks`` the longest run of free blocks,
-    through chunks that touch.
+    through chunks that touch. The last two are the iteration systems' alone: ``decodes`` computes one token each after
+    its prefill, ``paused`` holds slots and computes nothing, also where nobody runs; ``prefilled`` has chunks there.
     """
 
     start_ticks: int
@@ -62,6 +69,8 @@ class Step:
     buckets: dict[str, int]
     free_chunks: tuple[tuple[int, int], ...] | None = None
     largest_free_run_blocks: int | None = None
+    decodes: tuple[int, ...] = ()
+    paused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

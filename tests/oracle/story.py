@@ -8,12 +8,17 @@ from .model import Limits, Outcome, Pool, Request, Step
 
 
 class Cost:
-    """100 ticks, 10 more a decode and 1 more a prompt token; keeps what it was asked."""
+    """100 ticks, 10 more a decode and 1 more a prompt token; keeps what it was asked.
+
+    Gives up on a run that does not end: those of these stories take some thousand steps at the most.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, int, int]] = []
 
     def __call__(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        if len(self.calls) > 50_000:
+            raise AssertionError(f"{len(self.calls)} steps, and no end")
         self.calls.append((decodes, decode_context, prefill_tokens, prefill_pairs))
         return 100 + 10 * decodes + prefill_tokens
 
@@ -31,7 +36,8 @@ def line(step: Step) -> str:
     parts = [f"{step.start_ticks}+{step.ticks}"]
     for name, ids in (("run", step.running), ("preempt", step.preempted), ("out", step.swapped_out)):
         parts += [" ".join([name, *map(str, ids)])] if ids else []
-    parts += [" ".join(["in", *map(str, step.swapped_in)])] if step.swapped_in else []
+    for name, ids in (("in", step.swapped_in), ("decode", step.decodes), ("pause", step.paused)):
+        parts += [" ".join([name, *map(str, ids)])] if ids else []
     parts += [" ".join(["prefill", *(f"{i}:{tokens}" for i, tokens in step.prefilled)])] if step.prefilled else []
     return " | ".join([*parts, " ".join(f"{name} {slots}" for name, slots in step.buckets.items() if slots)])
 

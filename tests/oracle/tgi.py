@@ -1,0 +1,70 @@
+"""Text Generation Inference: decoding pauses for a new batch, and a new batch waits until it is worth the pause.
+
+After a decode step the queue must hold, and a batch must fit, ``waiting_served_ratio`` of the running sequences; after
+``max_waiting_tokens`` decode steps any batch will do. All blocks that a request may ever fill are taken at admission.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+from .iteration import IterationSystem, known
+from .model import Limits, Pool, Sequence, allowed_output_tokens
+
+
+class Tgi(IterationSystem):
+    """Prefill steps and decode steps; after a prefill the next step decodes if anybody runs."""
+
+    def __init__(self, pool: Pool, limits: Limits) -> None:
+        super().__init__(pool, limits)
+        self.counter = 1
+        self.has_just_prefilled = False
+
+    def asked_tokens(self, sequence: Sequence) -> int:
+        """R: prompt and allowed output but for its last token, whose KV nobody reads."""
+        allowed = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
+        return min(allowed, self.limits.max_model_len)
+
+    def largest_tokens(self, sequence: Sequence) -> int:
+        return self.asked_tokens(sequence)
+
+    def decide(self) -> None:
+        looks = not (self.running and self.has_just_prefilled)
+        batch = self._next_batch() if looks else []
+        self.has_just_prefilled = bool(batch)
+        if batch:
+            self._prefill(batch)
+        else:
+            self._decode()
+
+    def _prefill(self, batch: list[Sequence]) -> None:
+        for sequence in batch:
+            self.admit(known(sequence))
+            self.grow(sequence, self.asked_tokens(sequence))
+        self.counter = 1
+
+    def _decode(self) -> None:
+        for sequence in self.running:
+            self.compute(sequence, 1)
+        self.counter += 1
+
+    def _minimum(self) -> int:
+        """Sequences that a new batch must have."""
+        if not self.running or self.counter >= self.limits.max_waiting_tokens:
+            return 0
+        return floor(len(self.running) * self.limits.waiting_served_ratio)
+
+    def _next_batch(self) -> list[Sequence]:
+        """The head of the queue as far as it fits; nobody if that is less than the minimum."""
+        batch: list[Sequence] = []
+        tokens = blocks = 0
+        for sequence in self.waiting:
+            tokens += known(sequence)
+            blocks += self.blocks_for(self.asked_tokens(sequence))
+            # The first of a batch goes, however long; with it nobody else.
+            if batch and tokens > self.limits.max_num_batched_tokens:
+                break
+            if blocks > len(self.free) or len(self.running) + len(batch) == self.max_num_seqs:
+                break
+            batch.append(sequence)
+        return batch if len(batch) >= self._minimum() else []

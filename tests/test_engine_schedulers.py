@@ -1,0 +1,103 @@
+"""The schedulers that chunk prompts, pause or estimate, against the independent oracle: every step and every slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_runs import buckets_at_rows, serve, times_of
+from fragmeter.sim.gaps import Gaps
+from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.summary import summary
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from oracle import SCHEDULERS, Outcome, Pool, simulate
+from strategies import Case, crowded_cases, small_cases
+
+NAMES = sorted(SCHEDULERS.keys() & POLICIES.keys())
+cases = st.one_of(small_cases(), crowded_cases())
+
+
+def fitted(policy: str, case: Case) -> Case:
+    """The case, made one that the policy takes: vLLM V1 and Sarathi refuse a budget below the seats, and the oracle
+    of LightLLM knows only blocks of one."""
+    limits, pool = case.limits, case.pool
+    if policy in ("vllm-v1", "sarathi"):
+        tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs or POLICIES[policy].default_max_num_seqs)
+        limits = replace(limits, max_num_batched_tokens=tokens)
+    if policy == "lightllm":
+        pool = Pool(pool.slots, 1, pool.host_blocks)
+    return replace(case, limits=limits, pool=pool)
+
+
+def expected(policy: str, case: Case) -> Outcome:
+    cost = case.cost
+    return simulate(
+        policy, case.requests, case.pool, case.limits, cost.step_ticks, cost.swap_out_ticks, cost.swap_in_ticks
+    )
+
+
+def log_of(run) -> list[tuple]:
+    """When every step starts, how long it takes and where every slot stands in it."""
+    rows = run.book.rows
+    return [*zip(rows["start_ticks"].tolist(), rows["ticks"].tolist(), buckets_at_rows(run))]
+
+
+def check(policy: str, case: Case) -> None:
+    """Stepping gives the oracle's log; stepping and leaping give its times, gaps and tokens."""
+    case = fitted(policy, case)
+    outcome = expected(policy, case)
+    stepped, leapt = serve(policy, case, leap=False), serve(policy, case, leap=True, ids=policy != "lightllm")
+    assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
+    for run in (stepped, leapt):
+        same_requests(run, outcome)
+        assert pooled(Gaps.of(run.book)) == sorted(
+            later - sooner
+            for request in outcome.requests
+            for sooner, later in zip(request["token_ticks"], request["token_ticks"][1:])
+        )
+        tokens = summary(run)["work"]["tokens"]
+        assert tokens["useful"] == sum(
+            asked.prompt_tokens + asked.output_tokens - 1
+            for asked, request in zip(case.requests, outcome.requests)
+            if request["refused"] is None
+        )
+        computed = sum(len(step.decodes) + sum(tokens for _, tokens in step.prefilled) for step in outcome.steps)
+        assert sum(tokens.values()) == computed
+
+
+def same_requests(run, outcome: Outcome) -> None:
+    assert run.refused.tolist() == [request["refused"] is not None for request in outcome.requests]
+    names = ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "preemptions")
+    assert {i: (*times[:3], times[3] + times[4]) for i, times in times_of(run).items()} == {
+        i: tuple(request[name] for name in names)
+        for i, request in enumerate(outcome.requests)
+        if request["refused"] is None
+    }
+
+
+def pooled(gaps: Gaps) -> list[int]:
+    """Every gap, written out."""
+    columns = (gaps.first, gaps.slope, gaps.count, gaps.weight)
+    return sorted(
+        first + slope * place
+        for first, slope, count, weight in zip(*(column.tolist() for column in columns))
+        for place in range(count)
+        for _ in range(weight)
+    )
+
+
+@pytest.mark.parametrize("policy", NAMES)
+@hypothesis_settings(max_examples=60)
+@given(case=cases)
+def test_every_step_and_slot_is_what_the_oracle_says(policy, case):
+    check(policy, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", NAMES)
+@hypothesis_settings(max_examples=3000)
+@given(case=cases)
+def test_every_step_and_slot_is_what_the_oracle_says_at_length(policy, case):
+    check(policy, case)
