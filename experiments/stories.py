@@ -21,7 +21,7 @@ from ..sim.ticks import PER_SECOND, from_seconds
 from ..sim.workload import Workload
 
 #: What a sequence does in an iteration, in the order of a log line, and the log's word for it.
-_VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "waiting": "wait"}
+_VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "paused": "pause", "waiting": "wait"}
 
 
 @dataclass(frozen=True)
@@ -106,46 +106,67 @@ def tell(scene: Scene) -> Story:
 
 
 def _states(run: Run) -> dict[tuple[int, int], str]:
-    """What each request does in each step in which it is there, by (request, step)."""
+    """What each request does in each iteration in which it is there, by (request, iteration)."""
     book = run.book
     states, last_leave = {}, defaultdict(int)
-    stays = zip(book.stays["index"], book.stays["start_clock"], book.stays["kind"], book.stay_end, book.stay_leave)
-    for index, start, kind, end, leave in (map(int, stay) for stay in stays):
-        states |= {(index, step): "decode" if step < end else "finished_hold" for step in range(start, leave)}
-        if kind != SWAPPED_IN:
-            states[index, start] = "prefill"
+    idle = "finished_hold" if book.together else "paused"
+    last = book.iteration_of(book.stay_leave - 1) + 1 if book.together else book.leave_iteration
+    for stay, (index, leave) in enumerate(zip(book.stays["index"].tolist(), last.tolist(), strict=True)):
+        begin = int(book.row_iteration[book.stay_row[stay]])
+        states |= {(index, iteration): idle for iteration in range(begin, leave)}
+        decodes = book.iteration_of(np.arange(book.stays["start_clock"][stay] + 1, book.stay_end[stay]))
+        states |= {(index, iteration): "decode" for iteration in decodes.tolist()}
+        states[index, begin] = "decode" if book.stays["kind"][stay] == SWAPPED_IN else "prefill"
         last_leave[index] = max(last_leave[index], leave)
-    starts = book.start_of(np.arange(book.num_steps))
+    states |= dict.fromkeys(_chunks(book), "prefill")
+    starts = book.rows["start_ticks"][book.rows["iterations"] > 0]
     for index, leave in last_leave.items():
         arrived = int(np.searchsorted(starts, run.workload.arrival_ticks[index]))
-        states = {(index, step): "waiting" for step in range(arrived, leave)} | states
+        states = {(index, iteration): "waiting" for iteration in range(arrived, leave)} | states
     return states
 
 
+def _chunks(book: Book) -> dict[tuple[int, int], int]:
+    """Tokens of every chunk of a prefill that goes on, by (request, iteration)."""
+    iterations = book.row_iteration[book.row_at(book.chunks["start_ticks"])]
+    keys = zip(book.chunks["index"].tolist(), iterations.tolist(), strict=True)
+    return dict(zip(keys, book.chunks["tokens"].tolist(), strict=True))
+
+
+def _prefills(book: Book) -> dict[tuple[int, int], int]:
+    """Tokens that every prefill computes in an iteration, by (request, iteration)."""
+    tokens, done = _chunks(book), defaultdict(int)
+    for (index, _), chunk in tokens.items():
+        done[index] += chunk
+    for stay, row in enumerate(book.stay_row.tolist()):
+        index = int(book.stays["index"][stay])
+        tokens[index, int(book.row_iteration[row])] = int(book.stays["tokens"][stay]) - done.pop(index, 0)
+    return tokens
+
+
 def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
-    who, preempted = defaultdict(list), _preempted(run.book)
-    stays = zip(run.book.stays["index"], run.book.stays["start_clock"], run.book.stays["tokens"])
-    prefilled = {(index, start): tokens for index, start, tokens in stays}
-    for (index, step), state in sorted(states.items()):
-        tokens = f":{prefilled[index, step]}" if state == "prefill" else ""
-        who[step, state].append(_name(index) + tokens)
-    # A row without a step is one in which everything was pushed out.
-    a_step = run.book.rows["steps"] > 0
-    buckets = {name: column[a_step] for name, column in run.accounts.at_rows().items()}
+    who, preempted, prefilled = defaultdict(list), _preempted(run.book), _prefills(run.book)
+    for (index, iteration), state in sorted(states.items()):
+        tokens = f":{prefilled[index, iteration]}" if state == "prefill" else ""
+        who[iteration, state].append(_name(index) + tokens)
+    # A row without an iteration is one in which everything was pushed out.
+    ran = run.book.rows["iterations"] > 0
+    buckets = {name: column[ran] for name, column in run.accounts.at_rows().items()}
     lines = []
-    for step in range(run.book.num_steps):
-        parts = [_part("preempt", preempted[step])]
-        parts += [_part(verb, who[step, state]) for state, verb in _VERBS.items()]
-        parts += [" ".join(f"{name} {slots[step]}" for name, slots in buckets.items() if slots[step])]
-        lines.append(f"{step + 1}: " + " | ".join(filter(None, parts)))
+    for iteration in range(run.book.num_steps):
+        parts = [_part("preempt", preempted[iteration])]
+        parts += [_part(verb, who[iteration, state]) for state, verb in _VERBS.items()]
+        parts += [" ".join(f"{name} {slots[iteration]}" for name, slots in buckets.items() if slots[iteration])]
+        lines.append(f"{iteration + 1}: " + " | ".join(filter(None, parts)))
     return tuple(lines)
 
 
 def _preempted(book: Book) -> dict[int, list[str]]:
-    """Names of those that lose their place when a step is scheduled, by step."""
+    """Names of those that lose their place when an iteration is scheduled."""
     names = defaultdict(list)
-    for stay, clock in zip(book.cuts["stay"], book.cuts["clock"]):
-        names[int(clock)].append(_name(book.stays["index"][stay]))
+    iterations = book.first_iteration_from(book.cuts["ticks"])
+    for index, iteration in zip(book.cuts["index"].tolist(), iterations.tolist(), strict=True):
+        names[iteration].append(_name(index))
     return names
 
 

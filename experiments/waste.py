@@ -1,11 +1,10 @@
-"""The waste table: one trace, one pool, a row for every policy."""
+"""The waste table: one trace, one pool, a row for every policy of the paper."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..sim.policy import POLICIES
 from .bench import Bench, Case, Measured
 from .comparison import Payload, Row, pool_told, row
 from .facts import published_fig2
@@ -42,13 +41,13 @@ _POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_ex
 
 
 def waste_table(bench: Bench, fit: Fit) -> Payload:
-    """Fig 2's workload under every policy, with the source's first seed, to the last request.
+    """Fig 2's workload under every policy of the paper, with the source's first seed, to the last request.
 
     Percentages and batches are means over iterations in Fig 2's window, throughput is over the run.
     """
     seed = bench.source.seeds[0]
-    cases = [Case(FIG2, seed, policy, fit.scale) for policy in POLICIES]
-    runs = {NAMES[policy]: run for policy, run in zip(POLICIES, bench.measure(cases, "waste"), strict=True)}
+    cases = [Case(FIG2, seed, policy, fit.scale) for policy in NAMES]
+    runs = dict(zip(NAMES.values(), bench.measure(cases, "waste"), strict=True))
     rows = [row for name, run in runs.items() for row in _rows(name, run)]
     one = next(iter(runs.values()))
     return {

@@ -114,10 +114,12 @@ class Engine:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
         state, memory, ledger = self.state, self.memory, self.ledger
         clock, started, pairs, swap = state.clock, 0, 0, 0
-        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses = plan
+        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls = plan
         self._holds_until = 0
         if preempted or swapped_out or swapped_in:
             swap = self._displace(preempted, swapped_out, swapped_in, now)
+        if stalls:
+            self._stall(*stalls, now)
         if pauses:
             # Afterwards all is as if they had started in the last step that decoded.
             clock -= 1
@@ -167,6 +169,19 @@ class Engine:
             state.start(sequence, clock)
             ledger.open(sequence, clock, now)
         return self._swap_ticks(swapped_out, swapped_in)
+
+    def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
+        """Some stand still and keep their blocks, others of those go on."""
+        state, memory, ledger, clock = self.state, self.memory, self.ledger, self.state.clock
+        for sequence in stalled:
+            ledger.stall(sequence, clock, now)
+            memory.stall(sequence, clock)
+            state.stall(sequence)
+        for sequence in resumed:
+            del state.stalled[sequence]
+            memory.admit(sequence, clock)
+            state.start(sequence, clock)
+            ledger.open(sequence, clock, now)
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         """How many steps a decision holds, how long they take, and the ledger's columns for them."""
@@ -238,7 +253,8 @@ class Engine:
         return ticks, (now, 0, ticks, 0, 0, width, prefill, swap, len(self.state.waiting))
 
     def _check_done(self) -> None:
-        left = len(self.state.waiting) + len(self.state.swapped) + len(self.state.prefilling)
+        state = self.state
+        left = len(state.waiting) + len(state.swapped) + len(state.prefilling) + len(state.stalled)
         if left:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 

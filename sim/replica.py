@@ -9,12 +9,14 @@ from typing import Any
 
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, PagedMemory, ReservedMemory
+from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
+from .memory import PagedMemory, ReservedMemory
 from .policy import POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
 from .policy.static import FasterTransformer, StaticBatching
 from .policy.tgi import Tgi
+from .policy.vattention import VAttention, page_group
 from .policy.vllm_v1 import VllmV1
 from .settings import Settings
 from .spec import Deployment, GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
@@ -80,9 +82,8 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
             ``max_model_len``, a cost model that does not fit the model.
     """
     shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
-    size = settings.block_size or getattr(kind, "default_block_size", 16)
-    ranks, deployment = settings.tensor_parallel_size, _deployment(settings, shape)
-    num_blocks = settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size, deployment)
+    deployment = _deployment(settings, shape)
+    num_blocks, size = _pool(settings, kind, shape, card, deployment)
     max_model_len = settings.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
         remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
@@ -129,6 +130,26 @@ def _policy(settings: Settings) -> type:
     return type(kind.__name__, (kind,), {"smallest_pool_blocks": OrcaPaper.smallest_pool_blocks})
 
 
+def _pool(
+    settings: Settings, kind: type, shape: ModelSpec, card: GpuSpec, deployment: Deployment
+) -> tuple[int, int]:
+    """Blocks of the pool, and tokens of a block."""
+    ranks, stages = settings.tensor_parallel_size, deployment.pipeline_parallel
+    if settings.block_size or not issubclass(kind, VAttention):
+        size = settings.block_size or getattr(kind, "default_block_size", 16)
+        return settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size, deployment), size
+    group = page_group(shape, settings.page_size, ranks, deployment.kv_dtype, stages)
+    if settings.num_gpu_blocks_override:
+        return settings.num_gpu_blocks_override, group.tokens
+    slots = paper_num_blocks(shape, card, ranks, 1, deployment)
+    # In bytes, as the pages of a group may be no whole number of tokens.
+    num_groups = slots * shape.slot_bytes(deployment.kv_dtype, ranks, stages) // group.rank_bytes
+    if not num_groups:
+        remedy = f"{shape.name} leaves room for {slots} tokens on {ranks} x {card.name}; take smaller pages"
+        raise SettingError("page_size", settings.page_size, remedy)
+    return num_groups, group.tokens
+
+
 def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
     if issubclass(kind, FasterTransformer) and shape.name in FASTERTRANSFORMER_BATCH:
         return FASTERTRANSFORMER_BATCH[shape.name]
@@ -157,6 +178,8 @@ def _memory(
     if issubclass(kind, VllmV1):
         usable = num_blocks - kind.null_blocks
         return ChunkedMemory(usable, size, ids=settings.ids, whole_prompts=issubclass(kind, Sarathi))
+    if issubclass(kind, VAttention):
+        return DeferredMemory(num_blocks, size, settings.ids)
     host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
     return PagedMemory(num_blocks, size, host, settings.ids)
 

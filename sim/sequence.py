@@ -77,6 +77,7 @@ class Plan(NamedTuple):
         wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
         chunks: Prefills that go on after this step: the sequence, and the tokens that it computes now.
             A new one leaves the head of the waiting queue.
+        stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
     """
 
@@ -90,6 +91,7 @@ class Plan(NamedTuple):
     wakes: bool = True
     chunks: tuple[tuple[Sequence, int], ...] = ()
     pauses: bool = False
+    stalls: tuple[tuple[Sequence, ...], ...] = ()
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.

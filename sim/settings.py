@@ -37,6 +37,8 @@ class Settings:
         enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With them batches are padded up to
             captured sizes, and the graphs take memory from the pool.
         block_size: Tokens a KV block; None takes the policy's default, 16 for most.
+        page_size: vAttention maps memory in pages of so many KiB, one for K and one for V in every layer at once;
+            the tokens they hold are its block, unless a block size is given.
         num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
@@ -66,6 +68,7 @@ class Settings:
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
     enforce_eager: bool = True
     block_size: BlockSize | None = None
+    page_size: Literal[64, 128, 256, 2048] = 2048
     num_gpu_blocks_override: Blocks | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None

@@ -24,13 +24,15 @@ class State:
         waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
         prefilling: Those whose prefill goes on over several steps, in the order in which they began.
         running: Those that decode, in the order in which their prefills ended.
+        stalled: Those that stand still and keep their blocks.
         swapped: Out in host memory, first to come back first.
         width: Sequences that a step computes. In static batching ended ones count until the batch is over.
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
     """
 
     __slots__ = (
-        "_preempted_first", "calendar", "clock", "lag_sum", "prefilling", "running", "swapped", "waiting", "width",
+        "_preempted_first", "calendar", "clock", "lag_sum", "prefilling", "running", "stalled", "swapped",
+        "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, preempted_first: bool = False) -> None:
@@ -40,6 +42,7 @@ class State:
         self.swapped: deque[Sequence] = deque()
         self.prefilling: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
+        self.stalled: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
     def prefill(self, sequence: Sequence, tokens: int) -> None:
@@ -65,7 +68,7 @@ class State:
             if sequence in self.running:
                 self._stop(sequence)
             else:
-                del self.prefilling[sequence]
+                self._drop(sequence)
                 sequence.lost_tokens = max(sequence.lost_tokens, sequence.computed_tokens)
         heapify(self.calendar)
         for sequence in preempted:
@@ -78,6 +81,22 @@ class State:
             sequence.kind = SWAPPED_IN
             sequence.computed_tokens = sequence.start_tokens - 1
             _insert(self.swapped, sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence in self.prefilling:
+            del self.prefilling[sequence]
+        else:
+            del self.stalled[sequence]
+            sequence.kind = RECOMPUTED
+
+    def stall(self, sequence: Sequence) -> None:
+        """A running sequence stands still; when it goes on it decodes, as one that comes back from the host."""
+        lost = sequence.lost_tokens
+        self._stop(sequence)
+        heapify(self.calendar)
+        sequence.kind, sequence.lost_tokens = SWAPPED_IN, lost
+        sequence.computed_tokens = sequence.start_tokens - 1
+        self.stalled[sequence] = None
 
     def _stop(self, sequence: Sequence) -> None:
         self.width -= 1

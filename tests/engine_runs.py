@@ -46,7 +46,7 @@ def workload_of(requests: list[Request], max_model_len: int) -> Workload:
 def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int] | None = None, **switches) -> Settings:
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks."""
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-    if policy in ("vllm-v1", "sarathi"):
+    if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below the seats is refused.
         tokens = max(tokens, seqs or 0)
     return settings(

@@ -9,10 +9,10 @@ import pytest
 from fragmeter.experiments.cli import FAULT, MISTAKE, status
 from fragmeter.experiments.output import write_whole
 from fragmeter.sim.errors import UserError
+from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import model_names
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
-POLICIES = "static, fastertransformer, orca, orca-max, orca-pow2, orca-oracle, vllm-sosp23"
 
 TRACES = {
     "wrong column": (
@@ -83,7 +83,7 @@ def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_r
 MISTAKES = {
     "policy": (
         ["simulate", "--policy", "fifo"],
-        f"policy = 'fifo': one of {POLICIES}",
+        f"policy = 'fifo': one of {', '.join(POLICIES)}",
     ),
     "gpu": (
         ["simulate", "--gpu", "tpu", "--request-rate", "1"],

@@ -23,7 +23,7 @@ def fitted(policy: str, case: Case) -> Case:
     """The case, made one that the policy takes: vLLM V1 and Sarathi refuse a budget below the seats, and the oracle
     of LightLLM knows only blocks of one."""
     limits, pool = case.limits, case.pool
-    if policy in ("vllm-v1", "sarathi"):
+    if policy in ("vllm-v1", "sarathi", "fastgen"):
         tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs or POLICIES[policy].default_max_num_seqs)
         limits = replace(limits, max_num_batched_tokens=tokens)
     if policy == "lightllm":

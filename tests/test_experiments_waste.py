@@ -9,7 +9,6 @@ from fragmeter.experiments.facts import published_fig2
 from fragmeter.experiments.fit import fit
 from fragmeter.experiments.paper import FIG2, source
 from fragmeter.experiments.waste import METRICS, NAMES, by_policy, findings, waste_table
-from fragmeter.sim.policy import POLICIES
 
 PAPER_VIEW = ["token_states_pct", "paper_reservation_pct", "paper_internal_pct", "paper_external_and_others_pct"]
 POPULAR_VIEW = [
@@ -33,7 +32,7 @@ def test_one_trace_one_pool_and_a_row_for_every_policy_and_metric(table):
     assert table["workload"] == "Synthetic vllm_sosp23_sharegpt_opt, 4 req/s, 900 s, seed 0"
     assert table["num_blocks"] == 983
     assert [(row["series"], row["metric"]) for row in table["rows"]] == [
-        (NAMES[policy], metric) for policy in POLICIES for metric in METRICS
+        (NAMES[policy], metric) for policy in NAMES for metric in METRICS
     ]
 
 

@@ -6,6 +6,7 @@ from .block_pool import BlockPool
 from .buddy import BuddyArena
 from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
+from .deferred import DeferredMemory
 from .integrals import BUCKETS, Window
 from .paged import PagedMemory
 from .reserved import ReservedMemory
@@ -18,6 +19,7 @@ __all__ = [
     "BuddyMemory",
     "ChunkedMemory",
     "ContiguousMemory",
+    "DeferredMemory",
     "PagedMemory",
     "ReservedMemory",
     "Window",

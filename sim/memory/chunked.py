@@ -44,6 +44,17 @@ class ChunkedMemory(PagedMemory):
         self.free += self.partial.pop(sequence, 0)
         super().admit(sequence, clock, padded_tokens, past)
 
+    def stall(self, sequence: Sequence, clock: int) -> None:
+        """A running sequence grows no more and keeps its blocks."""
+        size, ahead = self.block_size, 1 - sequence.lag
+        phase = ahead % size
+        self._phases[phase] -= 1
+        self._phases[phase + size] -= 1
+        self.partial[sequence] = (clock - ahead - 1) // size + 1
+        if self.tables:
+            self.tables.grow_until(clock)
+            self.tables.park(sequence, phase)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its blocks too."""
         for sequence in preempted:

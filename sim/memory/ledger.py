@@ -48,6 +48,8 @@ DERIVED = (
 STAY = ("index", "start_clock", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
 #: Columns of a cut: a stay that ended before its sequence did.
 CUT = ("index", "start_clock", "clock", "ticks", "swapped")
+#: What ``swapped`` says of a cut: the sequence is recomputed, comes back from the host, or stands still.
+STALLED = 2
 #: Columns of a chunk: part of a prefill that goes on after its step.
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
 
@@ -113,6 +115,10 @@ class Ledger:
         """A prefill goes on after the step that starts ``now`` and computes ``tokens`` of it."""
         recomputed = min(max(0, sequence.lost_tokens - sequence.computed_tokens), tokens)
         self.chunks.append((sequence.index, now, tokens, recomputed))
+
+    def stall(self, sequence: Sequence, clock: int, now: int) -> None:
+        """A sequence computes nothing from step ``clock`` on, and keeps its blocks."""
+        self.cuts.append((sequence.index, sequence.start_clock, clock, now, STALLED))
 
     def cut(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int, now: int) -> None:
         """Sequences leave the device ``now``, before step ``clock``, and have to come back."""

@@ -227,9 +227,13 @@ class BlockTables:
             table.append(block)
         self._grown_until = clock
 
+    def park(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows no more."""
+        self._members[phase].remove(sequence)
+
     def leave(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows no more; unless it was swapped out, its blocks are given back."""
-        self._members[phase].remove(sequence)
+        self.park(sequence, phase)
         if sequence in self.tables:
             self.pool.release(self.tables.pop(sequence))
 

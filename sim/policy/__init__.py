@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from .base import Limits, Policy
+from .fastgen import FastGen
 from .lightllm import LightLLM
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
 from .sarathi import Sarathi
 from .static import FasterTransformer, StaticBatching
 from .tgi import Tgi
 from .trtllm import TrtllmMaxUtil, TrtllmNoEvict
+from .vattention import VAttention
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
@@ -17,7 +19,7 @@ __all__ = ["POLICIES", "Limits", "Policy"]
 
 _KINDS = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
-    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM),
+    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention),
 )
 #: Every policy by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.

@@ -94,7 +94,7 @@ class VllmV1:
     ) -> Plan:
         """Those who wait; with the prefill that ended, if one did, and its tokens."""
         limits, free, chunks, wakes, steady = self.limits, transaction.free, (), True, True
-        seats = limits.max_num_seqs - state.width - len(admitted)
+        seats = limits.max_num_seqs - state.width - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
             known = sequence.start_tokens

@@ -121,7 +121,6 @@ def _arrive(system: System, coming: list[Sequence], now_ticks: int) -> None:
         sequence.refused = system.refusal(sequence)
         if sequence.refused is None:
             system.waiting.append(sequence)
-            system.waiting.sort(key=lambda waiting: waiting.arrival_order)
 
 
 def run(system: System, requests: list[Request], cost: Callable, swap_out: Callable, swap_in: Callable) -> Outcome:

@@ -1,0 +1,70 @@
+"""DeepSpeed-FastGen: steps of a fixed size, filled up with pieces of prompts."""
+
+from __future__ import annotations
+
+from ..memory.paged import PagedTransaction
+from ..sequence import CARRY_ON, NOT_DECODING, Plan, Sequence
+from ..state import State
+from .vllm_v1 import VllmV1
+
+
+class FastGen(VllmV1):
+    """DeepSpeed-FastGen's Dynamic SplitFuse.
+
+    Decodes come first; one that needs a block while none is free is skipped and keeps what it has.
+    What is left of the budget goes to prompts, split to fill it: the one whose prefill goes on, as far
+    as blocks are free, then those who wait, each if the blocks of its whole prompt are free. Where
+    nobody can compute anything the last running sequence gives up its blocks (recompute).
+
+    It leaps while everybody decodes and finds a block; a step that skips somebody goes alone.
+    """
+
+    name = "fastgen"
+    default_max_num_seqs = 256
+    default_max_num_batched_tokens = 768
+    null_blocks = 0
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+        """Decodes, the prefill that goes on, those who wait."""
+        if transaction.need > transaction.free or state.stalled:
+            return self._with_skips(state, transaction)
+        transaction.free -= transaction.need
+        return self._prompts(state, transaction, self.limits.max_num_batched_tokens - state.width)
+
+    def _prompts(self, state: State, transaction: PagedTransaction, budget: int) -> Plan:
+        partial = next(iter(state.prefilling), None)
+        if partial is None:
+            return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
+        held, size = transaction.memory.partial[partial], transaction.block_size
+        room = (held + transaction.free) * size - partial.computed_tokens
+        left = partial.start_tokens - partial.computed_tokens
+        tokens = min(left, budget, room)
+        transaction.free -= transaction.blocks_of(partial.computed_tokens + tokens) - held
+        if tokens < left:
+            return Plan((), tokens, steady=False, chunks=((partial, tokens),))
+        return self._admit(state, transaction, budget, [partial], [tokens])
+
+    def _with_skips(self, state: State, transaction: PagedTransaction) -> Plan:
+        """A step in which some decodes are skipped, or go on after they were."""
+        free, size = transaction.free, transaction.block_size
+        skipped: list[Sequence] = []
+        resumed: list[Sequence] = []
+        in_order = sorted([*state.running, *state.stalled], key=lambda sequence: sequence.index)
+        for sequence in in_order:
+            stands = sequence.start_clock == NOT_DECODING
+            held = sequence.computed_tokens if stands else sequence.held_tokens(state.clock)
+            if held % size == 0 and not free:
+                skipped.append(sequence)
+                continue
+            free -= held % size == 0
+            if stands:
+                resumed.append(sequence)
+        transaction.free = free
+        decodes = len(in_order) - len(skipped)
+        plan = self._prompts(state, transaction, self.limits.max_num_batched_tokens - decodes)
+        newly = tuple(sequence for sequence in skipped if sequence.start_clock != NOT_DECODING)
+        if decodes or plan.prefill_tokens:
+            return plan._replace(steady=False, stalls=(newly, tuple(resumed)))
+        last = max([*in_order, *state.prefilling], key=lambda sequence: sequence.index)
+        others = tuple(sequence for sequence in newly if sequence is not last)
+        return Plan(preempted=(last,), steady=False, stalls=(others, ()))

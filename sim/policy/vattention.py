@@ -1,0 +1,68 @@
+"""vAttention: contiguous virtual memory, and physical pages mapped on demand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import SettingError
+from ..memory.deferred import DeferredMemory
+from ..spec import ModelSpec, dtype_bits, stages
+from ..state import State
+from .vllm_v0 import VllmV0
+
+_KIB = 1 << 10
+
+
+class PageGroup(NamedTuple):
+    """What a sequence grows by: a page for K and one for V (or one for the latent vectors) in every layer.
+
+    Attributes:
+        tokens: Tokens that it holds, which are a block of the ledger.
+        rank_bytes: Bytes of its pages on each rank.
+    """
+
+    tokens: int
+    rank_bytes: int
+
+
+def page_group(
+    model: ModelSpec, page_size: int, tensor_parallel: int = 1, dtype: str = "fp16", pipeline_parallel: int = 1
+) -> PageGroup:
+    """The page group of pages of ``page_size`` KiB; pipeline stages count the one with most layers.
+
+    ``page // (kv_heads_per_rank * head_dim * dtype)`` tokens, as ``init_kv_block_size`` in vAttention's
+    ``vattention.cu`` has it: where a page is no whole number of tokens, what is left at its end is not used
+    (OPT-13B: 204.8 tokens of 10 KiB in 2 MiB, of which 204 count).
+
+    Raises SettingError where a page does not hold one token of a layer.
+    """
+    attention, bits = model.attention(tensor_parallel), dtype_bits(dtype)
+    tensors = attention.kv_tensors
+    tokens = page_size * _KIB * 8 * tensors // (attention.slot_elements * bits)
+    if not tokens:
+        raise SettingError("page_size", page_size, f"holds less than a token of {model.name}; take larger pages")
+    layers = max(len(stage) for stage in stages(model.num_layers, pipeline_parallel))
+    return PageGroup(tokens, tensors * layers * page_size * _KIB)
+
+
+class VAttention(VllmV0):
+    """vAttention (ASPLOS'25): who runs as under vLLM 0.x, over pages that stay mapped when a request ends.
+
+    The scheduler is ``VllmV0``, as vAttention is evaluated inside one of that kind, without a swap space. It
+    decides by the page groups that can be had, mapped or not, so it decides as vllm-v0 with blocks of the
+    same size does. What differs is where the slots are: see ``memory.deferred``.
+
+    A request wastes at worst all but a token of its last page group: with ``2 * layers`` pages a group and
+    rank, ``2 * layers * page * TP`` bytes less one token's (a token costs 2 * layers * kv_heads * head_dim *
+    dtype). Of Llama-3.1-8B with pages of 2 MiB that is 128 MiB on one GPU, and 256 MiB on two.
+    """
+
+    name = "vattention"
+
+    def horizon(self, state: State, memory: DeferredMemory, limit: int) -> int:
+        """As for vllm-v0, and up to the step in which mapped pages change hands."""
+        steps = super().horizon(state, memory, limit)
+        if memory.regions.cached:
+            return memory.steps_settled(state.clock, min(steps, limit))
+        # Whoever finishes meanwhile leaves mapped pages; but nobody comes, and what grows grows from unmapped ones.
+        return steps
