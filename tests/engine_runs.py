@@ -60,6 +60,8 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
         max_num_batched_tokens=tokens,
         watermark=limits.watermark_fraction,
         preemption_mode=limits.preemption_mode,
+        waiting_served_ratio=limits.waiting_served_ratio,
+        max_waiting_tokens=limits.max_waiting_tokens,
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
         **switches,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
+import test_oracle_schedulers
 from engine_runs import buckets_at_rows, serve, times_of
 from fragmeter.sim.gaps import Gaps
 from fragmeter.sim.policy import POLICIES
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import SCHEDULERS, Outcome, Pool, simulate
-from strategies import Case, crowded_cases, small_cases
+from oracle.story import swap_in_ticks, swap_out_ticks
+from strategies import Case, LineCost, crowded_cases, small_cases
 
 NAMES = sorted(SCHEDULERS.keys() & POLICIES.keys())
 cases = st.one_of(small_cases(), crowded_cases())
@@ -101,3 +104,52 @@ def test_every_step_and_slot_is_what_the_oracle_says(policy, case):
 @given(case=cases)
 def test_every_step_and_slot_is_what_the_oracle_says_at_length(policy, case):
     check(policy, case)
+
+
+
+class StoryCost(LineCost):
+    """What a step costs in the oracle's hand-worked stories."""
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        return 100 + 10 * decodes + prefill_tokens
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        return 100 + 10 * decodes, 0, None
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return swap_out_ticks(blocks)
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return swap_in_ticks(blocks)
+
+
+STORIES = [
+    story
+    for name, story in vars(test_oracle_schedulers).items()
+    if name.startswith("test_") and inspect.isfunction(story) and not inspect.signature(story).parameters
+]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_the_engine_tells_the_stories_that_were_worked_out_by_hand(story, monkeypatch):
+    """Each holds a log worked out by hand to the oracle, and names the nearest policy, which decides otherwise. Here
+    the engine is held to every run that the story makes, under its own policy and the other one."""
+
+    def both(policy, requests, pool, limits, *costs) -> Outcome:
+        outcome = simulate(policy, requests, pool, limits, *costs)
+        understated = any(r.max_tokens is not None and r.max_tokens < r.output_tokens for r in requests)
+        if not understated:
+            seats = limits.max_num_seqs or min(len(requests), limits.max_num_batched_tokens)
+            seated = replace(limits, max_num_seqs=seats)
+            run = serve(policy, Case(requests, pool, seated, StoryCost()), leap=False)
+            assert log_of(run) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
+            same_requests(run, outcome)
+        return outcome
+
+    monkeypatch.setattr(test_oracle_schedulers, "simulate", both)
+    story()
+
+
+def test_there_are_stories_of_every_policy():
+    source = inspect.getsource(test_oracle_schedulers)
+    assert len(STORIES) >= 15 and all(f'serve("{policy}"' in source for policy in NAMES)
