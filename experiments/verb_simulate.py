@@ -152,11 +152,18 @@ def _tell(run: Run, rows: Rows | None, report: Report, out: Path | None) -> None
     report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     report.say(f"{work.name}, {len(work):,} requests")
     print_summary(content, report.console)
-    for text in _refused_told(content, rows):
+    for text in (*_thrashing_told(content["work"]), *_refused_told(content, rows)):
         report.say(text)
     if out is not None:
         report.point_to("Results", out)
     report.data(content)
+
+
+def _thrashing_told(work: dict[str, Any]) -> Iterator[str]:
+    """That most of the work was done again, if it was."""
+    if work["thrashing"]:
+        share = work["tokens"]["recomputed"] / sum(work["tokens"].values())
+        yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
 
 
 def _refused_told(content: dict[str, Any], rows: Rows | None) -> Iterator[str]:

@@ -123,8 +123,10 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _work(run: Run) -> dict[str, Any]:
+    """The time ledger, and whether the run thrashed: most of what it computed it had computed before."""
     done = work(run.book)
     return {
         "tokens": done.tokens,
         "seconds": {name: value / PER_SECOND for name, value in done.ticks.items()},
+        "thrashing": done.tokens["recomputed"] * 2 > sum(done.tokens.values()),
     }

@@ -1,0 +1,61 @@
+"""With any pool from one block up, any watermark, any swap space and any policy, every run ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_runs import serve, times_of
+from fragmeter.experiments.cli import status
+from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.run import simulate
+from fragmeter.sim.settings import settings as sim_settings
+from fragmeter.sim.summary import summary
+from fragmeter.traces import synthetic_pairs, workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Pool
+from strategies import crowded_cases, long_cases, small_cases
+
+ALL_AT_ONCE = 200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=60)
+@given(case=st.one_of(small_cases(), crowded_cases(), long_cases()), num_blocks=st.integers(1, 12), tiny=st.booleans())
+def test_every_request_is_finished_or_refused(policy, case, num_blocks, tiny):
+    """Refused are just those whose smallest pool is larger, and the smallest pool does serve them."""
+    pool = Pool(num_blocks, case.pool.block_size, case.pool.host_blocks) if tiny else case.pool
+    case = replace(case, pool=pool)
+    run = serve(policy, case)
+    served = {index for index, refused in enumerate(run.refused) if not refused}
+    assert set(times_of(run)) == served
+    assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
+    tokens = summary(run)["work"]["tokens"]
+    # Recompute keeps what was generated: every token of the answer is useful once.
+    assert tokens["useful"] == sum(
+        case.requests[index].prompt_tokens + case.requests[index].output_tokens - 1 for index in served
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_at_once_in_a_pool_that_they_overfill(policy):
+    """A peer was seen with 36,593 preemptions and 25 of these 200 requests done."""
+    work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", ALL_AT_ONCE, 0, 2048), np.inf)
+    told = replace(work, max_tokens=work.output_tokens)
+    pool = sim_settings(policy=policy, num_gpu_blocks_override=1401, block_size=16)
+    content = summary(simulate(pool, told))
+    assert content["completed"] == ALL_AT_ONCE
+    assert not content["work"]["thrashing"]
+
+
+def test_thrashing_is_reported(capsys, tmp_path):
+    """Two sequences fill two blocks. vLLM asks for a free block whether one is needed or not, so in every step that
+    decodes the second one gives way to the first, and in the next its prompt is computed again."""
+    trace = tmp_path / "two.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,40,20\n" * 2)
+    small = ["--num-gpu-blocks-override", "2", "--block-size", "64", "--watermark", "0"]
+    assert status(["simulate", "--trace", str(trace), *small, "--policy", "vllm-v0"]) == 0
+    told = capsys.readouterr().out
+    assert "Thrashing: " in told
