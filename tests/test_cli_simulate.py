@@ -51,6 +51,7 @@ FLAGS = {
     "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
     "enforce_eager": (["--no-enforce-eager"], False),
     "block_size": (["--block-size", "8"], 8),
+    "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
     "max_model_len": (["--max-model-len", "64"], 64),
     "max_num_seqs": (["--max-num-seqs", "1"], 1),

@@ -6,7 +6,9 @@ from unittest import mock
 
 import pytest
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, times_of
+from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.run import Run
+from fragmeter.sim.sequence import CARRY_ON
 from oracle import Limits, Pool, Request
 from strategies import Case, LineCost
 from walk import Walk
@@ -145,3 +147,20 @@ def test_a_ledger_that_is_sealed_often_keeps_every_record_once(policy, requests)
     assert (len(whole.book.cuts["index"]) > 0) == (policy == PAGED)
     with mock.patch("fragmeter.sim.memory.ledger._SEAL_REQUESTS", requests):
         assert everything(serve(policy, CHUNKY)) == everything(whole)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_that_are_integrated_a_few_at_a_time_give_the_same_sums(rows):
+    """Catches: the growth of later rows is read off the first ones; only steps were integrated in pieces, and they do
+    not grow."""
+    run = serve(PAGED, CHUNKY, (600, 6200))
+    whole = [run.accounts.window(*edges) for edges in ((), (600, 6200))]
+    with mock.patch("fragmeter.sim.memory.integrals._CHUNK_ROWS", rows):
+        assert [run.accounts.window(*edges) for edges in ((), (600, 6200))] == whole
+
+
+def test_a_policy_that_lets_nobody_run_is_a_fault():
+    """Catches: the engine ends a run in which requests still wait, as if all were served."""
+    with mock.patch("fragmeter.sim.policy.vllm_sosp23.VllmSosp23.schedule", return_value=CARRY_ON):
+        with pytest.raises(SimulationFault, match="vllm-sosp23 is stuck: nothing runs and 2 requests wait"):
+            serve(PAGED, Case([Request(0, 3, 4), Request(0, 5, 2)], Pool(9, 2), Limits(40), LineCost()))

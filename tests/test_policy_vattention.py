@@ -182,7 +182,7 @@ class TestLeaps:
 
 
 class TestTheLedger:
-    @hypothesis_settings(max_examples=60)
+    @hypothesis_settings(max_examples=40)
     @given(cases)
     def test_is_that_of_the_rules_followed_region_by_region(self, case):
         run = serve("vattention", without_host(case), leap=False)
