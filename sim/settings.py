@@ -18,6 +18,8 @@ BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 Gibibytes = Annotated[float, Field(ge=0, le=65_536)]
 Scale = Annotated[float, Field(ge=1e-3, le=1e3)]
 Seconds = Annotated[float, Field(ge=0, le=8.0e6)]
+#: Pages that vAttention maps, in KiB: those of its driver, and CUDA's own.
+PAGE_SIZES = (64, 128, 256, 2048)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -37,8 +39,8 @@ class Settings:
         enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With them batches are padded up to
             captured sizes, and the graphs take memory from the pool.
         block_size: Tokens a KV block; None takes the policy's default, 16 for most.
-        page_size: vAttention maps memory in pages of so many KiB, one for K and one for V in every layer at once;
-            the tokens they hold are its block, unless a block size is given.
+        page_size: vAttention maps memory in pages of so many KiB (64, 128, 256 or 2048), one for K and one for V in
+            every layer at once; the tokens they hold are its block, unless a block size is given.
         num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
@@ -68,7 +70,7 @@ class Settings:
     kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
     enforce_eager: bool = True
     block_size: BlockSize | None = None
-    page_size: Literal[64, 128, 256, 2048] = 2048
+    page_size: Count = 2048
     num_gpu_blocks_override: Blocks | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
@@ -90,6 +92,8 @@ class Settings:
     def _check(self) -> Settings:
         if self.policy not in POLICIES:
             raise SettingError("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        if self.page_size not in PAGE_SIZES:
+            raise SettingError("page_size", self.page_size, f"one of {', '.join(map(str, PAGE_SIZES))} (KiB)")
         if self.window and self.window[0] >= self.window[1]:
             raise SettingError("window", self.window, "must end after it starts")
         return self
