@@ -20,7 +20,7 @@ from ..sim.settings import Settings
 from ..sim.spec import model
 from ..sim.summary import summary
 from ..sim.workload import Workload
-from ..traces import Trace, check_fits, read, synthetic_pairs, workload
+from ..traces import Trace, check_fits, read_with_content, synthetic_pairs, workload
 from ..traces.trace import Rows
 from .output import RESULTS, JsonTarget, Report, require_writable, user_paths
 from .summaries import print_summary
@@ -52,7 +52,8 @@ def simulate(
 
     Args:
         trace: Requests: CSV, JSONL, Parquet or the SOSP'23 artifact's pickle, with the columns prompt_tokens and
-            output_tokens, and arrival_s, or --request-rate in its stead.
+            output_tokens, and arrival_s, or --request-rate in its stead. In JSONL hash_ids (Mooncake's) or session_id
+            may say which prompts begin alike.
         dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
             sharegpt.
         num_prompts: How many requests. By default all of a trace, and 1000 of a dataset.
@@ -113,7 +114,7 @@ def _requests(
         return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
     if dataset is not None:
         raise UserError("--trace and --dataset exclude each other; give one of them")
-    found = _first(read(trace), num_prompts)
+    found = _first(read_with_content(trace), num_prompts)
     check_fits(found, max_model_len, trace)
     return found
 
@@ -123,8 +124,7 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
         return trace
     if num_prompts > len(trace):
         raise SettingError("num_prompts", num_prompts, f"the trace has no more than {len(trace)}; ask for fewer")
-    columns = (trace.prompt_tokens, trace.output_tokens, trace.arrival_ticks, trace.max_tokens)
-    return Trace(trace.name, *(None if column is None else column[:num_prompts] for column in columns), trace.rows)
+    return trace.first(num_prompts)
 
 
 def _drawn(work: Workload, rate: float | None, told: str | int | None, seed: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .content import PromptContent
 from .errors import SettingError
 
 
@@ -21,6 +22,7 @@ class Workload:
         output_tokens: int64 [n], at least 1: the true output, known only to the simulator.
         max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
             true one; None where the client says nothing and the model's maximum holds.
+        content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Workload:
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     max_tokens: np.ndarray | None = None
+    content: PromptContent | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -44,6 +47,17 @@ class Workload:
             raise SettingError("arrival_ticks", "unsorted", "sort the requests by arrival")
         if self.max_tokens is not None and (self.max_tokens < self.output_tokens).any():
             raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
+        if self.content is not None:
+            self._check(self.content)
+
+    def _check(self, content: PromptContent) -> None:
+        if len(content) != len(self):
+            raise SettingError("content", len(content), f"must be of {len(self)} requests")
+        longer = content.piece_tokens() > self.prompt_tokens
+        if longer.any():
+            first = int(longer.argmax())
+            remedy = f"the pieces of request {first} are more than its {self.prompt_tokens[first]} prompt tokens"
+            raise SettingError("content", int(content.piece_tokens()[first]), remedy)
 
     def columns(self) -> list[str]:
         """Names of the columns that are present."""
@@ -56,7 +70,8 @@ class Workload:
     def sha256(self) -> str:
         """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
         digest = hashlib.sha256()
-        for field in self.columns():
-            digest.update(field.encode())
-            digest.update(getattr(self, field).astype("<i8").tobytes())
+        for part in (self,) if self.content is None else (self, self.content):
+            for field in part.columns():
+                digest.update(field.encode())
+                digest.update(getattr(part, field).astype("<i8").tobytes())
         return digest.hexdigest()

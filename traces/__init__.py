@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import catalogue
 from .arrivals import poisson, told_max_tokens, workload
-from .hashed import HashedTrace, read_hashed
+from .hashed import HashedTrace, read_hashed, read_with_content
 from .pairs import LengthPairs
 from .readers import read
 from .sosp23 import paper_workload
@@ -24,6 +24,7 @@ __all__ = [
     "poisson",
     "read",
     "read_hashed",
+    "read_with_content",
     "sample",
     "stats",
     "stream",

@@ -61,7 +61,8 @@ def workload(
     """The workload of a trace or of length pairs, in file order.
 
     A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
-    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any.
+    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. What the
+    prompts are made of goes with the trace.
 
     Raises:
         SettingError: neither the trace nor the caller says when requests arrive; a rate or rule that cannot be.
@@ -69,7 +70,7 @@ def workload(
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
     told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
-    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told)
+    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content)
 
 
 def _arrival_ticks(trace: Trace, request_rate: float | None, seed: int) -> np.ndarray:

@@ -8,18 +8,21 @@ A trace as ``traces.read`` reads it, in JSON lines, with two more keys:
 In Mooncake's traces a number stands for a block of 512 tokens together with all that precedes it, in
 RAGPulse's for a chunk of content wherever it occurs. Both are read alike: who needs prefixes numbers
 chains of ids (``sim.memory.prefix.HashChain``), which tells chained ids apart no further.
+
+A third key, ``session_id`` (a whole number or a text), says which requests are turns of one session.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from ..sim.content import NO_SESSION, PromptContent
 from ..sim.errors import TraceError
 from .lines import filled_lines
 from .pairs import frozen_column
@@ -70,21 +73,55 @@ def read_hashed(path: str | PathLike[str], block_size: int = MOONCAKE_BLOCK_TOKE
             numbers, or do not fit its prompt.
     """
     trace = read(path)
-    offsets, ids, tokens = [0], [], []
+    return HashedTrace(trace, *_pieces(list(_rows(path)), trace, block_size))
+
+
+def read_with_content(path: str | PathLike[str], block_size: int = MOONCAKE_BLOCK_TOKENS) -> Trace:
+    """The trace in ``path``, and what its prompts are made of, where the file is JSON lines that say so.
+
+    Args:
+        path, block_size: As for ``read_hashed``.
+
+    Raises:
+        TraceError: As ``read_hashed``, where any row has ``hash_ids``; or names a session_id that is none.
+    """
+    trace, data = read(path), _content(path)
+    if not _is_jsonl(data) or not any(key in data for key in (b'"hash_ids"', b'"session_id"')):
+        return trace
     rows = list(_rows(path))
+    sessions = _sessions(rows)
+    if any("hash_ids" in row.record for row in rows):
+        return replace(trace, content=PromptContent(*_pieces(rows, trace, block_size), sessions))
+    return trace if sessions is None else replace(trace, content=PromptContent.of_sessions(sessions))
+
+
+def _pieces(rows: Sequence[_Row], trace: Trace, block_size: int) -> list[np.ndarray]:
+    """Where each request's blocks begin, their ids and their tokens."""
+    offsets, ids, tokens = [0], [], []
     sized = any("block_tokens" in row.record for row in rows)
     for prompt_tokens, row in zip(trace.prompt_tokens.tolist(), rows, strict=True):
         row_ids = row.numbers("hash_ids", -_TOO_LARGE)
         ids += row_ids
         tokens += row.sizes(len(row_ids), prompt_tokens) if sized else row.full(len(row_ids), prompt_tokens, block_size)
         offsets.append(len(ids))
-    return HashedTrace(trace, *(np.array(column, dtype=np.int64) for column in (offsets, ids, tokens)))
+    return [np.array(column, dtype=np.int64) for column in (offsets, ids, tokens)]
+
+
+def _sessions(rows: Sequence[_Row]) -> np.ndarray | None:
+    """Sessions numbered as they begin; None where no row has one."""
+    numbers: dict[int | str | None, int] = {None: NO_SESSION}
+    sessions = [numbers.setdefault(row.session(), len(numbers)) for row in rows]
+    return np.array(sessions, dtype=np.int64) if len(numbers) > 1 else None
+
+
+def _is_jsonl(data: bytes) -> bool:
+    return data.lstrip().startswith(b"{")
 
 
 def _rows(path: str | PathLike[str]) -> Iterator[_Row]:
     """The rows of a file that ``traces.read`` has found to be well."""
     data = _content(path)
-    if not data.lstrip().startswith(b"{"):
+    if not _is_jsonl(data):
         raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
     data, lines = filled_lines(path, data)
     for line, text in zip(lines.tolist(), data.split(b"\n"), strict=True):
@@ -117,6 +154,13 @@ class _Row:
                 remedy = f"must hold whole numbers from {lowest} to {_TOO_LARGE - 1}; correct the row"
                 raise self.error(field, value, remedy)
         return values
+
+    def session(self) -> int | str | None:
+        """``session_id``, None where there is none."""
+        value = self.record.get("session_id")
+        if value is not None and type(value) not in (int, str):
+            raise self.error("session_id", value, "must be a whole number or a text; correct the row")
+        return value
 
     def sizes(self, num_blocks: int, prompt_tokens: int) -> list[int]:
         """``block_tokens``, which must be as many as the ids, and no more tokens than the prompt."""

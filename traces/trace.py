@@ -7,6 +7,7 @@ from os import PathLike
 
 import numpy as np
 
+from ..sim.content import PromptContent
 from ..sim.errors import SettingError, TraceError
 from .pairs import LengthPairs, frozen_column
 
@@ -39,6 +40,7 @@ class Trace:
         arrival_ticks: Not decreasing, or None where the file has no times.
         max_tokens: The longest output that the server is told of, or None where the file is silent.
         rows: Where each request stands in its file.
+        content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
     """
 
     name: str
@@ -47,6 +49,7 @@ class Trace:
     arrival_ticks: np.ndarray | None = None
     max_tokens: np.ndarray | None = None
     rows: Rows = Rows()
+    content: PromptContent | None = None
 
     def __post_init__(self) -> None:
         for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens"):
@@ -59,6 +62,13 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
+
+    def first(self, requests: int) -> Trace:
+        """The first requests alone."""
+        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens)
+        content = None if self.content is None else self.content.first(requests)
+        cut = (None if column is None else column[:requests] for column in columns)
+        return Trace(self.name, *cut, self.rows, content)
 
     @property
     def pairs(self) -> LengthPairs:

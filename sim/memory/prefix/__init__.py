@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from .hash_chain import HashChain, HashedBlockPool, lookup_blocks
 from .history import BlockHistory
+from .names import BlockNames
 from .radix import RadixNode, RadixTree
 
 __all__ = [
     "BlockHistory",
+    "BlockNames",
     "HashChain",
     "HashedBlockPool",
     "RadixNode",

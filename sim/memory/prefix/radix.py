@@ -27,10 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from ...content import Run
 from ...errors import SimulationFault
-
-Run = tuple[int, int, int]
-"""Tokens ``start`` to ``start + length`` (length at least 1) of ``stream``: (stream, start, length)."""
 
 Token = tuple[int, int]
 """(stream, position)."""
