@@ -5,8 +5,9 @@ from .deployment import Deployment
 from .experts import Experts
 from .gpu import GpuSpec, gpu, gpu_names
 from .graphs import padded_batch
+from .hybrid import HybridLayout, hybrid_layout
 from .model import model, model_names
-from .pool import block_bytes, host_blocks, paper_num_blocks
+from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
 from .shape import ModelSpec, dtype_bits
 from .stages import stages
 from .weights import stage_bytes, streamed_bytes
@@ -15,6 +16,7 @@ __all__ = [
     "Deployment",
     "Experts",
     "GpuSpec",
+    "HybridLayout",
     "KvGroup",
     "Latent",
     "ModelSpec",
@@ -24,9 +26,11 @@ __all__ = [
     "gpu",
     "gpu_names",
     "host_blocks",
+    "hybrid_layout",
     "model",
     "model_names",
     "padded_batch",
+    "page_bytes",
     "paper_num_blocks",
     "stage_bytes",
     "stages",

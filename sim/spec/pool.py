@@ -6,6 +6,7 @@ from ..errors import SettingError
 from .deployment import Deployment
 from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES
+from .hybrid import HybridLayout
 from .shape import ModelSpec
 from .stages import stages
 from .weights import stage_bytes
@@ -29,8 +30,21 @@ def block_bytes(
     return block_size * model.slot_bytes(dtype, num_gpus, pipeline_parallel)
 
 
+def page_bytes(
+    model: ModelSpec, hybrid: HybridLayout, num_gpus: int, block_size: int, deployment: Deployment = Deployment()
+) -> int:
+    """Bytes of one page of KV groups on each rank, on the pipeline stage where it is largest."""
+    parts = [hybrid.largest(layers) for layers in stages(model.num_layers, deployment.pipeline_parallel)]
+    return block_size * max(model.group_slot_bytes(part, deployment.kv_dtype, num_gpus) for part in parts)
+
+
 def paper_num_blocks(
-    model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: int = 16, deployment: Deployment = Deployment()
+    model: ModelSpec,
+    gpu: GpuSpec,
+    num_gpus: int,
+    block_size: int = 16,
+    deployment: Deployment = Deployment(),
+    hybrid: HybridLayout | None = None,
 ) -> int:
     """Blocks of the KV pool as SOSP'23 sized it, with the model split over ``num_gpus`` a pipeline stage.
 
@@ -46,15 +60,16 @@ def paper_num_blocks(
 
     Of pipeline stages the fullest decides, as vLLM takes the least of its workers. CUDA graphs take
     ``CUDA_GRAPH_BYTES``. Models of kinds that the artifact did not know (windows, latent vectors,
-    experts) have one rotary table for all layers, as vLLM shares it.
+    experts) have one rotary table for all layers, as vLLM shares it. With KV groups (``hybrid``) a block is a
+    page, which spans the layers of the largest group only.
 
     Raises SettingError where the weights leave no slot, and where a block is larger than what they leave.
     """
-    slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment)
+    slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment, hybrid)
     if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"
         raise SettingError("num_gpus", num_gpus, remedy)
-    blocks = _blocks_that_fit(model, gpu, num_gpus, block_size, deployment)
+    blocks = _blocks_that_fit(model, gpu, num_gpus, block_size, deployment, hybrid)
     if blocks < 1:
         remedy = f"{model.name} leaves room for {slots} slots on {num_gpus} x {gpu.name}; take smaller blocks"
         raise SettingError("block_size", block_size, remedy)
@@ -62,7 +77,12 @@ def paper_num_blocks(
 
 
 def _blocks_that_fit(
-    model: ModelSpec, gpu: GpuSpec, num_gpus: int, block_size: int, deployment: Deployment
+    model: ModelSpec,
+    gpu: GpuSpec,
+    num_gpus: int,
+    block_size: int,
+    deployment: Deployment,
+    hybrid: HybridLayout | None,
 ) -> int:
     """Blocks that the stage with the least room has room for."""
     _require_block_size(block_size)
@@ -74,7 +94,7 @@ def _blocks_that_fit(
         taken = weights[number] + _rotary_bytes(model, layers) + _activation_bytes(model, num_gpus, layers, last)
         if number == 0 and last and not model.tied_embeddings:
             taken -= 2 * model.head_params(num_gpus)
-        groups = model.kv_groups(layers)
+        groups = (hybrid.largest(layers),) if hybrid else model.kv_groups(layers)
         slot_bytes = sum(model.group_slot_bytes(group, deployment.kv_dtype, num_gpus) for group in groups)
         fitting.append((usable - taken) // (block_size * slot_bytes))
     return min(fitting)

@@ -1,0 +1,85 @@
+"""How layers with a window and layers without share one pool of pages: vLLM's hybrid KV cache manager.
+
+A page is ``block_size`` tokens of the layers of one KV group, and every group has (about) as many
+layers, so that a page serves any of them. Gemma 3 27B, 10 full layers and 52 with a window:
+
+    group    0        1        2        3        4        5        6
+    kind     full     sliding  sliding  sliding  sliding  sliding  sliding
+    layers   10       9        9        9        9        8        8         page: 10 layers
+
+The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from .attention import KvGroup
+from .shape import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HybridLayout:
+    """The KV groups of a model that keeps only what its windows need.
+
+    Attributes:
+        groups: The full ones first. Those of one kind take its layers by turns.
+    """
+
+    groups: tuple[KvGroup, ...]
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens that a layer with a window attends to; the same in all that have one."""
+        return max(group.span.tokens for group in self.groups)
+
+    @property
+    def num_sliding(self) -> int:
+        """Groups whose layers have a window."""
+        return sum(group.span.kind == "sliding" for group in self.groups)
+
+    @property
+    def page_layers(self) -> int:
+        """Layers of a page: those of the largest group."""
+        return max(group.num_layers for group in self.groups)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the groups are called: their kind as ``layer_types`` of a ``config.json`` names it, and a number."""
+        kinds = [f"{group.span.kind}_attention" for group in self.groups]
+        return tuple(
+            f"{kind}.{kinds[:place].count(kind)}" if kinds.count(kind) > 1 else kind for place, kind in enumerate(kinds)
+        )
+
+    def largest(self, layers: Container[int]) -> KvGroup:
+        """The group with most of some ``layers`` (those of a pipeline stage), and only those."""
+        parts = (KvGroup(g.span, tuple(layer for layer in g.layers if layer in layers)) for g in self.groups)
+        return max(parts, key=lambda group: group.num_layers)
+
+
+def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
+    """The groups of a model with a window that its longest sequence leaves; None where all layers keep every token.
+
+    As ``get_kv_cache_groups`` of vLLM 0.33 (``vllm/v1/core/kv_cache_utils.py``) forms them. Chunks (Llama 4) are
+    kept whole, as vLLM does unless it is told otherwise, and so are windows of several lengths, which no
+    ``config.json`` describes.
+    """
+    kinds = sorted(model.kv_groups(), key=lambda kind: kind.span.tokens)
+    windows = {kind.span.tokens for kind in kinds if kind.span.kind == "sliding"}
+    if len(windows) != 1 or len(kinds) > 2 or max(windows) >= max_model_len:
+        return None
+    size = _group_size([kind.num_layers for kind in kinds])
+    return HybridLayout(tuple(group for kind in kinds for group in _split(kind, size)))
+
+
+def _group_size(counts: list[int]) -> int:
+    """Layers of a group: the fewer of two kinds, or the more where those are fewer than half as many again."""
+    fewest, most = min(counts), max(counts)
+    return most if 2 * most < 3 * fewest else fewest
+
+
+def _split(kind: KvGroup, size: int) -> list[KvGroup]:
+    """Groups of at most ``size`` layers of one kind, which take its layers by turns."""
+    number = -(-kind.num_layers // size)
+    return [KvGroup(kind.span, kind.layers[place::number]) for place in range(number)]
