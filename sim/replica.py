@@ -9,9 +9,9 @@ from typing import Any
 
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
-from .memory import PagedMemory, ReservedMemory
-from .policy import POLICIES, Limits, Policy
+from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, DeferredMemory, HybridMemory
+from .memory import PagedMemory, PageGroups, ReservedMemory, most_prompt_blocks
+from .policy import HYBRID, POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
 from .policy.static import FasterTransformer, StaticBatching
@@ -19,7 +19,8 @@ from .policy.tgi import Tgi
 from .policy.vattention import VAttention, page_group
 from .policy.vllm_v1 import VllmV1
 from .settings import Settings
-from .spec import Deployment, GpuSpec, ModelSpec, gpu, host_blocks, model, paper_num_blocks
+from .spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model
+from .spec import page_bytes, paper_num_blocks
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
@@ -36,6 +37,8 @@ class Replica:
         policy, memory, cost: Fresh for one run.
         num_blocks, block_size: Size of the pool.
         max_model_len: Longest prompt + output in tokens.
+        layout: The KV groups that share the pool, where layers with a window keep only what it needs.
+        page_bytes: Bytes of a block of one of those groups on each rank; 0 where there are none.
     """
 
     policy: Policy
@@ -44,6 +47,8 @@ class Replica:
     num_blocks: int
     block_size: int
     max_model_len: int
+    layout: HybridLayout | None = None
+    page_bytes: int = 0
 
     def describe(self) -> dict[str, Any]:
         """What the settings came to, defaults included, for ``run.json``."""
@@ -83,31 +88,63 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
     """
     shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
     deployment = _deployment(settings, shape)
-    num_blocks, size = _pool(settings, kind, shape, card, deployment)
-    max_model_len = settings.max_model_len or shape.max_model_len
-    if max_model_len > shape.max_model_len:
-        remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
-        raise SettingError("max_model_len", max_model_len, remedy)
-    policy = kind(
-        Limits(
-            max_model_len=max_model_len,
-            max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
-            max_num_batched_tokens=settings.max_num_batched_tokens or kind.default_max_num_batched_tokens,
-            watermark_blocks=int(settings.watermark * num_blocks),
-            preemption_mode=settings.preemption_mode,
-            waiting_served_ratio=settings.waiting_served_ratio,
-            max_waiting_tokens=settings.max_waiting_tokens,
-            output_estimate=settings.output_estimate,
-        )
+    max_model_len = _max_model_len(settings, shape)
+    layout = _layout(settings, shape, max_model_len)
+    num_blocks, size = _pool(settings, kind, shape, card, deployment, layout)
+    limits = Limits(
+        max_model_len=max_model_len,
+        max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
+        max_num_batched_tokens=settings.max_num_batched_tokens or kind.default_max_num_batched_tokens,
+        watermark_blocks=int(settings.watermark * num_blocks),
+        preemption_mode=settings.preemption_mode,
+        waiting_served_ratio=settings.waiting_served_ratio,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        output_estimate=settings.output_estimate,
     )
+    if layout:
+        policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
+    else:
+        policy, memory = kind(limits), _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment)
     return Replica(
         policy=policy,
-        memory=_memory(settings, kind, num_blocks, size, max_model_len, shape, deployment),
+        memory=memory,
         cost=step_cost or _cost(settings, shape, card, size, deployment),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
+        layout=layout,
+        page_bytes=page_bytes(shape, layout, settings.tensor_parallel_size, size, deployment) if layout else 0,
     )
+
+
+def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
+    tokens = settings.max_model_len or shape.max_model_len
+    if tokens > shape.max_model_len:
+        remedy = f"{shape.name} has positions for {shape.max_model_len}; give no more"
+        raise SettingError("max_model_len", tokens, remedy)
+    return tokens
+
+
+def _layout(settings: Settings, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
+    """The model's KV groups, if it has windows that the policy knows of and that sequences can leave."""
+    if settings.disable_hybrid_kv_cache_manager or settings.policy not in HYBRID:
+        return None
+    return hybrid_layout(shape, max_model_len)
+
+
+def _hybrid(
+    settings: Settings, layout: HybridLayout, limits: Limits, num_blocks: int, size: int
+) -> tuple[Policy, HybridMemory]:
+    """Policy and memory over KV groups."""
+    kind, window = HYBRID[settings.policy], layout.window_tokens
+    groups = PageGroups(
+        full=len(layout.groups) - layout.num_sliding,
+        sliding=layout.num_sliding,
+        window_tokens=window,
+        most_prompt_blocks=most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
+    )
+    usable = num_blocks - getattr(kind, "null_blocks", 0)
+    return kind(limits, groups), HybridMemory(usable, size, groups, settings.ids)
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
@@ -131,13 +168,19 @@ def _policy(settings: Settings) -> type:
 
 
 def _pool(
-    settings: Settings, kind: type, shape: ModelSpec, card: GpuSpec, deployment: Deployment
+    settings: Settings,
+    kind: type,
+    shape: ModelSpec,
+    card: GpuSpec,
+    deployment: Deployment,
+    layout: HybridLayout | None,
 ) -> tuple[int, int]:
     """Blocks of the pool, and tokens of a block."""
     ranks, stages = settings.tensor_parallel_size, deployment.pipeline_parallel
     if settings.block_size or not issubclass(kind, VAttention):
         size = settings.block_size or getattr(kind, "default_block_size", 16)
-        return settings.num_gpu_blocks_override or paper_num_blocks(shape, card, ranks, size, deployment), size
+        asked = settings.num_gpu_blocks_override
+        return asked or paper_num_blocks(shape, card, ranks, size, deployment, layout), size
     group = page_group(shape, settings.page_size, ranks, deployment.kv_dtype, stages)
     if settings.num_gpu_blocks_override:
         return settings.num_gpu_blocks_override, group.tokens

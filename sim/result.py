@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import SettingError
+from .kv_groups import group_buckets_at_rows
 from .requests import request_times
 from .run import Run
 from .summary import summary
@@ -64,11 +65,15 @@ def steps_table(run: Run) -> pd.DataFrame:
 
 
 def memory_table(run: Run) -> pd.DataFrame:
-    """The ledger at the start of every leap, in slots, and the longest run of free ones."""
+    """The ledger at the start of every leap, in slots, and the longest run of free ones.
+
+    Where layers are KV groups, also that of each: its name and the bucket's.
+    """
     buckets = run.accounts.at_rows()
     anywhere = buckets["free"] + buckets["stranded"]
     longest = anywhere if run.book.paged else run.book.rows["largest_free"]
-    return pd.DataFrame({"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest})
+    columns = {"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest}
+    return pd.DataFrame(columns | group_buckets_at_rows(run))
 
 
 def expand(steps: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from . import ticks
 from .cost import StepCost
 from .engine import Engine
 from .errors import UserError
-from .memory import BatchMemory, PagedMemory
+from .memory import BatchMemory, PagedMemory, PageGroups
 from .memory.book import Book
 from .memory.integrals import Accounts, Window
 from .replica import Replica, build
@@ -96,6 +96,7 @@ def simulate(
         residue=replica.memory.residue,
         together=isinstance(replica.memory, BatchMemory),
         end_ticks=engine.end_ticks,
+        groups=replica.memory.groups if replica.layout else PageGroups(),
     )
     return Run(settings, workload, replica, book, needed)
 

@@ -28,8 +28,9 @@ class Settings:
 
     Attributes:
         policy: Scheduler and allocator, by the name of a system.
-        model: Preset, or path to a Hugging Face ``config.json``. The pool keeps every token in all layers, also in
-            those with a window.
+        model: Preset, or path to a Hugging Face ``config.json``. Layers with a sliding window shorter than
+            ``max_model_len`` keep what it needs under vllm-sosp23, vllm-v0 and vllm-v1. Under the other policies, and
+            with chunked attention (Llama 4), the pool keeps every token in all layers.
         gpu: Preset.
         tensor_parallel_size: GPUs that share the model and the pool.
         pipeline_parallel_size: Stages that the layers are divided into, each on ``tensor_parallel_size`` GPUs.
@@ -56,6 +57,7 @@ class Settings:
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
             takes the paper's where it applies.
         step_scale: Factor on the paper's step time; None takes the one fitted to its Fig 13a.
+        disable_hybrid_kv_cache_manager: Keep every token in all layers, also in those with a window.
         window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
         leap: Whether to leap over steps that decide nothing. The results are the same bits.
         ids: Whether to hand out physical block ids. Decisions are the same.
@@ -84,6 +86,7 @@ class Settings:
     swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None
     step_scale: Scale | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True
     ids: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .gaps import Gaps
+from .kv_groups import kv_groups
 from .memory.integrals import BUCKETS, Window
 from .requests import RequestTimes, request_times
 from .run import Run
@@ -42,6 +43,7 @@ def summary(run: Run) -> dict[str, Any]:
         "num_steps": run.book.num_steps,
         "mean_batch": run.window.mean_batch,
         "waste": waste(run.window),
+        "kv_groups": kv_groups(run),
         "external_fragmentation_index": _external_fragmentation(run),
         "work": _work(run),
     }

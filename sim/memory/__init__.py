@@ -7,6 +7,8 @@ from .buddy import BuddyArena
 from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .deferred import DeferredMemory
+from .groups import PageGroups, most_prompt_blocks
+from .hybrid import HybridMemory
 from .integrals import BUCKETS, Window
 from .paged import PagedMemory
 from .reserved import ReservedMemory
@@ -20,7 +22,10 @@ __all__ = [
     "ChunkedMemory",
     "ContiguousMemory",
     "DeferredMemory",
+    "HybridMemory",
+    "PageGroups",
     "PagedMemory",
     "ReservedMemory",
     "Window",
+    "most_prompt_blocks",
 ]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..sequence import NOT_DECODING, SWAPPED_IN
+from .groups import PageGroups
 from .ledger import DERIVED, LEAP, METER, Ledger
 
 
@@ -28,6 +29,7 @@ class Book:
         residue: Bucket of the slots held past what was asked for.
         together: Whether sequences leave with their batch.
         end_ticks: When the run was over.
+        groups: KV groups that share the pool.
     """
 
     rows: dict[str, np.ndarray]
@@ -42,6 +44,7 @@ class Book:
     residue: str
     together: bool
     end_ticks: int
+    groups: PageGroups = PageGroups()
 
     @classmethod
     def of(cls, ledger: Ledger, **facts) -> Book:

@@ -1,8 +1,9 @@
-"""How many blocks the running sequences took in each step of a leap, from the stays alone.
+"""How many blocks the running sequences took (or gave back) in each step of a leap, from the stays alone.
 
 A stay takes a block every ``block_size`` steps. So the blocks taken in step n are those taken in
 step n - block_size, plus the stays that took their first one since, less those that left: with the
-steps laid out ``block_size`` to a line, a running sum down the columns.
+steps laid out ``block_size`` to a line, a running sum down the columns. A window gives blocks back
+in the same way.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ _CHUNK_STEPS = 1 << 18
 
 
 class Growth:
-    """Blocks taken by growth, in any span of steps, asked for in ascending order."""
+    """Blocks that stays take, or give back, in any span of steps, asked for in ascending order.
 
-    def __init__(self, book: Book) -> None:
+    Args:
+        first: int64 [stays], the first step in which each takes one; then it takes one every block size.
+    """
+
+    def __init__(self, book: Book, first: np.ndarray) -> None:
         self._size = size = book.block_size
-        start, end = book.stays["start_clock"], book.stay_end
-        # The first step after the admission that finds the blocks full.
-        first = start + 1 + (-(start + book.stay_lag)) % size
-        stop = first + np.maximum(0, -(-(end - first) // size)) * size
+        stop = first + np.maximum(0, -(-(book.stay_end - first) // size)) * size
         self._first, self._stop = np.sort(first), np.sort(stop)
         self._tail = np.zeros(size, dtype=np.int64)
         self._clock = 0
@@ -49,10 +51,30 @@ class Growth:
         return np.bincount(clocks[low:high] - start, minlength=steps)[:steps]
 
 
-def growth_moments(book: Book) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def growth_moments(book: Book) -> Moments:
     """Per row: blocks taken after its first step, and their sums weighted with the number (1, 2, ...)
     of the step within the row, and with its square. int64 [rows] each."""
-    growth = Growth(book)
+    # The first step after the admission that finds the blocks full.
+    return _row_moments(book, book.stays["start_clock"] + 1 + (-book.stays["tokens"]) % book.block_size)
+
+
+def skip_moments(book: Book) -> Moments:
+    """As ``growth_moments``, for the blocks that a sliding group gives back.
+
+    What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
+    lets go of after it is told here.
+    """
+    size = book.block_size
+    turn = book.groups.window_tokens + size - book.stay_lag
+    late = np.maximum(0, book.stays["start_clock"] + 1 - turn)
+    return _row_moments(book, turn + -(-late // size) * size)
+
+
+def _row_moments(book: Book, first: np.ndarray) -> Moments:
+    growth = Growth(book, first)
     parts = [_moments(growth, clocks, steps) for clocks, steps in _spans(book)]
     moments = np.concatenate([np.zeros((3, 0), dtype=np.int64), *parts], axis=1)
     return moments[0], moments[1], moments[2]

@@ -18,6 +18,9 @@ A row of the book says where the buckets stand in its first step; in step j of i
     d(0) = first     d(j) = next + slope * (j - 1)  D(j) = d(0) + ... + d(j - 1)
 
 and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have closed forms.
+
+Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
+as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ import numpy as np
 from ..errors import SimulationFault
 from .book import Book
 from .exact import dot, total
-from .growth import growth_moments
+from .groups import PageGroups
+from .growth import Moments, growth_moments, skip_moments
 
 BUCKETS = (
     "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
@@ -40,7 +44,7 @@ BUCKETS = (
 
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
-_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "cached", "prefill_tail")
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "cached", "prefill_tail", "skipped")
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
 
@@ -79,11 +83,18 @@ class Window:
 
 
 class Accounts:
-    """The integrals of a book, over any window whose edges the run knew of."""
+    """The integrals of a book, over any window whose edges the run knew of.
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
-        self._growth = growth_moments(book) if book.paged else (np.broadcast_to(0, len(book.row_clock)),) * 3
+    Args:
+        groups: KV groups whose slots are counted, those of others as free; None counts all.
+    """
+
+    def __init__(self, book: Book, groups: PageGroups | None = None) -> None:
+        self.book, self._groups = book, groups or book.groups
+        nothing = (np.broadcast_to(0, len(book.row_clock)),) * 3
+        self._growth = {"held": growth_moments(book) if book.paged else nothing}
+        if self._groups.sliding:
+            self._growth["skipped"] = skip_moments(book)
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.
@@ -125,6 +136,9 @@ class Accounts:
         """The nine buckets from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
         tail = tail + sums["prefill_tail"]
+        if self.book.groups.sliding:
+            number, skipped = self._groups.number, self._groups.sliding * sums["skipped"]
+            live, held, tail = number * live - skipped, number * held - skipped, number * tail
         if self.book.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = asked = held - tail
@@ -190,7 +204,7 @@ class _Rows:
     """Some rows of the book as a window sees them: those inside it, and single steps across an edge."""
 
     def __init__(
-        self, book: Book, growth: tuple[np.ndarray, ...], rows: slice, start_ticks: int, end_ticks: int
+        self, book: Book, growth: Mapping[str, Moments], rows: slice, start_ticks: int, end_ticks: int
     ) -> None:
         columns = {name: column[rows] for name, column in book.rows.items()}
         start, end = columns["start_ticks"], columns["start_ticks"] + columns["ticks"]
@@ -200,7 +214,7 @@ class _Rows:
             raise SimulationFault("a leap passes the edge of a measurement window")
         self._size = book.block_size
         self._inside = {name: column[inside] for name, column in columns.items()}
-        self._taken, self._once, self._twice = (moment[rows][inside] for moment in growth)
+        self._growth = {name: [moment[rows][inside] for moment in moments] for name, moments in growth.items()}
         # A step across an edge counts where it starts, and its time on either side.
         self._starting = {name: column[across & (start >= start_ticks)] for name, column in columns.items()}
         self._across = {name: column[across] for name, column in columns.items()}
@@ -217,7 +231,8 @@ class _Rows:
         sums["steps"] = total(inside["iterations"]) + total(single["iterations"])
         sums["batch"] = total(_batch(inside) * inside["iterations"]) + total(_batch(single) * single["iterations"])
         sums["live"] += total(growing * (steps * (steps - 1) // 2))
-        sums["held"] += self._size * total(self._taken * steps - self._once)
+        for name, (taken, once, _) in self._growth.items():
+            sums[name] += self._size * total(taken * steps - once)
         return sums
 
     def over_time(self) -> dict[str, int]:
@@ -228,7 +243,8 @@ class _Rows:
         }
         sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
         sums["live"] += self._live_growth()
-        sums["held"] += self._size * self._held_growth()
+        for name, moments in self._growth.items():
+            sums[name] += self._size * self._block_growth(*moments)
         return sums
 
     def _live_growth(self) -> int:
@@ -238,9 +254,9 @@ class _Rows:
         square = growing * (steps * (steps - 1) * (steps - 2) // 3)
         return dot(linear, self._inside["next_ticks"]) + dot(square, self._inside["slope_ticks"])
 
-    def _held_growth(self) -> int:
-        """A block taken in step i is held from D(i) to the end of the row."""
-        inside, taken = self._inside, self._taken
-        linear, square = self._once - taken, (self._twice - 3 * self._once + 2 * taken) // 2
+    def _block_growth(self, taken: np.ndarray, once: np.ndarray, twice: np.ndarray) -> int:
+        """A block taken (or given back) in step i is held (or is not) from D(i) to the end of the row."""
+        inside = self._inside
+        linear, square = once - taken, (twice - 3 * once + 2 * taken) // 2
         whole = dot(taken, inside["ticks"] - inside["first_ticks"])
         return whole - dot(linear, inside["next_ticks"]) - dot(square, inside["slope_ticks"])

@@ -37,6 +37,7 @@ METER = (
     "largest_free",  # slots of the longest run of free blocks
     "prefill_tail",  # block_tail of sequences whose prefill goes on
     "cached",  # slots in no table that keep their contents or their mapping
+    "skipped",  # slots of the blocks that each sliding group has given back
 )
 #: Columns that follow from the others.
 DERIVED = (

@@ -26,9 +26,14 @@ from .ledger import METER, Meter
 
 
 class PagedTransaction:
-    """Tentative grants of one step: what is still free after those made so far."""
+    """Tentative grants of one step: what is still free after those made so far.
+
+    Attributes:
+        groups: KV groups, each of which takes a block where a sequence needs one.
+    """
 
     __slots__ = ("block_size", "free", "memory", "need")
+    groups = 1
 
     def __init__(self, memory: PagedMemory) -> None:
         self.memory = memory
@@ -37,6 +42,11 @@ class PagedTransaction:
     def blocks_of(self, tokens: int) -> int:
         """Blocks that hold ``tokens``."""
         return -(-tokens // self.block_size)
+
+    def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a prefill that goes on takes for its next ``tokens``."""
+        blocks = self.blocks_of(sequence.computed_tokens + tokens)
+        return max(0, blocks - self.memory.partial[sequence])
 
     def needs_block(self, sequence: Sequence, clock: int) -> bool:
         """Whether the slot of step ``clock`` opens a new block for a running sequence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import Limits, Policy
 from .fastgen import FastGen
+from .hybrid import HYBRID
 from .lightllm import LightLLM
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
 from .sarathi import Sarathi
@@ -15,7 +16,7 @@ from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
 
-__all__ = ["POLICIES", "Limits", "Policy"]
+__all__ = ["HYBRID", "POLICIES", "Limits", "Policy"]
 
 _KINDS = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),

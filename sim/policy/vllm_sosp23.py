@@ -119,7 +119,7 @@ class VllmSosp23:
         swapped_in: tuple[Sequence, ...],
     ) -> Plan:
         """Phase 3, and with it the plan."""
-        limits, size, free = self.limits, transaction.block_size, transaction.free
+        limits, size, groups, free = self.limits, transaction.block_size, transaction.groups, transaction.free
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
         tokens, budget = 0, limits.max_num_batched_tokens - running
@@ -128,7 +128,7 @@ class VllmSosp23:
             if preempted and sequence.index > preempted[-1].index:
                 break
             prefill = sequence.start_tokens
-            free += -prefill // size
+            free += -prefill // size * groups
             if free < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
                 wakes = False
                 break

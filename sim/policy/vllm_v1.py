@@ -81,10 +81,10 @@ class VllmV1:
     def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> Plan:
         """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
-        blocks = transaction.blocks_of(partial.computed_tokens + tokens) - transaction.memory.partial[partial]
+        blocks = transaction.chunk_blocks(partial, tokens)
         if blocks > transaction.free:
             return Plan(preempted=(partial,), steady=False, wakes=False)
-        transaction.free -= max(0, blocks)
+        transaction.free -= blocks
         if partial.computed_tokens + tokens < partial.start_tokens:
             return Plan((), tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])

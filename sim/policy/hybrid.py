@@ -1,0 +1,160 @@
+"""The policies that know KV groups: who runs where layers with a window share the pool with others.
+
+They decide as those of the same name, by pages of all groups, except for
+
+- who gives way: sequences give pages back as their windows move on, each before it takes its own, so who
+  finds none is known only by going through them in order;
+- how long a decision holds: pages that come back may serve the head of the queue, before anybody finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+import numpy as np
+
+from ..memory.groups import PageGroups
+from ..memory.hybrid import HybridMemory, HybridTransaction
+from ..sequence import Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits, blocks_of
+from .vllm_sosp23 import VllmSosp23
+from .vllm_v0 import VllmV0
+from .vllm_v1 import VllmV1
+
+
+class _OverGroups:
+    """What they share.
+
+    Args:
+        groups: The KV groups of the pool.
+    """
+
+    limits: Limits
+    #: Whether those who wait are looked at before the running ones give pages back in a step.
+    admits_first = False
+
+    def __init__(self, limits: Limits, groups: PageGroups) -> None:
+        super().__init__(limits)
+        self.groups = groups
+
+    def horizon(self, state: State, memory: HybridMemory, limit: int) -> int:
+        """Up to the step in which somebody could find no page, and to that in which the head could find its own."""
+        limit = min(limit, self._until_the_head_fits(state, memory, limit))
+        return max(1, min(limit, memory.steps_with(state, memory.free - self._asked(), limit)))
+
+    def _until_the_head_fits(self, state: State, memory: HybridMemory, limit: int) -> int:
+        """Steps in which the head of the queue finds too few pages."""
+        if not state.waiting or state.width == self.limits.max_num_seqs:
+            return limit
+        blocks = -(-state.waiting[0].start_tokens // memory.block_size)
+        step = memory.step_that_frees(state.clock, memory.groups.wanted_blocks(blocks) + self._watermark())
+        if step is None:
+            return limit
+        if self.admits_first:
+            return step
+        # Pages that were there in this step already were not what it lacked.
+        return limit if step == 1 else step - 1
+
+    def _asked(self) -> int:
+        """Pages that must be free for a running sequence in addition to those that it takes."""
+        return self.groups.number
+
+    def _watermark(self) -> int:
+        return self.limits.watermark_blocks
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        """As an admission of all that the request ever knows, as a preemption may make it, asks for."""
+        # The last token is never stored.
+        blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
+        most = self.groups.most_prompt_blocks
+        return self.groups.full * blocks + self.groups.sliding * np.minimum(blocks, most)
+
+
+def _victims(
+    order: Iterable[Sequence], decodes: int, transaction: HybridTransaction, clock: int, asked: int | None = None
+) -> tuple[Sequence, ...]:
+    """Who gives way, last ones first, for the others to find their pages.
+
+    Args:
+        order: Who runs, and after the first ``decodes`` of them who does not decode.
+        asked: Pages that must be free when a sequence takes its own; None where those that it takes suffice.
+    """
+    free, kept, victims, place = transaction.free, list(order), [], 0
+    while place < min(decodes, len(kept)):
+        back, taken = transaction.exchange(kept[place], clock)
+        free += back
+        while free < (taken if asked is None else asked) and len(kept) > place:
+            victims.append(kept.pop())
+            free += transaction.held(victims[-1], clock)
+        free -= taken
+        place += 1
+    return tuple(victims)
+
+
+class HybridVllmV1(_OverGroups, VllmV1):
+    """vLLM V1 with its hybrid KV cache manager (release 0.33)."""
+
+    @staticmethod
+    def in_flight_tokens(limits: Limits) -> int:
+        """Most tokens of a sequence that a step computes."""
+        return limits.max_num_batched_tokens
+
+    def _victims(
+        self, state: State, transaction: HybridTransaction, partial: Sequence | None
+    ) -> tuple[Sequence, ...]:
+        if transaction.free >= transaction.takes:
+            return ()
+        order = [*state.running, *(() if partial is None else (partial,))]
+        return _victims(order, state.width, transaction, state.clock)
+
+    def _asked(self) -> int:
+        return 0
+
+    def _watermark(self) -> int:
+        return 0
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
+
+
+class HybridVllmSosp23(_OverGroups, VllmSosp23):
+    """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
+
+    @staticmethod
+    def in_flight_tokens(limits: Limits) -> int:
+        """Most tokens of a sequence that a step computes: prompts are computed whole."""
+        return limits.max_model_len
+
+    def schedule(self, state: State, transaction: HybridTransaction) -> Plan:
+        """See ``VllmSosp23``; where not everybody finds what is asked for before anything comes back, one by one."""
+        if state.width and transaction.free - transaction.takes < transaction.groups:
+            return self._under_pressure(state, transaction)
+        return super().schedule(state, transaction)
+
+    def _make_room(self, state: State, transaction: HybridTransaction) -> tuple[tuple, tuple]:
+        order = sorted(state.running, key=attrgetter("index"))
+        preempted = _victims(order, len(order), transaction, state.clock, transaction.groups)
+        # What is free matters only where nobody gave way: nobody is admitted past who did.
+        transaction.free -= transaction.need
+        return preempted, ()
+
+
+class HybridVllmV0(HybridVllmSosp23, VllmV0):
+    """vLLM 0.x, had it had KV groups, as ``HybridVllmSosp23``."""
+
+    admits_first = True
+
+    def schedule(self, state: State, transaction: HybridTransaction) -> Plan:
+        """See ``VllmV0``."""
+        if state.waiting:
+            admitted, tokens = self._prompts(state, transaction)
+            if admitted:
+                return Plan(admitted, tokens, steady=False, pauses=True)
+        return super().schedule(state, transaction)
+
+
+#: By the name on the command line, the policies that can serve KV groups.
+HYBRID: dict[str, type] = {kind.name: kind for kind in (HybridVllmSosp23, HybridVllmV0, HybridVllmV1)}
