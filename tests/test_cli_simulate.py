@@ -65,6 +65,7 @@ FLAGS = {
     "swap_space": (["--swap-space", "1"], 1.0),
     "cost": (["--cost", "roofline"], "roofline"),
     "step_scale": (["--step-scale", "1.5"], 1.5),
+    "disable_hybrid_kv_cache_manager": (["--disable-hybrid-kv-cache-manager"], True),
     "window": (["--window", "0", "1.5"], [0.0, 1.5]),
     "leap": (["--no-leap"], False),
     "ids": (["--ids"], True),
