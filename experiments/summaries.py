@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -19,8 +19,9 @@ _VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
 
 
 def print_summary(content: Mapping[str, Any], console: Console) -> None:
-    """What ``sim.summary`` says, in three tables: throughput, latency, waste."""
-    for table in (_throughput(content), _latency(content), _waste(content["waste"])):
+    """What ``sim.summary`` says, in tables: throughput, latency, waste, and KV groups where there are any."""
+    groups = [_groups(content["kv_groups"])] if content["kv_groups"] else []
+    for table in (_throughput(content), _latency(content), _waste(content["waste"]), *groups):
         console.print(table)
         console.print()
 
@@ -65,4 +66,13 @@ def _waste(content: Mapping[str, Any]) -> Table:
         table.add_row(heading, style="bold")
         for group, value in over_steps[view].items():
             table.add_row(f"  {group.replace('_', ' ')}", f"{value:.1f}", f"{over_time[view][group]:.1f}")
+    return table
+
+
+def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("% of the KV pool, by KV group", "layers", "window", "live", "reserved", "block tail")
+    for group in content:
+        shares = group["mean_over_iterations_pct"]
+        held = (f"{shares[bucket]:.1f}" for bucket in ("live", "reserved", "block_tail"))
+        table.add_row(f"  {group['name']}", f"{group['layers']}", f"{group['window'] or '-'}", *held)
     return table
