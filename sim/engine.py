@@ -17,6 +17,7 @@ With ``leap=False`` every step is an event of its own. Both give the same bits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable
 from math import isqrt
 from typing import Any
@@ -115,10 +116,14 @@ class Engine:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
         state, memory, ledger = self.state, self.memory, self.ledger
         clock, started, pairs, swap = state.clock, 0, 0, 0
-        admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls = plan
+        (
+            admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
+        ) = plan  # fmt: skip
         self._holds_until = 0
         if preempted or swapped_out or swapped_in:
             swap = self._displace(preempted, swapped_out, swapped_in, now)
+        if order:
+            state.waiting = deque(order)
         if stalls:
             self._stall(*stalls, now)
         if pauses:

@@ -10,10 +10,11 @@ from typing import Any
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
 from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, DeferredMemory, HybridMemory
-from .memory import PagedMemory, PageGroups, ReservedMemory, most_prompt_blocks
+from .memory import PagedMemory, PageGroups, RadixMemory, ReservedMemory, most_prompt_blocks
 from .policy import HYBRID, POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
+from .policy.sglang import SGLang
 from .policy.static import FasterTransformer, StaticBatching
 from .policy.tgi import Tgi
 from .policy.vattention import VAttention, page_group
@@ -21,6 +22,7 @@ from .policy.vllm_v1 import VllmV1
 from .settings import Settings
 from .spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model
 from .spec import page_bytes, paper_num_blocks
+from .workload import Workload
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
@@ -76,11 +78,12 @@ def _under_settings_names() -> Iterator[None]:
 
 
 @_under_settings_names()
-def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
+def build(settings: Settings, step_cost: StepCost | None = None, workload: Workload | None = None) -> Replica:
     """A fresh replica.
 
     Args:
         step_cost: Used in place of the settings' own.
+        workload: What will be served: a memory that shares prefixes asks what prompts are made of.
 
     Raises:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
@@ -100,9 +103,12 @@ def build(settings: Settings, step_cost: StepCost | None = None) -> Replica:
         waiting_served_ratio=settings.waiting_served_ratio,
         max_waiting_tokens=settings.max_waiting_tokens,
         output_estimate=settings.output_estimate,
+        schedule_policy=settings.schedule_policy,
     )
     if layout:
         policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
+    elif issubclass(kind, SGLang):
+        policy, memory = kind(limits), RadixMemory(num_blocks, None if workload is None else workload.token_runs())
     else:
         policy, memory = kind(limits), _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment)
     return Replica(
@@ -177,6 +183,8 @@ def _pool(
 ) -> tuple[int, int]:
     """Blocks of the pool, and tokens of a block."""
     ranks, stages = settings.tensor_parallel_size, deployment.pipeline_parallel
+    if issubclass(kind, SGLang) and settings.block_size not in (None, 1):
+        raise SettingError("block_size", settings.block_size, "sglang's tree has pages of one token; leave it out")
     if settings.block_size or not issubclass(kind, VAttention):
         size = settings.block_size or getattr(kind, "default_block_size", 16)
         asked = settings.num_gpu_blocks_override

@@ -15,7 +15,7 @@ from . import ticks
 from .cost import StepCost
 from .engine import Engine
 from .errors import UserError
-from .memory import BatchMemory, PagedMemory, PageGroups
+from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book
 from .memory.integrals import Accounts, Window
 from .replica import Replica, build
@@ -78,7 +78,7 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be.
         SimulationFault: An invariant does not hold.
     """
-    replica = build(settings, step_cost)
+    replica = build(settings, step_cost, workload)
     check_fits(workload, replica.max_model_len)
     needed = replica.policy.smallest_pool_blocks(workload, replica.block_size)
     source = OpenLoop(workload, needed > replica.num_blocks, replica.max_model_len)
@@ -92,7 +92,7 @@ def simulate(
         output_tokens=workload.output_tokens,
         capacity_slots=replica.memory.capacity_slots,
         block_size=replica.block_size,
-        paged=isinstance(replica.memory, PagedMemory),
+        paged=isinstance(replica.memory, PagedMemory | RadixMemory),
         residue=replica.memory.residue,
         together=isinstance(replica.memory, BatchMemory),
         end_ticks=engine.end_ticks,

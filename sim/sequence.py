@@ -79,6 +79,7 @@ class Plan(NamedTuple):
             A new one leaves the head of the waiting queue.
         stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
+        order: The queue, with those whom the step admits (first) and its victims, where the scheduler sorts it; or empty.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -92,6 +93,7 @@ class Plan(NamedTuple):
     chunks: tuple[tuple[Sequence, int], ...] = ()
     pauses: bool = False
     stalls: tuple[tuple[Sequence, ...], ...] = ()
+    order: tuple[Sequence, ...] = ()
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.

@@ -53,6 +53,7 @@ class Settings:
         waiting_served_ratio: TGI takes a new batch where so many times as many wait as run,
         max_waiting_tokens: or where it took none for so many decode steps.
         output_estimate: Share of ``max_tokens`` that LightLLM takes an output to have.
+        schedule_policy: SGLang's queue: "lpm" puts the longest cached prefix first, "fcfs" leaves it as it came.
         swap_space: Host memory for swapped blocks, in GiB a GPU.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
             takes the paper's where it applies.
@@ -83,6 +84,7 @@ class Settings:
     waiting_served_ratio: Annotated[float, Field(ge=0, le=1e6)] = 0.3
     max_waiting_tokens: Count = 20
     output_estimate: Annotated[float, Field(gt=0, le=1e3)] = 1.0
+    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
     swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None
     step_scale: Scale | None = None

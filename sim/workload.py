@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .content import PromptContent
+from .content import PromptContent, TokenRuns
 from .errors import SettingError
 
 
@@ -66,6 +66,10 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.arrival_ticks)
+
+    def token_runs(self) -> TokenRuns | None:
+        """The tokens of every request; None where nobody knows what prompts are made of."""
+        return None if self.content is None else TokenRuns(self.content, self.prompt_tokens, self.output_tokens)
 
     def sha256(self) -> str:
         """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""

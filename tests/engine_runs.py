@@ -7,6 +7,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+from fragmeter.sim.content import PromptContent
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.policy.static import FasterTransformer
 from fragmeter.sim.requests import request_times
@@ -30,7 +31,7 @@ def seconds_of(ticks: int) -> float:
     return seconds
 
 
-def workload_of(requests: list[Request], max_model_len: int) -> Workload:
+def workload_of(requests: list[Request], max_model_len: int, content: PromptContent | None = None) -> Workload:
     """The oracle's requests as columns; who is told nothing may run to the model's end."""
     told = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
     untold = all(request.max_tokens is None for request in requests)
@@ -40,6 +41,7 @@ def workload_of(requests: list[Request], max_model_len: int) -> Workload:
         prompt_tokens=np.array([request.prompt_tokens for request in requests]),
         output_tokens=np.array([request.output_tokens for request in requests]),
         max_tokens=None if untold else np.array(told),
+        content=content,
     )
 
 
@@ -49,6 +51,9 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below the seats is refused.
         tokens = max(tokens, seqs or 0)
+    if policy == "sglang":
+        # And so are pages of more than a token.
+        pool = Pool(pool.slots, 1, pool.host_blocks)
     return settings(
         policy=policy,
         model=LONG_MODEL,
@@ -61,6 +66,7 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
         watermark=limits.watermark_fraction,
         preemption_mode=limits.preemption_mode,
         waiting_served_ratio=limits.waiting_served_ratio,
+        schedule_policy=limits.schedule_policy,
         max_waiting_tokens=limits.max_waiting_tokens,
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
         **switches,
@@ -71,7 +77,7 @@ def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **swit
     """Run a case; ``switches`` are ``leap`` and ``ids``."""
     chosen = settings_of(policy, case.pool, case.limits, window, **switches)
     with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens):
-        return simulate(chosen, workload_of(case.requests, case.limits.max_model_len), case.cost)
+        return simulate(chosen, workload_of(case.requests, case.limits.max_model_len, case.content), case.cost)
 
 
 class StepRow(NamedTuple):

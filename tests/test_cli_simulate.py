@@ -62,6 +62,7 @@ FLAGS = {
     "waiting_served_ratio": (["--policy", "tgi", "--waiting-served-ratio", "1.2"], 1.2),
     "max_waiting_tokens": (["--policy", "tgi", "--max-waiting-tokens", "10"], 10),
     "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
+    "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
     "swap_space": (["--swap-space", "1"], 1.0),
     "cost": (["--cost", "roofline"], "roofline"),
     "step_scale": (["--step-scale", "1.5"], 1.5),

@@ -44,7 +44,8 @@ def test_all_at_once_in_a_pool_that_they_overfill(policy):
     """A peer was seen with 36,593 preemptions and 25 of these 200 requests done."""
     work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", ALL_AT_ONCE, 0, 2048), np.inf)
     told = replace(work, max_tokens=work.output_tokens)
-    pool = sim_settings(policy=policy, num_gpu_blocks_override=1401, block_size=16)
+    size = 1 if policy == "sglang" else 16
+    pool = sim_settings(policy=policy, num_gpu_blocks_override=1401 * 16 // size, block_size=size)
     content = summary(simulate(pool, told))
     assert content["completed"] == ALL_AT_ONCE
     assert not content["work"]["thrashing"]

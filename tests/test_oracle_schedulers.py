@@ -382,6 +382,59 @@ def test_fastgen_flushes_the_last_when_nobody_can_go_on():
     assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 2
 
 
+def test_sglang_looks_at_the_queue_a_decode_after_a_finish():
+    """Twenty slots. 0 and 1 ask for 4 + 3 and 5 + 6 of them, which leaves 2 too little: the batch is full. In step 3
+    0 has finished, and its six tokens (the last has none) stay cached; but the batch is full until it has decoded again.
+    Then 14 slots - 8 of 1 and 2 * 0.697 for its last outputs are more than 2's 6 + 2. In step 5 two slots are needed and
+    none is free: the end of 0's string goes, in step 6 the rest of it. LightLLM sees that all three fit at their peaks."""
+    requests = [Request(0, 4, 3, 3), Request(0, 5, 6, 6), Request(0, 6, 2, 2)]
+    pool, limits = Pool(20, 1), Limits(max_model_len=100)
+    outcome, calls = serve("sglang", requests, pool, limits)
+    assert log(outcome) == [
+        "0+109 | run 0 1 | prefill 0:4 1:5 | live 9 free 11",
+        "109+120 | run 0 1 | decode 0 1 | live 11 free 9",
+        "229+120 | run 0 1 | decode 0 1 | live 13 free 7",
+        "349+110 | run 1 | decode 1 | live 8 cached 6 free 6",
+        "459+106 | run 1 2 | pause 1 | prefill 2:6 | live 14 cached 6",
+        "565+120 | run 1 2 | decode 1 2 | live 16 cached 4",
+        "685+110 | run 1 | decode 1 | live 10 cached 7 free 3",
+    ]
+    assert calls == [
+        (0, 0, 9, 25), (2, 11, 0, 0), (2, 13, 0, 0), (1, 8, 0, 0), (0, 0, 6, 21), (2, 16, 0, 0), (1, 10, 0, 0),
+    ]  # fmt: skip
+    assert finishes(outcome) == [349, 795, 685]
+    assert first_difference(outcome, "lightllm", requests, pool, limits) == 0
+
+
+def test_sglang_retracts_the_longest_prompt_of_those_who_generated_least():
+    """Thirty slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 10 two slots are left for three who have
+    generated eight tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
+    that it leaves in the tree is evicted, as 20 slots for each of the others are not free. It waits for both of them: they
+    would use 10 slots that its 11 + 2 do not fit into, at a ratio of 1. Its prefill evicts 11 tokens: two strings end
+    with 9 tokens, and before that the older one's 2."""
+    requests = [Request(0, 2, 10, 10), Request(50, 3, 10, 10), Request(150, 2, 10, 10)]
+    pool, limits = Pool(30, 1), Limits(max_model_len=100)
+    outcome, _ = serve("sglang", requests, pool, limits)
+    decodes = [f"{307 + 130 * i}+130 | run 0 1 2 | decode 0 1 2 | live {10 + 3 * i} free {20 - 3 * i}" for i in range(7)]
+    assert log(outcome) == [
+        "0+102 | run 0 | prefill 0:2 | live 2 free 28",
+        "102+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 25",
+        "205+102 | run 0 1 2 | pause 0 1 | prefill 2:2 | live 7 free 23",
+        *decodes,
+        "1217+120 | run 0 2 | preempt 1 | decode 0 2 | live 20 free 10",
+        "1337+120 | run 0 2 | decode 0 2 | live 22 free 8",
+        "1457+111 | run 1 | prefill 1:11 | live 11 cached 11 free 8",
+        "1568+110 | run 1 | decode 1 | live 12 cached 11 free 7",
+    ]
+    assert finishes(outcome) == [1457, 1678, 1457]
+    assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 10
+
+
+def test_sglang_holds_single_tokens():
+    with pytest.raises(ValueError, match="block_size = 2"):
+        simulate("sglang", [], Pool(5, 2), Limits(max_model_len=9), Cost())
+
+
 @pytest.mark.parametrize(
     ("policy", "two_short", "long_first", "long_second", "beside_a_decode"),
     [

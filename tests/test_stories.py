@@ -102,7 +102,10 @@ def picture(story: Story) -> dict[str, str]:
 
 
 def under(scene: Scene, **changes) -> Story:
-    """The same scene with other settings."""
+    """The same scene with other settings; SGLang's pool has as many slots in pages of one token."""
+    if changes.get("policy") == "sglang":
+        slots = scene.settings.num_gpu_blocks_override * scene.settings.block_size
+        changes |= {"num_gpu_blocks_override": slots, "block_size": 1}
     return tell(replace(scene, settings=replace(scene.settings, **changes)))
 
 

@@ -11,6 +11,7 @@ from .groups import PageGroups, most_prompt_blocks
 from .hybrid import HybridMemory
 from .integrals import BUCKETS, Window
 from .paged import PagedMemory
+from .radix_memory import RadixMemory
 from .reserved import ReservedMemory
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "HybridMemory",
     "PageGroups",
     "PagedMemory",
+    "RadixMemory",
     "ReservedMemory",
     "Window",
     "most_prompt_blocks",

@@ -8,6 +8,7 @@ from .hybrid import HYBRID
 from .lightllm import LightLLM
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
 from .sarathi import Sarathi
+from .sglang import SGLang
 from .static import FasterTransformer, StaticBatching
 from .tgi import Tgi
 from .trtllm import TrtllmMaxUtil, TrtllmNoEvict
@@ -20,7 +21,7 @@ __all__ = ["HYBRID", "POLICIES", "Limits", "Policy"]
 
 _KINDS = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
-    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention),
+    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention, SGLang),
 )
 #: Every policy by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.

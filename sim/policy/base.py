@@ -25,6 +25,7 @@ class Limits:
         preemption_mode: "recompute" or "swap".
         waiting_served_ratio, max_waiting_tokens: When TGI takes a new batch.
         output_estimate: Share of ``max_tokens`` that LightLLM takes an output to have.
+        schedule_policy: Order of SGLang's queue, "lpm" or "fcfs".
     """
 
     max_model_len: int
@@ -35,6 +36,7 @@ class Limits:
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     output_estimate: float = 1.0
+    schedule_policy: str = "lpm"
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

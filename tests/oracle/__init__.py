@@ -11,7 +11,7 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
     orca      those three, and orca as its own paper has it
     batches   static and fastertransformer
     iteration what those below share: counts of tokens computed, chunks of prompts, real block tables
-    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen
+    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, sglang
     story     for the tests: costs, a log of one line a step, random cases
 """
 
@@ -27,6 +27,7 @@ from .model import Limits, Outcome, Pool, Request, Step, check
 from .orca import BuddyOrca, CountedOrca, estimate_max, estimate_oracle, estimate_pow2
 from .paged import Paged
 from .sarathi import Sarathi
+from .sglang import SgLang
 from .slots import BUCKETS, classify_slot
 from .tgi import Tgi
 from .trtllm import MaxUtilization, NoEvict
@@ -48,7 +49,7 @@ POLICIES: dict[str, Callable[[Pool, Limits], System]] = {
 }
 
 #: Those that decide by counts of tokens computed. vllm-v1 needs max_num_batched_tokens >= max_num_seqs, and lightllm
-#: a pool in blocks of one; else ValueError.
+#: and sglang a pool in blocks of one; else ValueError.
 SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
     "vllm-v0": VllmV0,
     "vllm-v1": VllmV1,
@@ -58,6 +59,7 @@ SCHEDULERS: dict[str, Callable[[Pool, Limits], System]] = {
     "trtllm-max-util": MaxUtilization,
     "lightllm": LightLlm,
     "fastgen": FastGen,
+    "sglang": SgLang,
 }
 
 

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Request:
-    """One request; ``max_tokens`` is what the server is told of its output, None for the most the model allows."""
+    """One request; ``max_tokens`` is what the server is told of its output, None for the most the model allows.
+
+    ``prompt_ids`` and ``output_ids`` are its tokens, equal where contents are; None: nobody shares a token with it.
+    """
 
     arrival_ticks: int
     prompt_tokens: int
     output_tokens: int
     max_tokens: int | None = None
+    prompt_ids: tuple[object, ...] | None = None
+    output_ids: tuple[object, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Limits:
-    """The scheduler's settings. ``max_num_seqs`` None: 2048 for vllm-sosp23, 256 for others; batches must be given it.
+    """The scheduler's settings. ``max_num_seqs`` None: 2048 for vllm-sosp23 and sglang, 256 for others; batches must be
+    given it.
 
-    The last two are TGI's: decode steps after which a new batch needs no minimum size, and that minimum as a part of
-    the running sequences.
+    The last three: TGI's decode steps after which a new batch needs no minimum size, and that minimum as a part of the
+    running sequences; the order of SGLang's queue.
     """
 
     max_model_len: int
@@ -44,6 +50,7 @@ class Limits:
     ft_max_tokens: int = 2040
     max_waiting_tokens: int = 20
     waiting_served_ratio: float = 0.3
+    schedule_policy: str = "lpm"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .hash_chain import HashChain, HashedBlockPool, lookup_blocks
 from .history import BlockHistory
 from .names import BlockNames
-from .radix import RadixNode, RadixTree
+from .radix import RadixNode, RadixTree, all_but_last, first_tokens
 
 __all__ = [
     "BlockHistory",
@@ -14,5 +14,7 @@ __all__ = [
     "HashedBlockPool",
     "RadixNode",
     "RadixTree",
+    "all_but_last",
+    "first_tokens",
     "lookup_blocks",
 ]

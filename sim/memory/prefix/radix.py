@@ -106,7 +106,7 @@ class RadixTree:
         Raises:
             SimulationFault: It has been evicted.
         """
-        for step in self._path(node):
+        for step in self.path(node):
             if not step.locks:
                 self.evictable_tokens -= step.tokens
                 self.protected_tokens += step.tokens
@@ -118,7 +118,7 @@ class RadixTree:
         Raises:
             SimulationFault: It has none.
         """
-        for step in self._path(node):
+        for step in self.path(node):
             if not step.locks:
                 raise SimulationFault("a radix node is unlocked more often than locked")
             step.locks -= 1
@@ -192,8 +192,12 @@ class RadixTree:
             node.queued = True
             heappush(self._queue, (node.touch, node))
 
-    def _path(self, node: RadixNode) -> list[RadixNode]:
-        """``node`` and its ancestors, without the root."""
+    def path(self, node: RadixNode) -> list[RadixNode]:
+        """``node`` and its ancestors, without the root.
+
+        Raises:
+            SimulationFault: It has been evicted.
+        """
         path = []
         while node is not self.root:
             if node.parent is None:
@@ -203,10 +207,30 @@ class RadixTree:
         return path
 
 
+def all_but_last(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """A string without its last token."""
+    *before, (stream, start, length) = runs
+    return (*before, (stream, start, length - 1)) if length > 1 else tuple(before)
+
+
+def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
+    """The first ``tokens`` tokens, at least 1, of a string; the string, where it is no longer."""
+    for place, (stream, start, length) in enumerate(runs):
+        if tokens <= length:
+            return (*runs[:place], (stream, start, tokens))
+        tokens -= length
+    return tuple(runs)
+
+
 def _take_shared(runs: Sequence[Run], rest: list[Run]) -> int:
     """How many tokens ``runs`` and ``rest`` (reversed) begin with in common; takes them off ``rest``."""
     shared = 0
-    for stream, start, length in runs:
+    for run in runs:
+        stream, start, length = run
+        if rest and rest[-1] == run:
+            rest.pop()
+            shared += length
+            continue
         end = start + length
         while start < end:
             if not rest or rest[-1][:2] != (stream, start):

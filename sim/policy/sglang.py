@@ -1,0 +1,261 @@
+"""SGLang: who has most of its prompt in the radix tree comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ..errors import SettingError
+from ..memory.radix_memory import RadixMemory, RadixTransaction
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..state import State
+from ..workload import Workload
+from .base import Limits
+
+SCHEDULE_POLICIES = ("lpm", "fcfs")
+#: Above so many that wait, SGLang sorts no more.
+MOST_SORTED = 128
+#: ``--max-prefill-tokens`` of SGLang.
+MAX_PREFILL_TOKENS = 16_384
+#: An output counts no longer than this when room is asked for it.
+CLIP_MAX_NEW_TOKENS = 4096
+
+
+Queue = Collection[Sequence]
+
+
+class SGLang:
+    """SGLang (release 0.5.9, ``managers/scheduler.py``, ``schedule_policy.py``) over a radix tree.
+
+    A step either prefills or decodes, and prefills come first. Those who wait are sorted by the prefix
+    that the tree holds of them (``lpm``) or stand as they came (``fcfs``), and are admitted while their own tokens
+    and their outputs to come fit into the room: what is free, and what can be evicted. Of the outputs of those who
+    run only a share is counted, which falls while all goes well; where it was too small, those who
+    generated least are retracted.
+
+    It leaps while nobody waits, and while the batch is full: then the queue is not looked at before somebody
+    finishes. A leap ends before a decode that must evict, which goes alone, and before one without room; after a
+    finish a full batch decodes once before it is looked at again.
+    """
+
+    name = "sglang"
+    leaves_together = False
+    preempted_first = False
+    default_max_num_seqs = 2048
+    default_max_num_batched_tokens = 8192
+    default_block_size = 1
+
+    def __init__(self, limits: Limits) -> None:
+        if limits.schedule_policy not in SCHEDULE_POLICIES:
+            raise SettingError("schedule_policy", limits.schedule_policy, f"one of {', '.join(SCHEDULE_POLICIES)}")
+        self.limits = limits
+        self._ratio = NewTokenRatio()
+        # Decode clock at which the batch was found full, and at which nothing ran.
+        self._full_since: int | None = None
+        self._idle_at = 0
+        # Sequences that ran when the last prefill was planned, with those that it admitted.
+        self._started = 0
+
+    def schedule(self, state: State, transaction: RadixTransaction) -> Plan:
+        """A prefill if there can be one, else a step that decodes."""
+        if not state.width and not state.prefilling:
+            self._full_since, self._idle_at = None, state.clock
+            self._ratio.reset(state.clock)
+        elif state.width < self._started:
+            # Somebody finished with that prefill.
+            self._full_since = None
+        self._started = 0
+        queue = state.waiting
+        if state.prefilling or (queue and not self._is_full(state, transaction)):
+            queue = self._in_order(queue, transaction)
+            plan = self._prefill(state, transaction, queue)
+            if plan is not None:
+                return plan
+        return self._decode(state, transaction, queue)
+
+    def _is_full(self, state: State, transaction: RadixTransaction) -> bool:
+        """Whether the queue is not to be looked at: nobody has finished, or nobody has decoded since."""
+        left = transaction.left_before(state.clock)
+        return self._full_since is not None and not self._idle_at < left >= self._full_since
+
+    def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
+        """Who waits, the longest prefix first; the queue itself where it is not sorted."""
+        if self.limits.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
+            return queue
+        found = {sequence: transaction.match(sequence) for sequence in queue}
+        return tuple(sorted(queue, key=found.__getitem__, reverse=True))
+
+    def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan | None:
+        """A step that prefills; None where nobody can, as the batch is full."""
+        batch = PrefillBatch(transaction, self.limits, self._reserve(state, transaction))
+        for sequence in state.prefilling:
+            batch.go_on(sequence)
+        for sequence in queue:
+            if state.width + len(batch) >= self.limits.max_num_seqs:
+                batch.is_full = True
+            if batch.is_full or not batch.add(sequence):
+                break
+        self._full_since = state.clock if batch.is_full else None
+        if not batch:
+            return None
+        self._started = state.width + len(batch.admitted)
+        return Plan(
+            tuple(batch.admitted),
+            batch.tokens,
+            steady=False,
+            chunks=tuple(batch.chunks),
+            pauses=True,
+            order=_order(state, queue),
+        )
+
+    def _reserve(self, state: State, transaction: RadixTransaction) -> int:
+        """Slots kept for the outputs of those who run, in ``NewTokenRatio.UNIT``ths."""
+        clock, most, slots = state.clock, transaction.longest_tokens, 0
+        # A loop of its own, as it is run for everybody whenever the queue is looked at.
+        for s in state.running:
+            told = most - s.prompt_tokens
+            if s.max_tokens < told:
+                told = s.max_tokens
+            left = told - s.generated_tokens + s.start_clock - clock
+            slots += left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS
+        return slots * self._ratio.at(clock)
+
+    def _decode(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan:
+        """Who runs goes on, if need be at the expense of some."""
+        if transaction.room < state.width:
+            return self._retract(state, transaction, queue)
+        if not state.waiting:
+            return CARRY_ON
+        # Once this step is over the batch is rid of who left just now, and is looked at again.
+        steady = transaction.left_before(state.clock + 1) < state.clock
+        return Plan(steady=steady, wakes=False, order=_order(state, queue))
+
+    def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan:
+        """Those who generated least give way until the others find their slots."""
+        clock = state.clock
+        generated = {s: s.generated_tokens + clock - s.start_clock for s in state.running}
+        kept = sorted(generated, key=lambda s: (generated[s], -s.prompt_tokens), reverse=True)
+        retracted: list[Sequence] = []
+        while transaction.room < len(kept) and len(kept) > 1:
+            transaction.retract(kept[-1], clock)
+            retracted.append(kept.pop())
+        told = sum(transaction.told(sequence) for sequence in kept)
+        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), told, clock)
+        self._full_since = None
+        return Plan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
+
+    def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
+        """Up to the step that must evict; such a step goes alone."""
+        return max(1, memory.free // state.width)
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
+        return workload.prompt_tokens + workload.output_tokens + 2
+
+
+def _order(state: State, queue: Queue) -> tuple[Sequence, ...]:
+    """The queue for a plan, which names it where it is another one."""
+    return () if queue is state.waiting else tuple(queue)
+
+
+class PrefillBatch:
+    """A step that prefills, while it is put together: SGLang's ``PrefillAdder``.
+
+    Attributes:
+        admitted: Those whose prefill ends in it.
+        chunks: Those whose prefill goes on after it, with the tokens that they compute in it.
+        tokens: Tokens that it computes.
+        is_full: Whether seats or room ran out.
+    """
+
+    def __init__(self, transaction: RadixTransaction, limits: Limits, reserve: int) -> None:
+        self.admitted: list[Sequence] = []
+        self.chunks: list[tuple[Sequence, int]] = []
+        self.tokens = 0
+        self.is_full = False
+        self._transaction = transaction
+        self._chunk_tokens = limits.max_num_batched_tokens
+        # Slots that are spoken for, in UNITths.
+        self._taken = reserve
+
+    def __len__(self) -> int:
+        return len(self.admitted) + len(self.chunks)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """The next chunk of a prefill; its room was there when it began, and nobody else took it."""
+        self._compute(sequence, sequence.start_tokens - sequence.computed_tokens)
+
+    def add(self, sequence: Sequence) -> bool:
+        """Admit a sequence if it fits, and whether another one may follow."""
+        transaction = self._transaction
+        found = transaction.look_up(sequence)
+        own = sequence.start_tokens - found
+        asked = own + min(transaction.told(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
+        if self._exceeds(asked):
+            self.is_full = True
+            return False
+        if self and own >= MAX_PREFILL_TOKENS - self.tokens:
+            return False
+        transaction.lock(sequence)
+        # What it locks can be evicted no more.
+        if self._exceeds(asked) or not self._chunk_left:
+            self.is_full = self._exceeds(asked)
+            transaction.unlock(sequence)
+            return False
+        sequence.computed_tokens = found
+        self._compute(sequence, own)
+        return self._is_open()
+
+    def _exceeds(self, asked: int) -> bool:
+        return asked * NewTokenRatio.UNIT >= self._transaction.room * NewTokenRatio.UNIT - self._taken
+
+    @property
+    def _chunk_left(self) -> int:
+        return self._chunk_tokens - self.tokens
+
+    def _compute(self, sequence: Sequence, own: int) -> None:
+        """What is left of the chunk, or the whole, with its output to come."""
+        tokens = min(own, self._chunk_left)
+        self.tokens += tokens
+        self._taken += tokens * NewTokenRatio.UNIT
+        if tokens < own:
+            self.chunks.append((sequence, tokens))
+        else:
+            self.admitted.append(sequence)
+            self._taken += min(self._transaction.told(sequence), CLIP_MAX_NEW_TOKENS) * NewTokenRatio.UNIT
+
+    def _is_open(self) -> bool:
+        """Whether room, input and chunk are left."""
+        self.is_full = self._exceeds(0)
+        return not self.is_full and bool(self._chunk_left) and self.tokens < MAX_PREFILL_TOKENS
+
+
+class NewTokenRatio:
+    """The share of the outputs to come that is reserved, in ``UNIT``ths: whole numbers, so that leaping does not round.
+
+    It follows from the decode clock: every decode lowers it, until it is reset or estimated anew.
+    """
+
+    UNIT = 300_000
+    #: 0.7, 0.14 of that, and the difference in 600 steps.
+    FIRST, LEAST, DECAY = 210_000, 29_400, 301
+    #: ``SGLANG_RETRACT_DECODE_STEPS``.
+    RETRACT_STEPS = 20
+
+    def __init__(self) -> None:
+        self._ratio, self._since = self.FIRST, 0
+
+    def at(self, clock: int) -> int:
+        """The ratio before step ``clock``."""
+        decodes = clock - self._since
+        return max(self.LEAST, self._ratio - decodes * self.DECAY) if decodes else self._ratio
+
+    def reset(self, clock: int) -> None:
+        """Begin anew."""
+        self._ratio, self._since = self.FIRST, clock
+
+    def estimate(self, generated: int, running: int, told: int, clock: int) -> None:
+        """What step ``clock``, which retracts, finds those who are left to need."""
+        estimate = (generated + self.RETRACT_STEPS * running) * self.UNIT // (told + 1)
+        self._ratio, self._since = min(self.UNIT, estimate), clock + 1

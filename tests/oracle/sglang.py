@@ -1,0 +1,305 @@
+"""SGLang: every token that was computed stays in a trie, and who finds most of its prompt there comes first.
+
+The trie is kept by brute force: a dictionary of all cached strings, token by token, searched from end to end. A
+token's slot is named by the tables of those who run, by the trie, or by nobody; a census looks at every one.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import floor
+
+from .clock import System, Work
+from .iteration import known, pairs
+from .model import Limits, Pool, Sequence, allowed_output_tokens
+from .slots import CACHED, FREE, LIVE, SlotMap
+
+FIRST_RATIO, LEAST_RATIO, DECAY = Fraction(7, 10), Fraction(98, 1000), Fraction(602, 600_000)
+INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED = 16_384, 4096, 20, 128
+
+String = tuple[object, ...]
+
+
+class Trie:
+    """Cached strings, each with the slot of its last token, and the ends at which its edges are cut."""
+
+    def __init__(self) -> None:
+        self.slots: dict[String, int] = {}
+        self.touched: dict[String, tuple[int, int]] = {}
+        self.ends: set[String] = {()}
+        self.locks: list[String] = []
+        self.calls = 0
+
+    def edge(self, end: String) -> list[String]:
+        """The strings on the edge that leads to ``end``."""
+        above = max(len(other) for other in self.ends if len(other) < len(end) and end[: len(other)] == other)
+        return [end[:length] for length in range(above + 1, len(end) + 1)]
+
+    def find(self, string: String) -> int:
+        """How much of ``string`` is cached; touches the edges on the way and cuts the last one there."""
+        self.calls += 1
+        length = 0
+        while length < len(string) and string[: length + 1] in self.slots:
+            length += 1
+        reached: String = ()
+        while len(reached) < length:
+            through = string[: len(reached) + 1]
+            reached = min((end for end in self.ends if end[: len(through)] == through), key=len)
+            for part in self.edge(reached):
+                self.touched[part] = (self.calls, 0)
+        self.ends.add(string[:length])
+        return length
+
+    def insert(self, string: String, slots: list[int]) -> int:
+        """Cache ``string``, whose tokens lie in ``slots``; how much of it was cached already, in slots of its own."""
+        length = self.find(string)
+        for end in range(length + 1, len(string) + 1):
+            self.slots[string[:end]] = slots[end - 1]
+            self.touched[string[:end]] = (self.calls, 1)
+        self.ends.add(string)
+        return length
+
+    def is_locked(self, string: String) -> bool:
+        return any(locked[: len(string)] == string for locked in self.locks)
+
+    def evictable(self) -> list[String]:
+        return [string for string in self.slots if not self.is_locked(string)]
+
+    def evict(self, tokens: int) -> list[int]:
+        """The slots of leaves without locks, whole ones, the one touched longest ago first, for so many tokens."""
+        freed: list[int] = []
+        while len(freed) < tokens:
+            inner = {end[:length] for end in self.ends for length in range(len(end))}
+            leaves = [end for end in self.ends if end and end not in inner and not self.is_locked(end)]
+            if not leaves:
+                break
+            oldest = min(leaves, key=lambda end: self.touched[end])
+            for string in self.edge(oldest):
+                freed.append(self.slots.pop(string))
+            self.ends.remove(oldest)
+        return freed
+
+
+class SgLang(System):
+    """``running`` decodes, in the order of its prefills; ``chunked`` is the sequence whose prefill goes on."""
+
+    def __init__(self, pool: Pool, limits: Limits) -> None:
+        super().__init__()
+        if pool.block_size != 1:
+            raise ValueError(f"block_size = {pool.block_size}: SGLang's slots hold one token")
+        self.pool, self.limits = pool, limits
+        self.max_num_seqs = 2048 if limits.max_num_seqs is None else limits.max_num_seqs
+        self.trie = Trie()
+        self.free = list(range(pool.num_blocks))
+        # The slots of the tokens computed so far, and how much of that a sequence locks in the trie.
+        self.tables: dict[Sequence, list[int]] = {}
+        self.locked: dict[Sequence, String] = {}
+        self.chunked: Sequence | None = None
+        self.prefills: list[tuple[Sequence, int]] = []
+        self.ratio = FIRST_RATIO
+        self.is_full = self.has_finished = False
+        self.queried = self.hit = 0
+        self.first_hits: dict[int, int] = {}
+
+    def refusal(self, sequence: Sequence) -> str | None:
+        if sequence.final_tokens + 2 > self.pool.slots:
+            return f"needs {sequence.final_tokens + 2} slots of a pool of {self.pool.slots}"
+        return None
+
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.chunked)
+
+    def string(self, sequence: Sequence, tokens: int) -> String:
+        """The first tokens of prompt and output."""
+        request = sequence.request
+        prompt = request.prompt_ids or [(sequence.index, i) for i in range(request.prompt_tokens)]
+        output = request.output_ids or [(sequence.index, "out", i) for i in range(request.output_tokens)]
+        return (*prompt, *output)[:tokens]
+
+    def allowed(self, sequence: Sequence) -> int:
+        """The max_tokens of a sequence, which the pool cuts."""
+        told = allowed_output_tokens(sequence.request, self.limits)
+        return min(told, self.pool.slots - 2 - sequence.request.prompt_tokens)
+
+    def room(self) -> int:
+        return len(self.free) + len(self.trie.evictable())
+
+    def lock(self, sequence: Sequence, string: String) -> None:
+        self.trie.locks.append(string)
+        self.locked[sequence] = string
+
+    def unlock(self, sequence: Sequence) -> None:
+        self.trie.locks.remove(self.locked.pop(sequence))
+
+    def make_free(self, slots: int) -> None:
+        if len(self.free) < slots:
+            self.free += self.trie.evict(slots)
+
+    def take(self, slots: int) -> list[int]:
+        return [self.free.pop() for _ in range(slots)]
+
+    def schedule(self) -> Work:
+        if not self.running and not self.chunked:
+            self.is_full = self.has_finished = False
+            self.ratio = FIRST_RATIO
+        self.prefills = []
+        if self.chunked or (self.waiting and not self.is_full):
+            self.sort_queue()
+            self.fill()
+        return self.prefill() if self.prefills else self.decode()
+
+    def sort_queue(self) -> None:
+        if self.limits.schedule_policy == "lpm" and len(self.waiting) <= MOST_SORTED:
+            found = {s: self.trie.find(self.string(s, known(s))) for s in self.waiting}
+            self.waiting.sort(key=lambda s: found[s], reverse=True)
+
+    def fill(self) -> None:
+        """Choose who prefills in this step."""
+        reserved = sum(min(self.allowed(s) - s.generated, LONGEST_OUTPUT) for s in self.running) * self.ratio
+        chunk, inputs = self.limits.max_num_batched_tokens, INPUT_TOKENS
+        if self.chunked:
+            sequence, self.chunked = self.chunked, None
+            tokens = min(known(sequence) - len(self.tables[sequence]), chunk)
+            chunk -= tokens
+            inputs -= tokens
+            reserved += tokens
+            self.prefills.append((sequence, tokens))
+            if len(self.tables[sequence]) + tokens < known(sequence):
+                self.chunked = sequence
+            else:
+                reserved += min(self.allowed(sequence), LONGEST_OUTPUT)
+        for sequence in list(self.waiting):
+            if len(self.running) + len(self.prefills) >= self.max_num_seqs:
+                self.is_full = True
+                break
+            found = self.string(sequence, self.trie.find(self.string(sequence, known(sequence) - 1)))
+            own = known(sequence) - len(found)
+            asked = own + min(self.allowed(sequence) - sequence.generated, LONGEST_OUTPUT)
+            if asked >= self.room() - reserved:
+                self.is_full = True
+                break
+            if self.prefills and own >= inputs:
+                break
+            self.lock(sequence, found)
+            if asked >= self.room() - reserved:
+                self.is_full = True
+            if self.is_full or not chunk:
+                self.unlock(sequence)
+                break
+            self.waiting.remove(sequence)
+            self.tables[sequence] = [self.trie.slots[found[:end]] for end in range(1, len(found) + 1)]
+            self.queried += known(sequence)
+            self.hit += len(found)
+            self.first_hits.setdefault(sequence.index, len(found))
+            tokens = min(own, chunk)
+            self.prefills.append((sequence, tokens))
+            chunk -= tokens
+            inputs -= tokens
+            reserved += tokens
+            if tokens < own:
+                self.chunked = sequence
+            else:
+                reserved += min(self.allowed(sequence), LONGEST_OUTPUT)
+            total = sum(tokens for _, tokens in self.prefills)
+            if reserved >= self.room() or total >= self.room():
+                self.is_full = True
+            if self.is_full or chunk == 0 or inputs <= 0:
+                break
+
+    def prefill(self) -> Work:
+        self.make_free(sum(tokens for _, tokens in self.prefills))
+        pairs_computed = 0
+        for sequence, tokens in self.prefills:
+            before = len(self.tables[sequence])
+            self.tables[sequence] += self.take(tokens)
+            pairs_computed += pairs(before, before + tokens)
+        if self.chunked:
+            self.is_full = False
+        computed = sum(tokens for _, tokens in self.prefills)
+        return Work(
+            running=[*self.running, *(sequence for sequence, _ in self.prefills)],
+            prefilled=list(self.prefills),
+            paused=list(self.running),
+            cost_arguments=(0, 0, computed, pairs_computed),
+        )
+
+    def decode(self) -> Work:
+        work = Work()
+        if self.room() < len(self.running):
+            work.preempted = self.retract()
+        else:
+            self.ratio = max(LEAST_RATIO, self.ratio - DECAY)
+        if self.has_finished or work.preempted:
+            self.is_full = self.has_finished = False
+        self.make_free(len(self.running))
+        for sequence in self.running:
+            self.tables[sequence] += self.take(1)
+        work.running, work.decodes = list(self.running), list(self.running)
+        work.cost_arguments = (len(self.running), sum(len(self.tables[s]) for s in self.running), 0, 0)
+        return work
+
+    def retract(self) -> list[Sequence]:
+        retracted: list[Sequence] = []
+        self.make_free(len(self.running))
+        while self.room() < len(self.running) and len(self.running) > 1:
+            order = enumerate(self.running)
+            _, victim = min(order, key=lambda pair: (pair[1].generated, -pair[1].request.prompt_tokens, -pair[0]))
+            self.running.remove(victim)
+            retracted.append(victim)
+            victim.preemptions += 1
+            self.free += self.tables.pop(victim)[len(self.locked[victim]) :]
+            self.unlock(victim)
+            self.make_free(TOKENS_AFTER_RETRACTION * len(self.running))
+        self.waiting += retracted
+        needed = sum(s.generated for s in self.running) + TOKENS_AFTER_RETRACTION * len(self.running)
+        estimate = Fraction(needed, sum(self.allowed(s) for s in self.running) + 1)
+        self.ratio = min(Fraction(1), Fraction(floor(estimate * 300_000), 300_000))
+        return retracted
+
+    def complete(self, now_ticks: int) -> None:
+        """The trie takes what was computed; who has computed all it knows gets a token, and some are done."""
+        if not self.prefills:
+            for sequence in list(self.running):
+                sequence.add_token(now_ticks)
+                if sequence.done:
+                    self.has_finished = True
+                    self.running.remove(sequence)
+                    self.finish(sequence, now_ticks)
+        for sequence, _ in self.prefills:
+            if sequence is self.chunked:
+                self.keep(sequence)
+                continue
+            sequence.add_token(now_ticks)
+            if sequence.done:
+                self.is_full = False
+                self.finish(sequence, now_ticks)
+            else:
+                self.keep(sequence)
+                self.running.append(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """What a sequence has computed is cached, and locked; what others cached before it, it has in their slots."""
+        string = self.string(sequence, len(self.tables[sequence]))
+        own, table = len(self.locked[sequence]), self.tables[sequence]
+        there = self.trie.insert(string, table)
+        self.free += table[own:there]
+        self.tables[sequence] = [self.trie.slots[string[:end]] for end in range(1, len(string) + 1)]
+        self.unlock(sequence)
+        self.lock(sequence, string)
+
+    def finish(self, sequence: Sequence, now_ticks: int) -> None:
+        sequence.finish_ticks = now_ticks
+        self.keep(sequence)
+        self.unlock(sequence)
+        del self.tables[sequence]
+
+    def buckets(self) -> dict[str, int]:
+        slot_map = SlotMap(self.pool.slots)
+        named = {slot for table in self.tables.values() for slot in table}
+        for slot in named:
+            slot_map.put(slot, LIVE)
+        for slot in set(self.trie.slots.values()) - named:
+            slot_map.put(slot, CACHED)
+        for slot in self.free:
+            slot_map.put(slot, FREE)
+        return slot_map.census()
