@@ -1,0 +1,41 @@
+"""Random operations on every allocator, each against a simple model that shares no code with it.
+
+    pools         blocks with reference counts, and vLLM's with hashes
+    radix         SGLang's tree
+    arenas        where contiguous pieces are placed
+    served        what the machines of memories share: a memory is served as the engine serves it
+    tables        models of pools with ids; the walk over block tables
+    paged         paged memory, with prefills in chunks, with pages that stay mapped
+    reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
+
+After every operation all invariants are walked that the allocator answers for, by their numbers in the design.
+"""
+
+from __future__ import annotations
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from .arenas import BestFitMachine, BuddyArenaMachine, FirstFitMachine
+from .paged import ChunkedMachine, DeferredMachine, PagedMachine
+from .pools import HashedPoolMachine, PoolMachine
+from .radix import RadixMachine
+from .reservations import BatchMachine, BuddyMachine, ContiguousMachine, ReservedMachine
+
+__all__ = ["MACHINES"]
+
+#: By the allocator's class.
+MACHINES: dict[str, type[RuleBasedStateMachine]] = {
+    "BlockPool": PoolMachine,
+    "HashedBlockPool": HashedPoolMachine,
+    "RadixTree": RadixMachine,
+    "BuddyArena": BuddyArenaMachine,
+    "FirstFitArena": FirstFitMachine,
+    "BestFitArena": BestFitMachine,
+    "PagedMemory": PagedMachine,
+    "ChunkedMemory": ChunkedMachine,
+    "DeferredMemory": DeferredMachine,
+    "ContiguousMemory": ContiguousMachine,
+    "ReservedMemory": ReservedMachine,
+    "BuddyMemory": BuddyMachine,
+    "BatchMemory": BatchMachine,
+}

@@ -1,0 +1,275 @@
+"""Contiguous and reserved memories against a census of every slot of every reservation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fragmeter.sim.memory import BatchMemory, BuddyMemory, ContiguousMemory, ReservedMemory
+from fragmeter.sim.memory.contiguous import ContiguousTransaction, Grant
+from fragmeter.sim.sequence import Sequence
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot
+
+from .arenas import ARENAS, Blocks
+from .draws import EITHER, combined
+from .served import Served
+from .tables import Tables, walk
+
+BLOCKS, SIZES, PROMPTS, OUTPUTS, EXTRAS = range(4, 33), range(1, 5), range(1, 8), range(1, 13), range(0, 7)
+
+
+class ContiguousMachine(Served):
+    """Reservations, one or two a step, leaps of any length, and finishes."""
+
+    #: Whether those who run pause for an admission.
+    pauses = False
+
+    @initialize(pool=combined(BLOCKS, SIZES))
+    def build(self, pool):
+        self.reserve_in(ContiguousMemory(*pool))
+
+    def reserve_in(self, memory: Any) -> None:
+        self.serve(memory)
+        self.slots = self.free_slots = memory.num_blocks * memory.block_size
+        #: What every sequence on the device was given.
+        self.held: dict[Sequence, Grant] = {}
+        #: Blocks of the piece that the head of the queue was refused.
+        self.blocked = 0
+
+    def slots_for(self, tokens: int) -> int:
+        return tokens
+
+    def blocked_by(self, tokens: int) -> int:
+        """Blocks of the piece that whoever asks for so many tokens is refused; 0 where there are no pieces."""
+        return 0
+
+    def has_place(self, slots: int) -> bool:
+        return slots <= self.free_slots
+
+    def take(self, grant: Grant) -> None:
+        """Slots are reserved."""
+        assert grant.start is None
+        self.free_slots -= grant.slots
+
+    def hold(self, sequence: Sequence, grant: Grant) -> None:
+        """What was reserved is what a sequence is given."""
+        assert sequence.grant == grant
+        self.held[sequence] = grant
+
+    def drop(self, sequence: Sequence) -> None:
+        self.free_slots += self.held.pop(sequence).slots
+
+    def reserve(self, transaction: ContiguousTransaction, tokens: int, padding: int = 0) -> Grant:
+        transaction.reserve(tokens)
+        grant = Grant(tokens, self.slots_for(tokens), padding, transaction.places[-1][2])
+        self.take(grant)
+        assert transaction.free_slots == self.free_slots
+        return grant
+
+    @rule(request=combined(PROMPTS, OUTPUTS, EXTRAS, EITHER))
+    def admit(self, request):
+        """The second one sees what the first one took. The last token of an output needs no slot."""
+        prompt, output, extra, two = request
+        transaction, self.blocked = self.memory.transaction(self.state.clock), 0
+        admitted: list[tuple[Sequence, Grant]] = []
+        for sequence in [self.arrive(prompt, output), self.arrive(output, prompt)][: 1 + two]:
+            tokens = sequence.target_tokens - 1 + extra + len(admitted)
+            room = self.has_place(self.slots_for(tokens))
+            assert transaction.has_room(tokens) == room
+            if not room:
+                transaction.refuse(tokens)
+                self.blocked = self.blocked_by(tokens)
+                break
+            admitted.append((sequence, self.reserve(transaction, tokens)))
+        for sequence, grant in admitted:
+            self.start(sequence, self.pauses)
+            self.hold(sequence, grant)
+        if self.pauses:
+            self.pass_steps(0)
+
+    @precondition(lambda self: self.tokens)
+    @rule(steps=st.integers(1, 8))
+    def leap(self, steps):
+        """Stopping where somebody finishes."""
+        while steps and self.tokens:
+            reach = min(steps, self.steps_to_finish())
+            self.pass_steps(reach)
+            steps -= reach
+
+    def pass_steps(self, steps: int) -> None:
+        """Steps pass, and those who have all their tokens leave."""
+        if steps:
+            self.begin()
+        self.check_meter(self.memory.pass_steps(self.state, steps))
+        self.step_on(steps)
+        self.leave()
+
+    def leave(self) -> None:
+        finished = self.finished()
+        assert self.state.take_finished() == finished
+        self.memory.release(finished, self.state.clock)
+        for sequence in finished:
+            del self.tokens[sequence]
+            self.drop(sequence)
+
+    def check_meter(self, meter: tuple[int, ...]) -> None:
+        """Invariant 1: the buckets are those of a census of all slots, which every slot is in once."""
+        live, held, growing, target, asked, finished_hold, stranded, largest_free = meter
+        told = dict.fromkeys(census([]), 0) | {
+            "live": live,
+            "reserved": target - live,
+            "over_estimate": asked - target,
+            self.memory.residue: held - asked - finished_hold,
+            "finished_hold": finished_hold,
+            "stranded": stranded,
+            "free": self.slots - held - stranded,
+        }
+        counted = census(bucket for buckets in (self.census(), self.free_census()) for bucket in buckets)
+        assert told == counted and sum(counted.values()) == self.slots
+        assert growing == len(self.tokens)
+        assert largest_free == self.largest_free()
+
+    def census(self) -> list[str]:
+        """The bucket of every slot that is held."""
+        return [
+            classify_slot(i, self.tokens[s], s.target_tokens, grant.tokens, self.block_end(grant.tokens))
+            for s, grant in self.held.items()
+            for i in range(grant.slots)
+        ]
+
+    def block_end(self, tokens: int) -> int:
+        """Where the block ends in which the tokens asked for end; arenas have no block tails."""
+        return tokens
+
+    def free_census(self) -> list[str]:
+        return [FREE] * self.free_slots
+
+    def largest_free(self) -> int:
+        return self.free_slots
+
+    @invariant()
+    def holds(self):
+        assert self.memory.used_slots == self.slots - self.free_slots >= 0
+        assert self.memory.growing == len(self.tokens)
+
+
+class ReservedMachine(ContiguousMachine):
+    """Whole blocks anywhere, with tables; those who run pause for a prefill."""
+
+    pauses = True
+
+    @initialize(pool=combined(BLOCKS, SIZES))
+    def build(self, pool):
+        self.reserve_in(ReservedMemory(*pool, ids=True))
+        self.model = Tables(self.memory.num_blocks)
+
+    def slots_for(self, tokens: int) -> int:
+        return self.blocks(tokens) * self.memory.block_size
+
+    block_end = slots_for
+
+    def hold(self, sequence: Sequence, grant: Grant) -> None:
+        super().hold(sequence, grant)
+        self.model.hold(sequence, self.blocks(grant.tokens))
+
+    def drop(self, sequence: Sequence) -> None:
+        super().drop(sequence)
+        self.model.drop(sequence)
+
+    @invariant()
+    def holds(self):
+        super().holds()
+        kept = self.memory.tables
+        walk(kept.pool, kept.tables)
+        assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
+
+
+class BuddyMachine(ContiguousMachine):
+    """Chunks of an arena, whose places are looked up in a bitmap."""
+
+    @initialize(pool=combined(BLOCKS, SIZES, ARENAS))
+    def build(self, pool):
+        num_blocks, block_size, arena = pool
+        self.reserve_in(BuddyMemory(num_blocks, block_size, 32, arena))
+        self.places = Blocks(arena, num_blocks)
+
+    def blocked_by(self, tokens: int) -> int:
+        return self.places.piece_blocks(self.blocks(tokens))
+
+    def slots_for(self, tokens: int) -> int:
+        return self.blocked_by(tokens) * self.memory.block_size
+
+    def has_place(self, slots: int) -> bool:
+        return any(size * self.memory.block_size >= slots for _, size in self.places.pieces())
+
+    def take(self, grant: Grant) -> None:
+        """Invariant 7: a chunk is aligned, and its blocks were free."""
+        self.places.take(grant.start, grant.slots // self.memory.block_size)
+        self.free_slots -= grant.slots
+
+    def drop(self, sequence: Sequence) -> None:
+        grant = self.held[sequence]
+        self.places.give(grant.start, grant.slots // self.memory.block_size)
+        super().drop(sequence)
+
+    def free_census(self) -> list[str]:
+        size = self.memory.block_size
+        return [
+            STRANDED if blocks < self.blocked else FREE
+            for _, blocks in self.places.pieces()
+            for _ in range(blocks * size)
+        ]
+
+    def largest_free(self) -> int:
+        return max((blocks for _, blocks in self.places.runs()), default=0) * self.memory.block_size
+
+    @invariant()
+    def holds(self):
+        super().holds()
+        assert self.memory.arena.free_runs() == self.places.runs()
+
+
+class BatchMachine(ContiguousMachine):
+    """Static batches: padded alike, and all leave when the last one is done."""
+
+    @initialize(pool=combined(BLOCKS, SIZES))
+    def build(self, pool):
+        self.reserve_in(BatchMemory(*pool))
+        #: Members of the batch that have all their tokens.
+        self.ended: list[Sequence] = []
+
+    @precondition(lambda self: not self.held)
+    @rule(batch=combined(PROMPTS, OUTPUTS, range(1, 5), range(1, 4), range(0, 3)))
+    def admit(self, batch):
+        """Up to four, the first of them with the longest output and the last with the longest prompt."""
+        prompt, output, members, apart, extra = batch
+        prompts = [prompt + place * apart for place in range(members)]
+        outputs = [max(1, output - place * apart) for place in range(members)]
+        padded, tokens = max(prompts), max(prompts) + output + extra
+        if tokens * len(prompts) > self.slots:
+            return
+        transaction = self.memory.transaction(self.state.clock)
+        grants = [self.reserve(transaction, tokens, padded - prompt) for prompt in prompts]
+        for sequence, grant in zip(map(self.arrive, prompts, outputs), grants, strict=True):
+            self.start(sequence, False, padded)
+            self.hold(sequence, grant)
+
+    def leave(self) -> None:
+        ended = self.finished()
+        assert self.state.take_ended() == ended
+        self.memory.release(ended, self.state.clock)
+        self.ended += ended
+        for sequence in ended:
+            del self.tokens[sequence]
+        if not self.tokens:
+            self.held, self.ended, self.free_slots = {}, [], self.slots
+
+    def census(self) -> list[str]:
+        """Padding, and all that those who have ended still hold, serves nobody."""
+        buckets: list[str] = []
+        for s, grant in self.held.items():
+            own = 0 if s in self.ended else grant.tokens - grant.padding
+            buckets += [classify_slot(i, self.tokens[s], s.target_tokens, own, own) for i in range(own)]
+            buckets += [FINISHED_HOLD] * (grant.slots - own)
+        return buckets

@@ -1,0 +1,75 @@
+"""What the machines of memories share: a memory served as the engine serves it, and every token counted one by one.
+
+In each step victims leave first, then others come back or are admitted, then the step passes, alone or as the first of
+a leap. Steps in which somebody is admitted and the running ones pause pass at once, and the decode clock stands still.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.state import State
+from hypothesis.stateful import RuleBasedStateMachine
+
+
+def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:
+    """One or two of several, by a number."""
+    return list(dict.fromkeys(sequences[place % len(sequences)] for place in (pick, pick // 8)))
+
+
+class Served(RuleBasedStateMachine):
+    """The state of the engine, and beside it the model.
+
+    Attributes:
+        tokens: Tokens with a slot of each running sequence; with that of the coming step once it has begun.
+        begun: Whether the running sequences have their slots of the coming step: nobody may leave before it is over.
+    """
+
+    memory: Any
+
+    def serve(self, memory: Any) -> None:
+        self.memory, self.state = memory, State(preempted_first=True)
+        self.tokens: dict[Sequence, int] = {}
+        self.begun = False
+        self.arrived = 0
+
+    def arrive(self, prompt: int, output: int) -> Sequence:
+        """A new request that is told its true output."""
+        self.arrived += 1
+        return Sequence(self.arrived, prompt, output, output)
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.memory.block_size)
+
+    def begin(self) -> None:
+        """The running sequences have their slots of the coming step."""
+        if not self.begun:
+            self.tokens = {sequence: tokens + 1 for sequence, tokens in self.tokens.items()}
+            self.begun = True
+
+    def start(self, sequence: Sequence, pauses: bool, padded_tokens: int = 0) -> None:
+        """A prefill ends in the coming step, or in one in which those who run pause."""
+        if not pauses:
+            self.begin()
+        clock = self.state.clock - pauses
+        self.memory.admit(sequence, clock, padded_tokens, pauses)
+        self.state.start(sequence, clock, padded_tokens)
+        self.tokens[sequence] = sequence.start_tokens
+
+    def steps_to_finish(self) -> int:
+        """Steps until the next running sequence has all its tokens."""
+        return min(s.target_tokens - 1 - tokens for s, tokens in self.tokens.items()) + self.begun
+
+    def step_on(self, steps: int) -> None:
+        """Let the first step pass, which has begun, and those that follow it."""
+        for _ in range(steps - 1):
+            self.begun = False
+            self.begin()
+        self.begun = False
+        self.state.clock += steps
+
+    def finished(self) -> list[Sequence]:
+        """Those with all their tokens, whose last one needs no slot."""
+        done = [s for s, tokens in self.tokens.items() if tokens == s.target_tokens - 1]
+        return sorted(done, key=lambda sequence: sequence.index)

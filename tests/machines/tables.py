@@ -1,0 +1,88 @@
+"""Models of pools with ids: a stack of free ones, a list a sequence, and pages that stay mapped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fragmeter.sim.memory import BlockPool
+from fragmeter.sim.sequence import Sequence
+
+
+def walk(pool: BlockPool, tables: dict[Sequence, list[int]], cached: Iterable[int] = ()) -> None:
+    """Invariant 2: a block's references are the table entries that name it. Invariant 3: no block is in two tables,
+    as nothing is shared here. Every block is in a table, cached or free."""
+    named = Counter(block for table in tables.values() for block in table)
+    assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
+    assert sorted([*named.elements(), *cached, *pool.free_ids]) == list(range(pool.num_blocks))
+
+
+class Tables:
+    """Blocks by id; the last one freed is the first one taken."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = list(reversed(range(num_blocks)))
+        self.tables: dict[Sequence, list[int]] = {}
+
+    def hold(self, sequence: Sequence, blocks: int) -> None:
+        """Let a table have so many blocks."""
+        table = self.tables.setdefault(sequence, [])
+        while len(table) < blocks:
+            table.append(self.free.pop())
+
+    def grow(self, sequences: list[Sequence]) -> None:
+        """A block for each of several in one step."""
+        for sequence in sequences:
+            self.tables[sequence].append(self.free.pop())
+
+    def drop(self, sequence: Sequence) -> None:
+        self.free += self.tables.pop(sequence)
+
+
+class MappedTables(Tables):
+    """vAttention's rule as docs/policies.md numbers it: who leaves leaves its pages mapped."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.deferred: list[list[int]] = []
+        self.spare: dict[Sequence, list[int]] = {}
+
+    @property
+    def cached(self) -> list[int]:
+        return [page for pages in (*self.deferred, *self.spare.values()) for page in pages]
+
+    def drop(self, sequence: Sequence) -> None:
+        """Rule 1: the region is deferred with all that is mapped."""
+        self.deferred.append(self.tables.pop(sequence) + self.spare.pop(sequence, []))
+
+    def hold(self, sequence: Sequence, blocks: int) -> None:
+        """Rule 2: the tightest region that holds it, else the largest; of equals the one left first."""
+        enough = [region for region in self.deferred if len(region) >= blocks]
+        region = min(enough, key=len) if enough else max(self.deferred, key=len, default=[])
+        if region:
+            self.deferred.remove(region)
+        self.tables[sequence], spare = region[:blocks], region[blocks:]
+        if spare:
+            self.spare[sequence] = spare
+        self._map([sequence] * (blocks - len(region)))
+
+    def grow(self, sequences: list[Sequence]) -> None:
+        """Rule 3: into a spare page; who has none is mapped another one."""
+        others = [sequence for sequence in sequences if sequence not in self.spare]
+        for sequence in sequences:
+            if sequence in self.spare:
+                self.tables[sequence].append(self.spare[sequence].pop(0))
+        self._forget()
+        self._map(others)
+
+    def _map(self, sequences: list[Sequence]) -> None:
+        """Rule 4: an unmapped page for each; as many as lack are unmapped first."""
+        while len(self.free) < len(sequences):
+            self.free.append((self.deferred or list(self.spare.values()))[0].pop())
+            self._forget()
+        super().grow(sequences)
+
+    def _forget(self) -> None:
+        """Regions and spares of no pages are none."""
+        self.deferred = [region for region in self.deferred if region]
+        self.spare = {sequence: pages for sequence, pages in self.spare.items() if pages}

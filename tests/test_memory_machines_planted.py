@@ -1,0 +1,112 @@
+"""Bugs planted on purpose, one or two an allocator: random operations find each of them."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import hypothesis
+import pytest
+from fragmeter.sim.errors import SimulationFault
+from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
+from fragmeter.sim.memory import DeferredMemory, PagedMemory, ReservedMemory
+from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
+from fragmeter.sim.memory.contiguous import ContiguousTransaction
+from fragmeter.sim.memory.deferred import Regions
+from fragmeter.sim.memory.paged import BlockTables
+from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from hypothesis.stateful import run_state_machine_as_test
+from machines import MACHINES
+
+release_in_order, split = HashedBlockPool.release, RadixTree._split
+
+
+def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
+    return pool._further.pop(block, None) is not None
+
+
+def frees_the_beginning_first(pool: HashedBlockPool, table: list[int]) -> None:
+    release_in_order(pool, table[::-1])
+
+
+def splits_without_the_locks(tree: RadixTree, *split_at):
+    upper = split(tree, *split_at)
+    upper.locks = 0
+    return upper
+
+
+def does_not_merge(arena: BuddyArena, start: int, blocks: int) -> None:
+    arena.free_lists[blocks][start] = None
+
+
+def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
+    return max((place for place, length in enumerate(arena._lengths) if length >= blocks), default=None)
+
+
+def grows_table_by_table(tables: BlockTables, clock: int) -> None:
+    steps = range(tables._grown_until, clock)
+    for sequence, table in tables.tables.items():
+        table += tables.pool.take_many(sum(sequence in tables._members[step % tables._block_size] for step in steps))
+    tables._grown_until = max(clock, tables._grown_until)
+
+
+def stalls_in_the_count_only(memory: ChunkedMemory, sequence, clock: int) -> None:
+    memory.partial[sequence] = -(-sequence.held_tokens(clock) // memory.block_size)
+
+
+def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
+    pages = []
+    while len(pages) < count:
+        pages.append((regions.deferred or list(regions.spare.values()))[0].pop(0))
+        regions.deferred = [region for region in regions.deferred if region]
+        regions.spare = {sequence: spare for sequence, spare in regions.spare.items() if spare}
+    regions.cached -= len(pages)
+    return pages
+
+
+def settles_at_once(memory: DeferredMemory, clock: int, limit: int) -> int:
+    return limit
+
+
+def takes_no_room(transaction: ContiguousTransaction, tokens: int) -> None:
+    slots = transaction.memory.slots_of(tokens)
+    transaction.places.append((tokens, slots, transaction.memory.take_place(slots)))
+
+
+def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
+    memory.arena.free(grant.start, grant.slots // memory.block_size)
+
+
+PLANTED = [
+    ("BlockPool", BlockPool, "_drop_further", frees_what_two_more_tables_name),
+    ("HashedBlockPool", HashedBlockPool, "release", frees_the_beginning_first),
+    ("RadixTree", RadixTree, "_split", splits_without_the_locks),
+    ("BuddyArena", BuddyArena, "free", does_not_merge),
+    ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
+    ("BestFitArena", BestFitArena, "_choose", FirstFitArena._choose),
+    ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
+    ("PagedMemory", PagedMemory, "take_back", PagedMemory.admit),
+    ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),
+    ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
+    ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
+    ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
+    ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
+    ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
+    ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),
+    ("BuddyMemory", BuddyMemory, "give_place", keeps_the_longest_run),
+    ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
+]
+
+
+def test_every_machine_has_a_bug_to_find():
+    assert {allocator for allocator, *_ in PLANTED} == MACHINES.keys()
+
+
+@pytest.mark.parametrize(
+    ("allocator", "owner", "method", "broken"), PLANTED, ids=[f"{bug[0]}-{bug[3].__qualname__}" for bug in PLANTED]
+)
+def test_random_operations_find(allocator, owner, method, broken):
+    few = hypothesis.settings.get_profile("machines")
+    # The smallest example is of no interest.
+    quick = hypothesis.settings(few, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
+    with mock.patch.object(owner, method, broken), pytest.raises((AssertionError, SimulationFault)):
+        run_state_machine_as_test(MACHINES[allocator], settings=quick)
