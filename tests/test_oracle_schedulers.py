@@ -192,8 +192,8 @@ def test_sarathi_takes_a_prompts_blocks_at_once_and_keeps_one_free():
 
 
 def test_tgi_waits_for_a_batch_that_is_worth_the_pause():
-    """Ten blocks of two, prefills of six tokens, minimum 1.2 times the running. 2 waits in step 1, since a decode
-    follows a prefill (vllm-v0 would prefill it, trtllm-no-evict would decode beside it), and is worth the pause in step
+    """Ten blocks of two, prefills of six tokens, minimum 1.2 times the running. 2 waits in step 1, since two
+    must come to two (vllm-v0 would prefill it, trtllm-no-evict would decode beside it), and is worth the pause in step
     2. In step 4 two must come: both wait, but only 3 fits, so neither. After three decode steps 3 may come alone (5).
     4 waits for its seven blocks, then comes when nothing runs."""
     requests = [
@@ -231,8 +231,18 @@ def test_tgi_counts_decode_steps_from_one():
     """Ten run and three must wait for a batch: 10 comes alone once the counter is at 4, after three decode steps."""
     ten, late = [Request(0, 1, 9, 9)] * 10, Request(1, 1, 1, 1)
     assert tgi_prefills([*ten, late], max_waiting_tokens=4) == [tuple(range(10)), (), (), (), (10,), *[()] * 5]
-    assert tgi_prefills([*ten, late, late, late]) == [tuple(range(10)), (), (10, 11, 12), *[()] * 7]
     assert tgi_prefills([*ten, late, late]) == [tuple(range(10)), *[()] * 8, (10, 11)]
+
+
+def test_tgi_looks_before_each_decode_but_not_after_a_prefill_that_others_waited_for():
+    """Three are worth the pause of ten, whose prefill takes 110 ticks. They come in it and go next, or come in the
+    first decode step and go after that. Three more come in the prefill of these, and go after a decode step."""
+    ten = [Request(0, 1, 9, 9)] * 10
+    first, second, last = ([Request(arrival, 1, 1, 1)] * 3 for arrival in (1, 111, 112))
+    begin, joined, later = tuple(range(10)), (10, 11, 12), (13, 14, 15)
+    assert tgi_prefills([*ten, *first]) == [begin, joined, *[()] * 8]
+    assert tgi_prefills([*ten, *second]) == [begin, (), joined, *[()] * 7]
+    assert tgi_prefills([*ten, *first, *last]) == [begin, joined, (), later, *[()] * 7]
 
 
 def test_tgi_looks_at_once_when_nothing_runs():
@@ -439,7 +449,7 @@ def test_sglang_holds_single_tokens():
     ("policy", "two_short", "long_first", "long_second", "beside_a_decode"),
     [
         ("vllm-v0", [(0,), (1,)], [(0,), (1,), ()], [(0,), (1,), ()], [(0,), (1,), (), ()]),
-        ("tgi", [(0,), (1,)], [(0,), (), (1,)], [(0,), (), (1,)], [(0,), (), (1,), ()]),
+        ("tgi", [(0,), (1,)], [(0,), (1,), ()], [(0,), (1,), ()], [(0,), (1,), (), ()]),
         ("trtllm-no-evict", [(0,), (1,)], [(0,), (1,)], [(0,), (), (1,)], [(0,), (), (), (1,)]),
         ("trtllm-max-util", [(0,), (1,)], [(0,), (1,)], [(0,), (), (1,)], [(0,), (), (), (1,)]),
         ("lightllm", [(0,), (1,)], [(0,), (1,)], [(0,), (), (1,)], [(0,), (), (), (1,)]),

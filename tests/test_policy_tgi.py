@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engine_runs import serve
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from oracle import Limits, Pool, Request
 from strategies import Case, LineCost
+from test_engine_schedulers import cases, check
 
-#: Ten requests that run from the start, for 40 tokens each.
+#: Ten requests that run from the start, for 40 tokens each; their prefill takes 101 + 7 * 10 ticks.
 RUNNING = [Request(0, 1, 40, 40)] * 10
+PREFILL_TICKS = 171
 
 
 def step_taken(waiting: int, arrival_ticks: int = 1, **limits) -> int:
@@ -22,11 +29,13 @@ def step_taken(waiting: int, arrival_ticks: int = 1, **limits) -> int:
 
 
 def test_twelve_waiting_on_ten_are_worth_a_pause_at_1_2():
-    """floor(10 * 1.2) = 12: they are taken at the first look, after one decode step."""
-    assert step_taken(12, waiting_served_ratio=1.2) == 1
+    """floor(10 * 1.2) = 12: they are taken at the first look, which is before the first decode step; or at the next."""
+    assert step_taken(12, waiting_served_ratio=1.2) == 0
+    assert step_taken(12, PREFILL_TICKS, waiting_served_ratio=1.2) == 0
+    assert step_taken(12, PREFILL_TICKS + 1, waiting_served_ratio=1.2) == 1
 
 
-@pytest.mark.parametrize(("override", "expected"), [(20, 19), (7, 6), (1, 1)])
+@pytest.mark.parametrize(("override", "expected"), [(20, 19), (7, 6), (1, 0)])
 def test_eleven_wait_for_the_override(override, expected):
     """One short of the minimum, they are taken when the counter, 1 after a prefill and 1 more a decode step, is there."""
     assert step_taken(11, waiting_served_ratio=1.2, max_waiting_tokens=override) == expected
@@ -36,7 +45,7 @@ def test_eleven_wait_for_the_batch_to_end_without_an_override():
     assert step_taken(11, waiting_served_ratio=1.2, max_waiting_tokens=1000) == 39
 
 
-@pytest.mark.parametrize(("waiting", "expected"), [(12, 19), (13, 1), (14, 1)])
+@pytest.mark.parametrize(("waiting", "expected"), [(12, 19), (13, 0), (14, 0)])
 def test_thirteen_are_enough_at_1_3(waiting, expected):
     """TGI asks for at least floor(10 * 1.3) = 13. The popular reading, strictly more, would make 13 wait as 12 do."""
     assert step_taken(waiting, waiting_served_ratio=1.3) == expected
@@ -44,4 +53,11 @@ def test_thirteen_are_enough_at_1_3(waiting, expected):
 
 def test_under_the_popular_reading_thirteen_would_wait_and_fourteen_not():
     """Strictly more than 13 is at least 14, which is TGI's rule with a ratio of 1.4."""
-    assert [step_taken(waiting, waiting_served_ratio=1.4) for waiting in (13, 14)] == [19, 1]
+    assert [step_taken(waiting, waiting_served_ratio=1.4) for waiting in (13, 14)] == [19, 0]
+
+
+@hypothesis_settings(max_examples=100)
+@given(case=cases, ratio=st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.2, 2.5]), most=st.sampled_from([1, 2, 3, 20]))
+def test_every_look_at_the_queue_is_the_oracles_whatever_the_ratio(case, ratio, most):
+    limits = replace(case.limits, waiting_served_ratio=ratio, max_waiting_tokens=most)
+    check("tgi", replace(case, limits=limits))

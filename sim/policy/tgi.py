@@ -14,12 +14,13 @@ from .base import Limits, blocks_of
 
 
 class Tgi:
-    """Text Generation Inference (``router/src/infer.rs``, ``queue.rs``).
+    """Text Generation Inference (``backends/v3/src/backend.rs``, ``queue.rs``).
 
-    After every decode step the queue is looked at. A batch is taken from it only if
-    ``waiting_served_ratio`` times as many as run are waiting *and* fit, or if nobody was taken for
-    ``max_waiting_tokens`` decode steps; then decoding pauses and the new batch prefills alone. The blocks
-    of prompt + ``max_tokens`` - 1 tokens are taken at admission, and nobody is preempted.
+    The queue is looked at before every decode step, but for the one that follows a batch taken while
+    others ran. A batch is taken from it only if ``waiting_served_ratio`` times as many as run are waiting
+    *and* fit, or if nobody was taken for ``max_waiting_tokens`` decode steps; then decoding pauses and
+    the new batch prefills alone. The blocks of prompt + ``max_tokens`` - 1 tokens are taken at admission,
+    and nobody is preempted.
     """
 
     name = "tgi"
@@ -32,19 +33,21 @@ class Tgi:
         self.limits = limits
         # Decode clock at the last prefill: decode steps since then are the clock's difference.
         self._prefill_clock = 0
+        # Whether that prefill paused somebody.
+        self._has_paused = False
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
         """A batch that prefills, or a step that decodes."""
         if not state.waiting:
             return CARRY_ON
-        if state.width and state.clock == self._prefill_clock:
-            # The queue is not looked at between a prefill and the first step that decodes.
+        if self._has_paused and state.clock == self._prefill_clock:
+            # Those who paused decode before the queue is looked at again.
             return Plan(steady=False)
         minimum = self._minimum(state)
         batch = self._batch(state, transaction) if len(state.waiting) >= minimum else []
         if len(batch) < max(1, minimum):
             return Plan(wakes=len(state.waiting) < minimum)
-        self._prefill_clock = state.clock
+        self._prefill_clock, self._has_paused = state.clock, state.width > 0
         for sequence in batch:
             transaction.reserve(self._reserved_tokens(sequence))
         return Plan(tuple(batch), sum(s.start_tokens for s in batch), steady=False, pauses=True)

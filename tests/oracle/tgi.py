@@ -1,6 +1,7 @@
 """Text Generation Inference: decoding pauses for a new batch, and a new batch waits until it is worth the pause.
 
-After a decode step the queue must hold, and a batch must fit, ``waiting_served_ratio`` of the running sequences; after
+The queue is looked at before each decode step, but not twice without one: a batch that joins others goes on to decode
+with them. The queue must hold, and a batch must fit, ``waiting_served_ratio`` of the running sequences; after
 ``max_waiting_tokens`` decode steps any batch will do. All blocks that a request may ever fill are taken at admission.
 """
 
@@ -13,12 +14,12 @@ from .model import Limits, Pool, Sequence, allowed_output_tokens
 
 
 class Tgi(IterationSystem):
-    """Prefill steps and decode steps; after a prefill the next step decodes if anybody runs."""
+    """Prefill steps and decode steps; after a prefill that others waited for the next step decodes."""
 
     def __init__(self, pool: Pool, limits: Limits) -> None:
         super().__init__(pool, limits)
         self.counter = 1
-        self.has_just_prefilled = False
+        self.has_just_joined = False
 
     def asked_tokens(self, sequence: Sequence) -> int:
         """R: prompt and allowed output but for its last token, whose KV nobody reads."""
@@ -29,9 +30,8 @@ class Tgi(IterationSystem):
         return self.asked_tokens(sequence)
 
     def decide(self) -> None:
-        looks = not (self.running and self.has_just_prefilled)
-        batch = self._next_batch() if looks else []
-        self.has_just_prefilled = bool(batch)
+        batch = [] if self.has_just_joined else self._next_batch()
+        self.has_just_joined = bool(batch and self.running)
         if batch:
             self._prefill(batch)
         else:
