@@ -115,5 +115,5 @@ def crowded_hybrid_cases(draw: st.DrawFn) -> HybridCase:
     longest = max(-(-(r.prompt_tokens + r.output_tokens) // size) for r in requests)
     most = -(-(groups.window - 1 + budget) // size) + 1
     pages = full * longest + sliding * min(most, longest) + draw(st.integers(0, 8))
-    bounds = Limits(40, budget, draw(st.sampled_from([2, 4])), draw(st.sampled_from([0.0, 0.0, 0.1])))
+    bounds = Limits(40, budget, draw(st.sampled_from([2, 4])), draw(st.sampled_from([0.0, 0.1, 0.3])))
     return HybridCase(Case(requests, Pool(pages, size), bounds, draw(small_costs)), groups)
