@@ -113,6 +113,21 @@ def test_a_long_prompt_asks_for_a_window_and_a_chunk():
     assert summary(refused)["refused_requests"] == [{"request": 0, "smallest_pool_blocks": 6}]
 
 
+@pytest.mark.parametrize(
+    ("policy", "arrival_ticks", "scheduled_ticks"), [("vllm-sosp23", 250, 438), ("vllm-v0", 150, 328)]
+)
+def test_a_leap_stops_where_pages_that_come_back_serve_the_head(policy, arrival_ticks, scheduled_ticks):
+    """Past its window 0 holds three pages of ten after every other step and two after those between, so seven or eight
+    are free. 1 asks for five of them with three to spare, and comes when seven are free: it waits for a step, and not
+    for 0 to finish. Steps start at 0, 108, 218, 328, 438; vLLM 0.x looks before 0 gives back, the other one after it."""
+    limits = Limits(max_model_len=40, max_num_batched_tokens=30, max_num_seqs=4, watermark_fraction=0.3)
+    requests, groups = [Request(0, 8, 12), Request(arrival_ticks, 10, 2)], Groups(full=0, sliding=1, window=4)
+    case = HybridCase(Case(requests, Pool(10, 2), limits, StoryCost()), groups)
+    outcome, _ = simulate_hybrid(policy, requests, case.case.pool, limits, groups, StoryCost().step_ticks)
+    assert outcome.requests[1]["first_scheduled_ticks"] == scheduled_ticks
+    assert [times_of(serve(policy, case, leap=leap))[1][0] for leap in (True, False)] == [scheduled_ticks] * 2
+
+
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v0", "vllm-sosp23"])
 def test_a_pool_that_preempts_without_windows_and_not_with_them(policy):
     """Four layers, three with a window of 4, blocks of 2; two requests of 16 tokens. Kept whole, either needs 8 blocks
