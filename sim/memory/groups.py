@@ -12,14 +12,13 @@ class PageGroups(NamedTuple):
         full: Groups that keep every token.
         sliding: Groups that keep what a window needs.
         window_tokens: Tokens that a token attends to there, itself included.
-        most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the
-            prompt; None where it takes the whole prompt's.
+        most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
     """
 
     full: int = 1
     sliding: int = 0
     window_tokens: int = 0
-    most_prompt_blocks: int | None = None
+    most_prompt_blocks: int = 0
 
     @property
     def number(self) -> int:
@@ -32,8 +31,7 @@ class PageGroups(NamedTuple):
 
     def wanted_blocks(self, blocks: int) -> int:
         """Blocks that an admission asks for in all groups, where it asks for ``blocks`` in a full one."""
-        most = self.most_prompt_blocks
-        return self.full * blocks + self.sliding * (blocks if most is None else min(blocks, most))
+        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks)
 
 
 def most_prompt_blocks(window_tokens: int, in_flight_tokens: int, max_model_len: int, block_size: int) -> int:

@@ -69,8 +69,7 @@ class _OverGroups:
         """As an admission of all that the request ever knows, as a preemption may make it, asks for."""
         # The last token is never stored.
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
-        most = self.groups.most_prompt_blocks
-        return self.groups.full * blocks + self.groups.sliding * np.minimum(blocks, most)
+        return self.groups.full * blocks + self.groups.sliding * np.minimum(blocks, self.groups.most_prompt_blocks)
 
 
 def _victims(
