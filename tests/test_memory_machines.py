@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
+each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 
 def test_every_allocator_has_a_machine():
@@ -18,12 +19,12 @@ def test_every_allocator_has_a_machine():
     assert {name for name in public if any(name.endswith(kind) for kind in ALLOCATORS)} == MACHINES.keys()
 
 
-@pytest.mark.parametrize("allocator", MACHINES)
-def test_a_hundred_sequences_of_operations(allocator):
-    run_state_machine_as_test(MACHINES[allocator], settings=hypothesis.settings.get_profile("machines"))
+@each_machine
+def test_a_hundred_sequences_of_operations(machine):
+    run_state_machine_as_test(machine, settings=hypothesis.settings.get_profile("machines"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allocator", MACHINES)
-def test_20_000_sequences_of_operations(allocator):
-    run_state_machine_as_test(MACHINES[allocator], settings=hypothesis.settings.get_profile("machines-in-full"))
+@each_machine
+def test_20_000_sequences_of_operations(machine):
+    run_state_machine_as_test(machine, settings=hypothesis.settings.get_profile("machines-in-full"))

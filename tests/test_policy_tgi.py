@@ -29,7 +29,7 @@ def step_taken(waiting: int, arrival_ticks: int = 1, **limits) -> int:
 
 
 def test_twelve_waiting_on_ten_are_worth_a_pause_at_1_2():
-    """floor(10 * 1.2) = 12: they are taken at the first look, which is before the first decode step; or at the next."""
+    """floor(10 * 1.2) = 12: they are taken at the first look, before the first decode step; or at the next one."""
     assert step_taken(12, waiting_served_ratio=1.2) == 0
     assert step_taken(12, PREFILL_TICKS, waiting_served_ratio=1.2) == 0
     assert step_taken(12, PREFILL_TICKS + 1, waiting_served_ratio=1.2) == 1

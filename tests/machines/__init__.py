@@ -3,7 +3,8 @@
     pools         blocks with reference counts, and vLLM's with hashes
     radix         SGLang's tree
     arenas        where contiguous pieces are placed
-    served        what the machines of memories share: a memory is served as the engine serves it
+    draws         the numbers that are drawn, few and cheap
+    served        what the models of memories share: a memory is served as the engine serves it
     tables        models of pools with ids; the walk over block tables
     paged         paged memory, with prefills in chunks, with pages that stay mapped
     reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
@@ -15,27 +16,22 @@ from __future__ import annotations
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from .arenas import BestFitMachine, BuddyArenaMachine, FirstFitMachine
+from .arenas import ArenaMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
 from .radix import RadixMachine
-from .reservations import BatchMachine, BuddyMachine, ContiguousMachine, ReservedMachine
+from .reservations import ReservationMachine
 
 __all__ = ["MACHINES"]
 
-#: By the allocator's class.
+#: By the allocator's class; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
     "HashedBlockPool": HashedPoolMachine,
     "RadixTree": RadixMachine,
-    "BuddyArena": BuddyArenaMachine,
-    "FirstFitArena": FirstFitMachine,
-    "BestFitArena": BestFitMachine,
+    **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,
     "ChunkedMemory": ChunkedMachine,
     "DeferredMemory": DeferredMachine,
-    "ContiguousMemory": ContiguousMachine,
-    "ReservedMemory": ReservedMachine,
-    "BuddyMemory": BuddyMachine,
-    "BatchMemory": BatchMachine,
+    **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
 }

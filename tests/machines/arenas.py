@@ -9,7 +9,7 @@ from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.buddy import MAX_CHUNK_BLOCKS, BuddyArena
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from .draws import combined, picks
 
@@ -64,17 +64,14 @@ class Blocks:
         return chunks
 
 
-class ArenaMachine(RuleBasedStateMachine):
-    """Any operations in any order, misuse included."""
+class Placed:
+    """An arena, the blocks that it should find free, and the pieces that are taken."""
 
-    name: str
-
-    @initialize(pool=combined(range(1, 65), (1, 4, 16, 128)))
-    def carve(self, pool):
-        num_blocks, _ = pool
-        self.fresh = ARENAS[self.name](*pool) if self.name == "buddy" else ARENAS[self.name](num_blocks)
+    def __init__(self, name: str, num_blocks: int, largest: int) -> None:
+        self.name = name
+        self.fresh = BuddyArena(num_blocks, largest) if name == "buddy" else ARENAS[name](num_blocks)
         self.arena = deepcopy(self.fresh)
-        self.model = Blocks(self.name, *pool)
+        self.model = Blocks(name, num_blocks, largest)
         self.taken: list[tuple[int, int]] = []
         #: When each free piece came; those of the carve by address.
         self.came = {piece: piece[0] for piece in self.model.pieces()}
@@ -95,8 +92,7 @@ class ArenaMachine(RuleBasedStateMachine):
         fitting = [piece for piece in self.came if piece[1] >= blocks]
         return min(fitting, key=order)[0] if fitting else None
 
-    @rule(asked=st.integers(1, 24))
-    def allocate(self, asked):
+    def allocate(self, asked: int) -> None:
         blocks = self.arena.piece_blocks(asked)
         assert blocks == self.model.piece_blocks(asked)
         place = self.place_for(blocks)
@@ -110,19 +106,14 @@ class ArenaMachine(RuleBasedStateMachine):
         self.taken.append((place, blocks))
         self.note()
 
-    @precondition(lambda self: self.taken)
-    @rule(pick=picks)
-    def free(self, pick):
+    def free(self, pick: int) -> None:
         start, blocks = self.taken.pop(pick % len(self.taken))
         self.arena.free(start, blocks)
         self.model.give(start, blocks)
         self.note()
 
-    @precondition(lambda self: self.came)
-    @rule(choice=combined(range(8), range(16), range(8)))
-    def free_twice(self, choice):
+    def free_twice(self, pick: int, shift: int, size: int) -> None:
         """Some of what is free; runs may also stick out, to what is taken or beyond the pool."""
-        pick, shift, size = choice
         start, length = list(self.came)[pick % len(self.came)]
         if self.name == "buddy":
             blocks = 1 << size % length.bit_length()
@@ -135,8 +126,7 @@ class ArenaMachine(RuleBasedStateMachine):
             broken.free(start, blocks)
         assert broken.free_runs() == self.arena.free_runs()
 
-    @invariant()
-    def agrees(self):
+    def check(self) -> None:
         """Invariant 7: free pieces are disjoint, aligned and merged, and with those that are taken all there is."""
         assert self.arena.free_runs() == self.model.runs()
         if self.name == "buddy":
@@ -146,21 +136,42 @@ class ArenaMachine(RuleBasedStateMachine):
         for blocks in (0, 1, 2, 5, 200):
             assert self.arena.free_blocks_below(blocks) == sum(size for _, size in self.came if size < blocks)
 
-    def teardown(self):
+    def empty(self) -> None:
         """Invariant 7: all merges back to the initial carve when all is freed."""
-        for start, blocks in getattr(self, "taken", ()):
+        for start, blocks in self.taken:
             self.arena.free(start, blocks)
-        if hasattr(self, "arena"):
-            assert vars(self.arena) == vars(self.fresh)
+        assert vars(self.arena) == vars(self.fresh)
 
 
-class BuddyArenaMachine(ArenaMachine):
-    name = "buddy"
+class ArenaMachine(RuleBasedStateMachine):
+    """The same operations on three arenas, misuse included."""
 
+    @initialize(pool=combined(range(1, 65), (1, 4, 16, 128)))
+    def carve(self, pool):
+        self.arenas = [Placed(name, *pool) for name in ARENAS]
 
-class FirstFitMachine(ArenaMachine):
-    name = "first-fit"
+    @rule(asked=st.integers(1, 24))
+    def allocate(self, asked):
+        for placed in self.arenas:
+            placed.allocate(asked)
 
+    @rule(pick=picks)
+    def free(self, pick):
+        for placed in self.arenas:
+            if placed.taken:
+                placed.free(pick)
 
-class BestFitMachine(ArenaMachine):
-    name = "best-fit"
+    @rule(choice=combined(range(8), range(16), range(8)))
+    def free_twice(self, choice):
+        for placed in self.arenas:
+            if placed.came:
+                placed.free_twice(*choice)
+
+    @invariant()
+    def all_merges(self):
+        for placed in self.arenas:
+            placed.check()
+
+    def teardown(self):
+        for placed in getattr(self, "arenas", ()):
+            placed.empty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fragmeter.sim.memory import ChunkedMemory, DeferredMemory, PagedMemory
 from fragmeter.sim.sequence import Sequence
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks
 from .served import Served, chosen
@@ -15,7 +15,7 @@ BLOCKS, SIZES, PROMPTS, OUTPUTS = range(3, 17), range(1, 5), range(1, 8), range(
 spans = st.integers(1, 8)
 
 
-class PagedMachine(Served):
+class PagedMachine(Served, RuleBasedStateMachine):
     """Admissions, leaps of any length, preemption, and swapping out and in."""
 
     @initialize(pool=combined(BLOCKS, SIZES, range(9)))

@@ -8,7 +8,7 @@ from fragmeter.sim.memory import BatchMemory, BuddyMemory, ContiguousMemory, Res
 from fragmeter.sim.memory.contiguous import ContiguousTransaction, Grant
 from fragmeter.sim.sequence import Sequence
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot
 
 from .arenas import ARENAS, Blocks
@@ -16,20 +16,14 @@ from .draws import EITHER, combined
 from .served import Served
 from .tables import Tables, walk
 
-BLOCKS, SIZES, PROMPTS, OUTPUTS, EXTRAS = range(4, 33), range(1, 5), range(1, 8), range(1, 13), range(0, 7)
 
-
-class ContiguousMachine(Served):
-    """Reservations, one or two a step, leaps of any length, and finishes."""
+class Counted(Served):
+    """Reservations by count."""
 
     #: Whether those who run pause for an admission.
     pauses = False
 
-    @initialize(pool=combined(BLOCKS, SIZES))
-    def build(self, pool):
-        self.reserve_in(ContiguousMemory(*pool))
-
-    def reserve_in(self, memory: Any) -> None:
+    def __init__(self, memory: Any) -> None:
         self.serve(memory)
         self.slots = self.free_slots = memory.num_blocks * memory.block_size
         #: What every sequence on the device was given.
@@ -67,10 +61,8 @@ class ContiguousMachine(Served):
         assert transaction.free_slots == self.free_slots
         return grant
 
-    @rule(request=combined(PROMPTS, OUTPUTS, EXTRAS, EITHER))
-    def admit(self, request):
+    def admit(self, prompt: int, output: int, extra: int, two: bool) -> None:
         """The second one sees what the first one took. The last token of an output needs no slot."""
-        prompt, output, extra, two = request
         transaction, self.blocked = self.memory.transaction(self.state.clock), 0
         admitted: list[tuple[Sequence, Grant]] = []
         for sequence in [self.arrive(prompt, output), self.arrive(output, prompt)][: 1 + two]:
@@ -88,9 +80,7 @@ class ContiguousMachine(Served):
         if self.pauses:
             self.pass_steps(0)
 
-    @precondition(lambda self: self.tokens)
-    @rule(steps=st.integers(1, 8))
-    def leap(self, steps):
+    def leap(self, steps: int) -> None:
         """Stopping where somebody finishes."""
         while steps and self.tokens:
             reach = min(steps, self.steps_to_finish())
@@ -148,21 +138,19 @@ class ContiguousMachine(Served):
     def largest_free(self) -> int:
         return self.free_slots
 
-    @invariant()
-    def holds(self):
+    def check(self) -> None:
         assert self.memory.used_slots == self.slots - self.free_slots >= 0
         assert self.memory.growing == len(self.tokens)
 
 
-class ReservedMachine(ContiguousMachine):
+class InBlocks(Counted):
     """Whole blocks anywhere, with tables; those who run pause for a prefill."""
 
     pauses = True
 
-    @initialize(pool=combined(BLOCKS, SIZES))
-    def build(self, pool):
-        self.reserve_in(ReservedMemory(*pool, ids=True))
-        self.model = Tables(self.memory.num_blocks)
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(ReservedMemory(num_blocks, block_size, ids=True))
+        self.model = Tables(num_blocks)
 
     def slots_for(self, tokens: int) -> int:
         return self.blocks(tokens) * self.memory.block_size
@@ -177,21 +165,19 @@ class ReservedMachine(ContiguousMachine):
         super().drop(sequence)
         self.model.drop(sequence)
 
-    @invariant()
-    def holds(self):
-        super().holds()
+    def check(self) -> None:
+        """Invariants 2 and 3."""
+        super().check()
         kept = self.memory.tables
         walk(kept.pool, kept.tables)
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
 
 
-class BuddyMachine(ContiguousMachine):
+class InChunks(Counted):
     """Chunks of an arena, whose places are looked up in a bitmap."""
 
-    @initialize(pool=combined(BLOCKS, SIZES, ARENAS))
-    def build(self, pool):
-        num_blocks, block_size, arena = pool
-        self.reserve_in(BuddyMemory(num_blocks, block_size, 32, arena))
+    def __init__(self, num_blocks: int, block_size: int, arena: str) -> None:
+        super().__init__(BuddyMemory(num_blocks, block_size, 32, arena))
         self.places = Blocks(arena, num_blocks)
 
     def blocked_by(self, tokens: int) -> int:
@@ -224,30 +210,25 @@ class BuddyMachine(ContiguousMachine):
     def largest_free(self) -> int:
         return max((blocks for _, blocks in self.places.runs()), default=0) * self.memory.block_size
 
-    @invariant()
-    def holds(self):
-        super().holds()
+    def check(self) -> None:
+        super().check()
         assert self.memory.arena.free_runs() == self.places.runs()
 
 
-class BatchMachine(ContiguousMachine):
+class InBatches(Counted):
     """Static batches: padded alike, and all leave when the last one is done."""
 
-    @initialize(pool=combined(BLOCKS, SIZES))
-    def build(self, pool):
-        self.reserve_in(BatchMemory(*pool))
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(BatchMemory(num_blocks, block_size))
         #: Members of the batch that have all their tokens.
         self.ended: list[Sequence] = []
 
-    @precondition(lambda self: not self.held)
-    @rule(batch=combined(PROMPTS, OUTPUTS, range(1, 5), range(1, 4), range(0, 3)))
-    def admit(self, batch):
-        """Up to four, the first of them with the longest output and the last with the longest prompt."""
-        prompt, output, members, apart, extra = batch
-        prompts = [prompt + place * apart for place in range(members)]
-        outputs = [max(1, output - place * apart) for place in range(members)]
-        padded, tokens = max(prompts), max(prompts) + output + extra
-        if tokens * len(prompts) > self.slots:
+    def admit(self, prompt: int, output: int, extra: int, two: bool) -> None:
+        """One, or up to four, the first of them with the longest output and the last with the longest prompt."""
+        prompts = [prompt + place for place in range(2 + extra % 3 if two else 1)]
+        outputs = [max(1, output - 2 * place) for place in range(len(prompts))]
+        padded, tokens = prompts[-1], prompts[-1] + output + extra
+        if self.held or tokens * len(prompts) > self.slots:
             return
         transaction = self.memory.transaction(self.state.clock)
         grants = [self.reserve(transaction, tokens, padded - prompt) for prompt in prompts]
@@ -273,3 +254,27 @@ class BatchMachine(ContiguousMachine):
             buckets += [classify_slot(i, self.tokens[s], s.target_tokens, own, own) for i in range(own)]
             buckets += [FINISHED_HOLD] * (grant.slots - own)
         return buckets
+
+
+class ReservationMachine(RuleBasedStateMachine):
+    """The same requests, one or two a step, and the same leaps in four memories."""
+
+    @initialize(pool=combined(range(4, 33), range(1, 5), ARENAS))
+    def build(self, pool):
+        *pool, arena = pool
+        self.memories = [Counted(ContiguousMemory(*pool)), InBlocks(*pool), InChunks(*pool, arena), InBatches(*pool)]
+
+    @rule(request=combined(range(1, 8), range(1, 13), range(7), EITHER))
+    def admit(self, request):
+        for served in self.memories:
+            served.admit(*request)
+
+    @rule(steps=st.integers(1, 8))
+    def leap(self, steps):
+        for served in self.memories:
+            served.leap(steps)
+
+    @invariant()
+    def holds(self):
+        for served in self.memories:
+            served.check()

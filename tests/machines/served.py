@@ -1,7 +1,7 @@
-"""What the machines of memories share: a memory served as the engine serves it, and every token counted one by one.
+"""What the models of memories share: a memory served as the engine serves it, and every token counted one by one.
 
-In each step victims leave first, then others come back or are admitted, then the step passes, alone or as the first of
-a leap. Steps in which somebody is admitted and the running ones pause pass at once, and the decode clock stands still.
+In each step victims leave first, then others come back or are admitted, then the step passes, alone or as the first
+of a leap. Steps in which somebody is admitted and those who run pause pass at once, and the decode clock stands still.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from fragmeter.sim.sequence import Sequence
 from fragmeter.sim.state import State
-from hypothesis.stateful import RuleBasedStateMachine
 
 
 def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:
@@ -18,7 +17,7 @@ def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:
     return list(dict.fromkeys(sequences[place % len(sequences)] for place in (pick, pick // 8)))
 
 
-class Served(RuleBasedStateMachine):
+class Served:
     """The state of the engine, and beside it the model.
 
     Attributes:
