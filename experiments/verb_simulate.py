@@ -42,7 +42,7 @@ def simulate(
     num_prompts: Annotated[int | None, REQUESTS] = None,
     request_rate: Annotated[float | None, REQUESTS] = None,
     max_tokens: Annotated[str | None, REQUESTS] = None,
-    seed: Annotated[int, REQUESTS] = 0,
+    n: Annotated[int | None, REQUESTS] = None,
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
@@ -60,19 +60,20 @@ def simulate(
         request_rate: Poisson arrivals of so many requests/s in place of the trace's own; inf lets all arrive at 0.
         max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
             number. By default what the trace says, or nothing.
-        seed: Seed of whatever is drawn.
+        n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
+            trace says, or one.
         out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
     """
     report = Report(json)
     _check_out(out)
-    requests = _requests(settings, trace, dataset, num_prompts, seed)
+    requests = _requests(settings, trace, dataset, num_prompts)
     told = _rule(max_tokens)
-    work = workload(requests, request_rate, seed, told)
+    work = workload(requests, request_rate, settings.seed, told, n)
     with _progress(len(work)) as progress:
         run = serve(settings, work, progress=progress)
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
-    _keep(run, out, origin | _drawn(work, request_rate, told, seed))
+    _keep(run, out, origin | _drawn(work, request_rate, told, n))
     _tell(run, requests.rows if trace else None, report, out)
 
 
@@ -98,19 +99,14 @@ def _rule(max_tokens: str | None) -> str | int | None:
     return int(max_tokens)
 
 
-def _requests(
-    settings: Settings, trace: Path | None, dataset: str | None, num_prompts: int | None, seed: int
-) -> Trace:
+def _requests(settings: Settings, trace: Path | None, dataset: str | None, num_prompts: int | None) -> Trace:
     """The requests asked for, none of them longer than the model."""
     if num_prompts is not None and num_prompts < 1:
         raise SettingError("num_prompts", num_prompts, "must be 1 or more")
-    if seed < 0:
-        # Also where nothing is drawn: results say by which seed they came.
-        raise SettingError("seed", seed, "must be 0 or more")
     max_model_len = settings.max_model_len or model(settings.model).max_model_len
     if trace is None:
         name = dataset or DEFAULT_DATASET
-        pairs = synthetic_pairs(DATASETS[name], num_prompts or DEFAULT_PROMPTS, seed, max_model_len)
+        pairs = synthetic_pairs(DATASETS[name], num_prompts or DEFAULT_PROMPTS, settings.seed, max_model_len)
         return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
     if dataset is not None:
         raise UserError("--trace and --dataset exclude each other; give one of them")
@@ -127,10 +123,10 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     return trace.first(num_prompts)
 
 
-def _drawn(work: Workload, rate: float | None, told: str | int | None, seed: int) -> dict[str, Any]:
+def _drawn(work: Workload, rate: float | None, told: str | int | None, n: int | None) -> dict[str, Any]:
     """How the workload was made, as JSON can say it."""
     finite = "inf" if rate == float("inf") else rate
-    return {"num_prompts": len(work), "request_rate": finite, "max_tokens": told, "seed": seed}
+    return {"num_prompts": len(work), "request_rate": finite, "max_tokens": told, "n": n}
 
 
 @contextmanager

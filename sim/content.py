@@ -79,6 +79,20 @@ class PromptContent:
         sessions = None if self.session_id is None else self.session_id[:requests]
         return PromptContent(self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces], sessions)
 
+    def repeated(self, times: np.ndarray) -> PromptContent:
+        """The contents with each request so many times (int64 [n]), one after the other, as sequences of one request are.
+
+        Of a session's turn only the first is one; what the others have in common with it nobody knows.
+        """
+        rows = np.repeat(np.arange(len(self)), times)
+        pieces = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(pieces)])
+        place = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], pieces)
+        sessions = None
+        if self.session_id is not None:
+            sessions = np.where(np.diff(rows, prepend=-1) > 0, self.session_id[rows], NO_SESSION)
+        return PromptContent(offsets, self.ids[place], self.tokens[place], sessions)
+
     def piece_tokens(self) -> np.ndarray:
         """Tokens of each request's pieces together, int64 [n]."""
         before = np.concatenate([[0], np.cumsum(self.tokens)])

@@ -33,7 +33,7 @@ from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
 
-#: Of a step that changes who runs: its ticks, prefill tokens and swap ticks, whether its plan is steady
+#: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
 #: and wakes. None: everything carries on.
 FirstStep = tuple[int, int, int, bool, bool] | None
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
@@ -49,6 +49,7 @@ class Engine:
         policy, memory, cost: Who runs, who holds which slot, how long a step takes.
         edges: Ticks at which a measurement begins or ends; leaps stop there.
         leap: False to make every step an event.
+        state: Whoever waits and runs; None for the state of sequences that are alone.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Engine:
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
+        state: State | None = None,
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
-        self.state = State(policy.preempted_first)
+        self.state = state or State(policy.preempted_first)
+        self._shares = state is not None
         self.ledger = Ledger(memory.meter)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.
@@ -115,17 +118,23 @@ class Engine:
     def _carry_out(self, plan: Plan, now: int) -> FirstStep:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
         state, memory, ledger = self.state, self.memory, self.ledger
-        clock, started, pairs, swap = state.clock, 0, 0, 0
+        clock, pairs, moves = state.clock, 0, 0
         (
             admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
+            forked,
         ) = plan  # fmt: skip
         self._holds_until = 0
         if preempted or swapped_out or swapped_in:
-            swap = self._displace(preempted, swapped_out, swapped_in, now)
+            moves = self._displace(preempted, swapped_out, swapped_in, now)
         if order:
             state.waiting = deque(order)
         if stalls:
             self._stall(*stalls, now)
+        if self._shares and not pauses:
+            moves += self._fork(forked, now)
+        # Those who decode: all but the ones whose prefill ends in this step.
+        decodes = 0 if pauses else state.width
+        context = decodes * clock + state.lag_sum
         if pauses:
             # Afterwards all is as if they had started in the last step that decoded.
             clock -= 1
@@ -138,7 +147,6 @@ class Engine:
             state.start(sequence, clock, padded)
             ledger.open(sequence, clock, now)
             tokens = padded or sequence.start_tokens
-            started += tokens
             # Causal: each token attends to itself and those before it.
             pairs += tokens * (tokens + 1) // 2
             if sequence.computed_tokens:
@@ -149,12 +157,10 @@ class Engine:
             state.prefill(sequence, tokens)
             memory.prefill(sequence, clock)
             pairs += _pairs(sequence.computed_tokens)
-        decodes = 0 if pauses else state.width - len(admitted)
         if decodes or prefill:
-            context = state.width * clock + state.lag_sum - started if decodes else 0
-            swap_and_step = swap + self.cost.step_ticks(decodes, context, prefill, pairs)
-            return swap_and_step, prefill, swap, steady and self.leap, wakes
-        return swap, 0, swap, False, wakes
+            ticks = moves + self.cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
+            return ticks, prefill, moves, steady and self.leap, wakes
+        return moves, 0, moves, False, wakes
 
     def _displace(
         self,
@@ -175,6 +181,20 @@ class Engine:
             state.start(sequence, clock)
             ledger.open(sequence, clock, now)
         return self._swap_ticks(swapped_out, swapped_in)
+
+    def _fork(self, siblings: tuple[Sequence, ...], now: int) -> int:
+        """Siblings begin to decode; the time that copies take, theirs and those of beams."""
+        state, memory, clock = self.state, self.memory, self.state.clock
+        for sibling in siblings:
+            state.fork(sibling, clock)
+            memory.admit(sibling, clock)
+            self.ledger.open(sibling, clock, now)
+        slots = memory.copied_slots()
+        if not slots:
+            return 0
+        ticks = self.cost.copy_ticks(slots)
+        self.ledger.copy(slots, ticks, now)
+        return ticks
 
     def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
         """Some stand still and keep their blocks, others of those go on."""
@@ -247,10 +267,9 @@ class Engine:
 
     def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
         """Time that their blocks take to the host and back."""
-        size = self.memory.block_size
-        out = sum(-(-(sequence.start_tokens - 1) // size) for sequence in swapped_out)
-        back = sum(-(-(sequence.start_tokens - 1) // size) for sequence in swapped_in)
-        return (self.cost.swap_out_ticks(out) if out else 0) + (self.cost.swap_in_ticks(back) if back else 0)
+        cost, blocks_of = self.cost, self.memory.swapped_blocks
+        out = cost.swap_out_ticks(blocks_of(swapped_out)) if swapped_out else 0
+        return out + (cost.swap_in_ticks(blocks_of(swapped_in)) if swapped_in else 0)
 
     def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
         """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""

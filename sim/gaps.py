@@ -138,7 +138,7 @@ def _first_steps(book: Book) -> tuple[np.ndarray, ...]:
     paused = _stays_from_pauses(book)
     in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
     decodes = in_batch if book.together else rows["decodes"]
-    newcomers = np.concatenate([book.stay_row[stays["kind"] == SWAPPED_IN], _next_decode_row(book, paused)])
+    newcomers = np.concatenate([book.stay_row[stays["kind"] >= SWAPPED_IN], _next_decode_row(book, paused)])
     decodes = decodes - np.bincount(newcomers, minlength=len(decodes))
     # The gap spans the pauses since the last row with steps.
     pauses = np.where(rows["steps"] == 0, rows["ticks"], 0)

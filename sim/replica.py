@@ -9,15 +9,19 @@ from typing import Any
 
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, DeferredMemory, HybridMemory
-from .memory import PagedMemory, PageGroups, RadixMemory, ReservedMemory, most_prompt_blocks
+from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, CopyingBuddyMemory, CopyingMemory
+from .memory import DeferredMemory, HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SharingMemory
+from .memory import most_prompt_blocks
 from .policy import HYBRID, POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
 from .policy.sglang import SGLang
+from .policy.sharing import SharingSosp23, SharingV0
 from .policy.static import FasterTransformer, StaticBatching
 from .policy.tgi import Tgi
 from .policy.vattention import VAttention, page_group
+from .policy.vllm_sosp23 import VllmSosp23
+from .policy.vllm_v0 import VllmV0
 from .policy.vllm_v1 import VllmV1
 from .settings import Settings
 from .spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model
@@ -57,6 +61,8 @@ class Replica:
         return {"num_gpu_blocks": self.num_blocks, "block_size": self.block_size, **asdict(self.policy.limits)}
 
 
+# Policies over paged memory that know groups, and what they are then.
+_GROUPED = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 # What shapes, pools and costs call their arguments, and what the user calls them.
 _SETTINGS_NAMES = {
     "num_gpus": "tensor_parallel_size",
@@ -78,21 +84,26 @@ def _under_settings_names() -> Iterator[None]:
 
 
 @_under_settings_names()
-def build(settings: Settings, step_cost: StepCost | None = None, workload: Workload | None = None) -> Replica:
+def build(
+    settings: Settings, step_cost: StepCost | None = None, workload: Workload | None = None, grouped: bool = False
+) -> Replica:
     """A fresh replica.
 
     Args:
         step_cost: Used in place of the settings' own.
         workload: What will be served: a memory that shares prefixes asks what prompts are made of.
+        grouped: Whether sequences share memory, or are copied; only for policies that ``can_group``.
 
     Raises:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
             ``max_model_len``, a cost model that does not fit the model.
     """
     shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
+    if grouped:
+        kind = _GROUPED.get(kind, kind)
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
-    layout = _layout(settings, shape, max_model_len)
+    layout = None if grouped else _layout(settings, shape, max_model_len)
     num_blocks, size = _pool(settings, kind, shape, card, deployment, layout)
     limits = Limits(
         max_model_len=max_model_len,
@@ -110,7 +121,8 @@ def build(settings: Settings, step_cost: StepCost | None = None, workload: Workl
     elif issubclass(kind, SGLang):
         policy, memory = kind(limits), RadixMemory(num_blocks, None if workload is None else workload.token_runs())
     else:
-        policy, memory = kind(limits), _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment)
+        policy = kind(limits)
+        memory = _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment, grouped)
     return Replica(
         policy=policy,
         memory=memory,
@@ -217,13 +229,15 @@ def _memory(
     max_model_len: int,
     shape: ModelSpec,
     deployment: Deployment,
+    grouped: bool,
 ) -> Any:
     if issubclass(kind, StaticBatching):
         return BatchMemory(num_blocks, size)
     if issubclass(kind, OrcaMax):
-        return BuddyMemory(num_blocks, size, max_model_len, settings.arena)
+        arena = CopyingBuddyMemory if grouped else BuddyMemory
+        return arena(num_blocks, size, max_model_len, settings.arena)
     if issubclass(kind, OrcaPaper):
-        return ContiguousMemory(num_blocks, size)
+        return CopyingMemory(num_blocks, size) if grouped else ContiguousMemory(num_blocks, size)
     if issubclass(kind, Tgi):
         return ReservedMemory(num_blocks, size, settings.ids)
     if issubclass(kind, VllmV1):
@@ -232,7 +246,27 @@ def _memory(
     if issubclass(kind, VAttention):
         return DeferredMemory(num_blocks, size, settings.ids)
     host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
+    if grouped:
+        return _sharing_memory(settings, num_blocks, size, host)
     return PagedMemory(num_blocks, size, host, settings.ids)
+
+
+def _sharing_memory(settings: Settings, num_blocks: int, size: int, host: int) -> SharingMemory:
+    prefix = settings.shared_prefix_tokens // size
+    if prefix >= num_blocks:
+        remedy = f"fills {prefix} blocks, and the pool has {num_blocks}; take a shorter one"
+        raise SettingError("shared_prefix_tokens", settings.shared_prefix_tokens, remedy)
+    return SharingMemory(num_blocks, size, host, settings.ids or settings.use_beam_search, prefix)
+
+
+def can_group(policy: str) -> bool:
+    """Whether a policy handles the sequences of a request together; else they are requests of their own."""
+    return POLICIES[policy] in _GROUPED or issubclass(POLICIES[policy], OrcaPaper)
+
+
+def can_pin(policy: str) -> bool:
+    """Whether a policy keeps a prefix that all prompts share."""
+    return POLICIES[policy] in _GROUPED
 
 
 def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment) -> StepCost:

@@ -21,7 +21,7 @@ class RequestTimes:
         index: Rows of the workload.
         arrival_ticks, first_scheduled_ticks, first_token_ticks, finish_ticks: Absolute times. In a
             static batch all finish when the batch does.
-        output_tokens: Tokens generated.
+        output_tokens: Tokens generated, in each of a request's sequences.
         recomputed, swapped: How often it was preempted, by what became of its blocks.
     """
 
@@ -57,32 +57,48 @@ class RequestTimes:
 
 
 def request_times(run: Run) -> RequestTimes:
-    """Times of every request that was served."""
-    book, stays = run.book, run.book.stays
-    index, first = np.unique(stays["index"], return_index=True)
-    last = np.zeros(len(run.workload), dtype=np.int64)
+    """Times of every request that was served: of several sequences, the first token of any and the end of all."""
+    book, stays, work = run.book, run.book.stays, run.workload
+    request = np.repeat(np.arange(len(work)), work.num_sequences)
+    sequences, first = np.unique(stays["index"], return_index=True)
+    last = np.zeros(len(request), dtype=np.int64)
     # Stays are in order of time, so the last one written stands.
     last[stays["index"]] = np.arange(len(stays["index"]))
-    cut_index, swapped = book.cuts["index"], book.cuts["swapped"]
-    scheduled = np.full(len(run.workload), _NEVER)
+    index = np.unique(request[sequences])
+    finish = np.zeros(len(work), dtype=np.int64)
+    np.maximum.at(finish, request[sequences], book.leave_ticks[last[sequences]])
+    scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
     for table in (stays, book.chunks):
-        np.minimum.at(scheduled, table["index"], table["start_ticks"])
+        np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
+    np.minimum.at(first_token, request[sequences], book.first_token_ticks[first])
+    # Of a group that is cut as a whole, one cut counts.
+    cut = book.cuts["index"]
+    leads, swapped = book.leader[cut] == cut, book.cuts["swapped"]
+    recomputed, swaps = (np.bincount(request[cut[leads & (swapped == kind)]], minlength=len(work)) for kind in (0, 1))
     return RequestTimes(
         index=index,
-        arrival_ticks=run.workload.arrival_ticks[index],
+        arrival_ticks=work.arrival_ticks[index],
         first_scheduled_ticks=scheduled[index],
-        first_token_ticks=book.first_token_ticks[first],
-        finish_ticks=book.leave_ticks[last[index]],
-        output_tokens=run.workload.output_tokens[index],
-        recomputed=np.bincount(cut_index[swapped == 0], minlength=len(run.workload))[index],
-        swapped=np.bincount(cut_index[swapped == 1], minlength=len(run.workload))[index],
+        first_token_ticks=first_token[index],
+        finish_ticks=finish[index],
+        output_tokens=work.output_tokens[index],
+        recomputed=recomputed[index],
+        swapped=swaps[index],
     )
 
 
 def resumed_gap_ticks(book: Book) -> np.ndarray:
-    """Gaps between the last token before a preemption and the first one after it, int64 [resumed stays]."""
-    stays = book.stays
+    """Gaps between the last token before a preemption and the first one after it, and of siblings between their
+    first two tokens, int64 [resumed stays and siblings]."""
+    stays, leader = book.stays, book.leader[book.stays["index"]]
     order = np.argsort(stays["index"], kind="stable")
-    later = np.flatnonzero(np.isin(stays["kind"][order], (RECOMPUTED, SWAPPED_IN)))
-    before, after = order[later - 1], order[later]
-    return book.first_token_ticks[after] - book.last_token_ticks[before]
+    place = np.argsort(order)
+    firsts = np.flatnonzero(np.diff(stays["index"][order], prepend=-1))
+    begins = np.zeros(len(order), dtype=bool)
+    begins[order[firsts]] = True
+    later = np.flatnonzero(~begins & np.isin(stays["kind"], (RECOMPUTED, SWAPPED_IN)))
+    gaps = book.first_token_ticks[later] - book.last_token_ticks[order[place[later] - 1]]
+    # A sibling's first token came with the leader's.
+    forked = np.flatnonzero(begins & (leader != stays["index"]))
+    led = order[firsts[np.searchsorted(stays["index"][order][firsts], leader[forked])]]
+    return np.concatenate([gaps, book.first_token_ticks[forked] - book.first_token_ticks[led]])

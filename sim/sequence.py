@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: What a stay on the device starts with: a first prefill, one that computes again what was lost, or
-#: a return from the host.
-FRESH, RECOMPUTED, SWAPPED_IN = 0, 1, 2
+#: What a stay on the device starts with: a first prefill, one that computes again what was lost, a
+#: return from the host, or a fork of a sibling that has been prefilled.
+FRESH, RECOMPUTED, SWAPPED_IN, FORKED = 0, 1, 2, 3
 #: In place of a step: before all, the one before the first included.
 NOT_DECODING = -2
 
@@ -33,11 +33,12 @@ class Sequence:
             are ``clock + lag``.
         finish_clock: Decode clock at which its last token is out.
         grant: What the memory gave it: a chunk of a contiguous arena, else None.
+        group: The sequences of one request that share its prompt, where there are several, else None.
     """
 
     __slots__ = (
-        "computed_tokens", "finish_clock", "generated_tokens", "grant", "index", "kind", "lag", "lost_tokens",
-        "max_tokens", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
+        "computed_tokens", "finish_clock", "generated_tokens", "grant", "group", "index", "kind", "lag",
+        "lost_tokens", "max_tokens", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
@@ -48,6 +49,7 @@ class Sequence:
         self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
         self.start_clock = NOT_DECODING
         self.kind = FRESH
+        self.group = None
 
     @property
     def target_tokens(self) -> int:
@@ -80,6 +82,7 @@ class Plan(NamedTuple):
         stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
         order: The queue, with those whom the step admits (first) and its victims, where the scheduler sorts it; or empty.
+        forked: Siblings of running sequences that decode from this step on, from what those have computed.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -94,6 +97,7 @@ class Plan(NamedTuple):
     pauses: bool = False
     stalls: tuple[tuple[Sequence, ...], ...] = ()
     order: tuple[Sequence, ...] = ()
+    forked: tuple[Sequence, ...] = ()
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.

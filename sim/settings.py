@@ -18,6 +18,8 @@ BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 Gibibytes = Annotated[float, Field(ge=0, le=65_536)]
 Scale = Annotated[float, Field(ge=1e-3, le=1e3)]
 Seconds = Annotated[float, Field(ge=0, le=8.0e6)]
+#: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
+FITTED_BEAM_SURVIVAL = 0.924
 #: Pages that vAttention maps, in KiB: those of its driver, and CUDA's own.
 PAGE_SIZES = (64, 128, 256, 2048)
 
@@ -54,6 +56,10 @@ class Settings:
         max_waiting_tokens: or where it took none for so many decode steps.
         output_estimate: Share of ``max_tokens`` that LightLLM takes an output to have.
         schedule_policy: SGLang's queue: "lpm" puts the longest cached prefix first, "fcfs" leaves it as it came.
+        use_beam_search: Whether a request's n sequences are beams, of which in every step some die and others fork;
+            else they are samples, which all live to the end.
+        beam_survival: Probability that a beam lives on for a step.
+        shared_prefix_tokens: Tokens that every prompt begins with; their full blocks are computed once and kept.
         swap_space: Host memory for swapped blocks, in GiB a GPU.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
             takes the paper's where it applies.
@@ -61,7 +67,8 @@ class Settings:
         disable_hybrid_kv_cache_manager: Keep every token in all layers, also in those with a window.
         window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
         leap: Whether to leap over steps that decide nothing. The results are the same bits.
-        ids: Whether to hand out physical block ids. Decisions are the same.
+        ids: Whether to hand out physical block ids. Decisions are the same; beams always have them.
+        seed: Seed of whatever is drawn.
     """
 
     policy: str = "vllm-sosp23"
@@ -85,6 +92,9 @@ class Settings:
     max_waiting_tokens: Count = 20
     output_estimate: Annotated[float, Field(gt=0, le=1e3)] = 1.0
     schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    use_beam_search: bool = False
+    beam_survival: Annotated[float, Field(ge=0, le=1)] = FITTED_BEAM_SURVIVAL
+    shared_prefix_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     swap_space: Gibibytes = 20.0
     cost: Literal["paper", "roofline"] | None = None
     step_scale: Scale | None = None
@@ -92,11 +102,15 @@ class Settings:
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True
     ids: bool = False
+    seed: Annotated[int, Field(le=2**63)] = 0
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if self.policy not in POLICIES:
             raise SettingError("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        if self.seed < 0:
+            # Also where nothing is drawn: results say by which seed they came.
+            raise SettingError("seed", self.seed, "must be 0 or more")
         if self.page_size not in PAGE_SIZES:
             raise SettingError("page_size", self.page_size, f"one of {', '.join(map(str, PAGE_SIZES))} (KiB)")
         if self.window and self.window[0] >= self.window[1]:

@@ -43,11 +43,17 @@ class OpenLoop:
 
     def __init__(self, workload: Workload, refused: np.ndarray, max_model_len: int) -> None:
         self._workload = workload
+        self._rows = np.flatnonzero(~refused)
         self._max_model_len = max_model_len
-        served = np.flatnonzero(~refused)
-        chunks = (served[start : start + _CHUNK] for start in range(0, len(served), _CHUNK))
-        self._coming = chain.from_iterable(map(self._load, chunks))
+        self._coming = self._arrivals()
         self.next_ticks, self._next = next(self._coming, _NOBODY)
+
+    def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
+        """All that are served, and their times of arrival."""
+        rows = self._rows
+        return chain.from_iterable(
+            map(self._load, (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)))
+        )
 
     def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
         """Some requests and their times of arrival, from columns of Python ints, which are faster one by one."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Sequence
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 
 class State:
@@ -28,12 +33,14 @@ class State:
         swapped: Out in host memory, first to come back first.
         width: Sequences that a step computes. In static batching ended ones count until the batch is over.
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
+        forking: Groups whose siblings begin in the next step that decodes; where sequences are alone, none.
     """
 
     __slots__ = (
         "_preempted_first", "calendar", "clock", "lag_sum", "prefilling", "running", "stalled", "swapped",
         "waiting", "width",
     )  # fmt: skip
+    forking: Iterable[Group] = ()
 
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first

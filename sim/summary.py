@@ -36,6 +36,7 @@ def summary(run: Run) -> dict[str, Any]:
         **_distribution("e2el", times.e2el_ms),
         "mean_normalized_latency_s": _mean(times.normalized_latency_s),
         "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
+        "copied_slots": int(run.book.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": _refused(run),
         "num_gpu_blocks": run.replica.num_blocks,
@@ -70,7 +71,7 @@ def waste(window: Window) -> dict[str, Any]:
 def _throughput(run: Run, times: RequestTimes) -> dict[str, Any]:
     seconds = run.book.end_ticks / PER_SECOND
     prompts = int(run.workload.prompt_tokens[times.index].sum())
-    outputs = int(times.output_tokens.sum())
+    outputs = int((times.output_tokens * run.workload.num_sequences[times.index]).sum())
     per_second = 1 / seconds if seconds else 0.0
     return {
         "duration": seconds,

@@ -39,7 +39,8 @@ def work(book: Book) -> Work:
     ticks = {
         "recomputed": total(_share(compute, recomputed, tokens_then)),
         "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["width"]),
-        "swapping": total(rows["swap_ticks"]),
+        "swapping": total(rows["swap_ticks"]) - total(book.copies["ticks"]),
+        "copying": total(book.copies["ticks"]),
         "idle": book.end_ticks - total(rows["ticks"]),
     }
     ticks["useful"] = book.end_ticks - sum(ticks.values())

@@ -23,6 +23,7 @@ class Workload:
         max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
             true one; None where the client says nothing and the model's maximum holds.
         content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
+        n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Workload:
     output_tokens: np.ndarray
     max_tokens: np.ndarray | None = None
     content: PromptContent | None = None
+    n: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -61,8 +63,35 @@ class Workload:
 
     def columns(self) -> list[str]:
         """Names of the columns that are present."""
-        present = ["arrival_ticks", "prompt_tokens", "output_tokens"]
-        return present if self.max_tokens is None else [*present, "max_tokens"]
+        optional = ("max_tokens", "n")
+        present = [name for name in optional if getattr(self, name) is not None]
+        return ["arrival_ticks", "prompt_tokens", "output_tokens", *present]
+
+    @property
+    def shares(self) -> bool:
+        """Whether some request asks for several sequences."""
+        return self.n is not None and bool((self.n > 1).any())
+
+    @property
+    def num_sequences(self) -> np.ndarray:
+        """Sequences of each request, int64 [n]."""
+        return np.ones(len(self), dtype=np.int64) if self.n is None else self.n
+
+    @property
+    def first_sequences(self) -> np.ndarray:
+        """Row of each request's first sequence in ``sequences``, int64 [n]."""
+        return np.cumsum(self.num_sequences) - self.num_sequences
+
+    @property
+    def sequences(self) -> Workload:
+        """A row a sequence, those of a request one after the other; the workload itself where each has one."""
+        if not self.shares:
+            return self
+        rows = np.repeat(np.arange(len(self)), self.num_sequences)
+        columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
+        repeated = (None if column is None else column[rows] for column in columns)
+        content = None if self.content is None else self.content.repeated(self.num_sequences)
+        return Workload(self.name, *repeated, content)
 
     def __len__(self) -> int:
         return len(self.arrival_ticks)

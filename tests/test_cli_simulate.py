@@ -63,6 +63,9 @@ FLAGS = {
     "max_waiting_tokens": (["--policy", "tgi", "--max-waiting-tokens", "10"], 10),
     "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
     "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
+    "use_beam_search": (["--n", "2", "--use-beam-search"], True),
+    "beam_survival": (["--beam-survival", "0.5"], 0.5),
+    "shared_prefix_tokens": (["--shared-prefix-tokens", "6"], 6),
     "swap_space": (["--swap-space", "1"], 1.0),
     "cost": (["--cost", "roofline"], "roofline"),
     "step_scale": (["--step-scale", "1.5"], 1.5),
@@ -70,6 +73,7 @@ FLAGS = {
     "window": (["--window", "0", "1.5"], [0.0, 1.5]),
     "leap": (["--no-leap"], False),
     "ids": (["--ids"], True),
+    "seed": (["--seed", "3"], 3),
 }
 
 

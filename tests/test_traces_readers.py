@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragmeter.sim import ticks
-from fragmeter.sim.errors import TraceError
-from fragmeter.traces import check_fits, read, stats
+from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.traces import check_fits, read, stats, workload
 
 OURS = b"arrival_s,prompt_tokens,output_tokens,max_tokens\n0.0,7,2,4\n0.25,18,475,512\n1.5,3,1,1\n"
 OURS_JSONL = (
@@ -102,8 +102,22 @@ def test_mooncakes_names_with_milliseconds(tmp_path):
 
 
 def test_other_columns_are_not_read(tmp_path):
-    text = b'hash_ids,n,output_tokens,session_id, prompt_tokens\n"[1, 2]",2,5,a,3\nnan,-1,6,,4\n'
+    text = b'hash_ids,m,output_tokens,session_id, prompt_tokens\n"[1, 2]",2,5,a,3\nnan,-1,6,,4\n'
     assert lengths(put(tmp_path, "wide.csv", text)) == [(3, 5), (4, 6)]
+
+
+def test_n_is_how_many_sequences_each_request_asks_for(tmp_path):
+    path = put(tmp_path, "n.csv", b"prompt_tokens,output_tokens,n\n3,5,2\n4,6,1\n")
+    assert read(path).n.tolist() == [2, 1] and read(path).first(1).n.tolist() == [2]
+    assert workload(read(path), request_rate=1).n.tolist() == [2, 1]
+    assert workload(read(path), request_rate=1, n=3).n.tolist() == [3, 3]
+    for n in (0, 1025):
+        with pytest.raises(SettingError, match=f"n = {n}: must be from 1 to 1024"):
+            workload(read(path), request_rate=1, n=n)
+    with pytest.raises(TraceError, match="line 2: n = 0: must be 1 or more"):
+        read(put(tmp_path, "none.csv", b"prompt_tokens,output_tokens,n\n3,5,0\n"))
+    with pytest.raises(TraceError, match="line 2: n = 2000: must be at most 1024"):
+        read(put(tmp_path, "many.csv", b"prompt_tokens,output_tokens,n\n3,5,2000\n"))
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])

@@ -7,6 +7,7 @@ import numpy as np
 from ..sim import ticks
 from ..sim.errors import SettingError
 from ..sim.workload import Workload
+from .checks import MOST_SEQUENCES
 from .pairs import LengthPairs
 from .streams import stream
 from .times import LATEST_S, to_ticks
@@ -57,20 +58,28 @@ def workload(
     request_rate: float | None = None,
     seed: int = 0,
     max_tokens: str | int | None = None,
+    n: int | None = None,
 ) -> Workload:
     """The workload of a trace or of length pairs, in file order.
 
     A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
-    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. What the
-    prompts are made of goes with the trace.
+    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. So does ``n``,
+    the sequences that every request asks for. What the prompts are made of goes with the trace.
 
     Raises:
-        SettingError: neither the trace nor the caller says when requests arrive; a rate or rule that cannot be.
+        SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
     """
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
     told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
-    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content)
+    asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
+    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content, asked)
+
+
+def _checked_n(n: int) -> int:
+    if not 1 <= n <= MOST_SEQUENCES:
+        raise SettingError("n", n, f"must be from 1 to {MOST_SEQUENCES}")
+    return n
 
 
 def _arrival_ticks(trace: Trace, request_rate: float | None, seed: int) -> np.ndarray:

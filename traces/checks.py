@@ -17,6 +17,7 @@ LENGTH_NAMES = {
     "prompt_tokens": ("prompt_tokens", "input", "input_length"),
     "output_tokens": ("output_tokens", "output", "output_length"),
     "max_tokens": ("max_tokens",),
+    "n": ("n",),
 }
 """Names by which a file may call a column, ours first; then the SOSP'23 pairs' and Mooncake's."""
 
@@ -26,6 +27,8 @@ ARRIVAL_UNIT_TICKS = {"arrival_s": ticks.PER_SECOND, "timestamp": ticks.PER_MS}
 KNOWN_NAMES = [*(name for names in LENGTH_NAMES.values() for name in names), *ARRIVAL_UNIT_TICKS]
 
 _TOO_MANY_TOKENS = 2**31
+#: Sequences that one request may ask for.
+MOST_SEQUENCES = 1024
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -44,7 +47,8 @@ def checked(name: str, table: Table) -> Trace:
         max_tokens = _lengths(table, "max_tokens")
         remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
         table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
-    return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows)
+    n = _sequences(table) if "n" in table.columns else None
+    return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows, n=n)
 
 
 def _refuse_repeated(table: Table) -> None:
@@ -64,12 +68,24 @@ def _required(table: Table, column: str) -> str:
 
 
 def _lengths(table: Table, field: str) -> np.ndarray:
-    lengths = _numbers(table, field, "a whole number of tokens, 1 or more")
-    broken = ~np.isfinite(lengths) | (lengths != np.floor(lengths))
-    table.refuse(broken, field, lengths, "must be a whole number of tokens; correct the row")
-    table.refuse(lengths < 1, field, lengths, "must be 1 or more; correct or drop the row")
+    lengths = _counts(table, field, "tokens")
     table.refuse(lengths >= _TOO_MANY_TOKENS, field, lengths, "no model is that long; correct the row")
     return lengths.astype(np.int64)
+
+
+def _sequences(table: Table) -> np.ndarray:
+    numbers = _counts(table, "n", "sequences")
+    table.refuse(numbers > MOST_SEQUENCES, "n", numbers, f"must be at most {MOST_SEQUENCES}; correct the row")
+    return numbers.astype(np.int64)
+
+
+def _counts(table: Table, field: str, what: str) -> np.ndarray:
+    """A column of whole numbers from 1 up, float64."""
+    counts = _numbers(table, field, f"a whole number of {what}, 1 or more")
+    broken = ~np.isfinite(counts) | (counts != np.floor(counts))
+    table.refuse(broken, field, counts, f"must be a whole number of {what}; correct the row")
+    table.refuse(counts < 1, field, counts, "must be 1 or more; correct or drop the row")
+    return counts
 
 
 def _arrivals(table: Table) -> np.ndarray | None:

@@ -31,9 +31,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def read(path: str | PathLike[str]) -> Trace:
     """The trace in ``path``.
 
-    Columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and ``max_tokens``, the first and
-    the last optional; or ``input``, ``output``; or ``input_length``, ``output_length`` with
-    ``timestamp`` in milliseconds. Other columns (``hash_ids``, ``session_id``, ``n``) are not read.
+    Columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens`` and ``n``, of which the
+    lengths must be there; or ``input``, ``output``; or ``input_length``, ``output_length`` with
+    ``timestamp`` in milliseconds. Other columns (``hash_ids``, ``session_id``) are not read.
     Arrivals become ticks by the rule of ``traces.times``: whole nanoseconds, exactly.
 
     Raises:

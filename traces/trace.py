@@ -40,6 +40,7 @@ class Trace:
         arrival_ticks: Not decreasing, or None where the file has no times.
         max_tokens: The longest output that the server is told of, or None where the file is silent.
         rows: Where each request stands in its file.
+        n: Sequences that each request asks for, or None where the file is silent.
         content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
     """
 
@@ -50,9 +51,10 @@ class Trace:
     max_tokens: np.ndarray | None = None
     rows: Rows = Rows()
     content: PromptContent | None = None
+    n: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens"):
+        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n"):
             values = getattr(self, field)
             if values is None:
                 continue
@@ -65,10 +67,10 @@ class Trace:
 
     def first(self, requests: int) -> Trace:
         """The first requests alone."""
-        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens)
+        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens, self.n)
         content = None if self.content is None else self.content.first(requests)
-        cut = (None if column is None else column[:requests] for column in columns)
-        return Trace(self.name, *cut, self.rows, content)
+        *cut, n = (None if column is None else column[:requests] for column in columns)
+        return Trace(self.name, *cut, self.rows, content, n)
 
     @property
     def pairs(self) -> LengthPairs:

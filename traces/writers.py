@@ -45,6 +45,8 @@ def _frame(trace: Trace) -> pd.DataFrame:
         columns = {"arrival_s": to_seconds(trace.arrival_ticks), **columns}
     if trace.max_tokens is not None:
         columns["max_tokens"] = trace.max_tokens
+    if trace.n is not None:
+        columns["n"] = trace.n
     return pd.DataFrame(columns)
 
 

@@ -38,6 +38,9 @@ class StepCost(Protocol):
     def swap_in_ticks(self, blocks: int) -> int:
         """Time to copy ``blocks`` blocks back from the host."""
 
+    def copy_ticks(self, slots: int) -> int:
+        """Time to copy the keys and values of ``slots`` tokens within the device's memory."""
+
     def describe(self) -> dict[str, object]:
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
 

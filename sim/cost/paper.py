@@ -24,6 +24,8 @@ SWAP_OUT_BYTES_PER_S = 12.92e9
 SWAP_OUT_MS_PER_BLOCK = 0.1537
 SWAP_IN_BYTES_PER_S = 11.786e9
 SWAP_IN_MS_PER_BLOCK = 0.2576
+#: Of an A100-40GB, by its data sheet; a copy reads and writes.
+MEMORY_BYTES_PER_S = 1_555e9
 
 
 class PaperCost:
@@ -35,6 +37,7 @@ class PaperCost:
     Args:
         scale: Factor on the whole step, rounded into each coefficient.
         block_bytes: Bytes of one KV block, which a swap moves.
+        block_size: Tokens of one.
         ms_per_prefill_token_beyond: Slope past the 256th prompt token of a step. The default goes on
             as before; DistServe's fit for this model and card is about 0.14.
     """
@@ -46,6 +49,7 @@ class PaperCost:
         scale: float = 1.0,
         block_bytes: int = OPT_13B_BLOCK_BYTES,
         ms_per_prefill_token_beyond: float = MS_PER_PREFILL_TOKEN,
+        block_size: int = 16,
     ) -> None:
         _require_positive("scale", scale)
         _require_positive("block_bytes", block_bytes)
@@ -58,6 +62,7 @@ class PaperCost:
         self._steeper = self._per_prefill_token_beyond - self._per_prefill_token
         self._per_block_out = _block_ticks(block_bytes, SWAP_OUT_BYTES_PER_S, SWAP_OUT_MS_PER_BLOCK)
         self._per_block_in = _block_ticks(block_bytes, SWAP_IN_BYTES_PER_S, SWAP_IN_MS_PER_BLOCK)
+        self._per_slot_copied = round(2 * block_bytes / block_size / MEMORY_BYTES_PER_S * PER_SECOND)
         self._lines: dict[int, tuple[int, int, int | None]] = {}
 
     @staticmethod
@@ -86,6 +91,10 @@ class PaperCost:
         """See ``StepCost``."""
         return blocks * self._per_block_in
 
+    def copy_ticks(self, slots: int) -> int:
+        """See ``StepCost``."""
+        return slots * self._per_slot_copied
+
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
         fig1, fig19 = "SOSP'23 Fig 1 right, digitised", "SOSP'23 Fig 19a, digitised"
@@ -100,6 +109,7 @@ class PaperCost:
             ),
             "per_block_swapped_out": coefficient(self._per_block_out, "ticks", f"{fig19}, least squares"),
             "per_block_swapped_in": coefficient(self._per_block_in, "ticks", f"{fig19}, least squares"),
+            "per_slot_copied": coefficient(self._per_slot_copied, "ticks", "data sheet of the A100-40GB"),
         }
 
 

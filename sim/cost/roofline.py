@@ -62,6 +62,7 @@ class RooflineCost:
         self._compile_experts(share)
         self._compile_communication()
         self._compile_swaps(block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, self._stages))
+        self._compile_copies(model.slot_bytes(deployment.kv_dtype, tensor_parallel, self._stages), share)
 
     @property
     def _stages(self) -> int:
@@ -124,6 +125,10 @@ class RooflineCost:
         copies = self.model.attention(self.tensor_parallel).kv_tensors * longest
         self._per_block_out = transfer + round(copies * shares.COPY_OUT_US * PER_US)
         self._per_block_in = transfer + round(copies * shares.COPY_IN_US * PER_US)
+
+    def _compile_copies(self, bytes_per_slot: int, share: shares.Shares) -> None:
+        """A copy reads and writes."""
+        self._per_slot_copied = ticks(2 * bytes_per_slot, self.gpu.memory_bytes_per_s * share.gemm_bandwidth)
 
     def gemm_ticks(self, tokens: int) -> int:
         """All matrices of all layers over ``tokens`` tokens: the larger of reading and computing."""
@@ -204,6 +209,10 @@ class RooflineCost:
         """See ``StepCost``."""
         return blocks * self._per_block_in
 
+    def copy_ticks(self, slots: int) -> int:
+        """See ``StepCost``."""
+        return slots * self._per_slot_copied
+
     def describe(self) -> dict[str, object]:
         """See ``StepCost``."""
         published = f"data sheet of the GPU; {shares.PUBLISHED}"
@@ -233,6 +242,7 @@ _TERMS = (
     "head_read_per_row",
     "head_flops_per_row",
     "kv_write_per_token",
+    "per_slot_copied",
 )
 _LINK = f"data sheet of the GPU; {shares.LINK_SHARE} of it {shares.ASSUMED}"
 _OTHER_SOURCES = {

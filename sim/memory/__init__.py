@@ -6,6 +6,7 @@ from .block_pool import BlockPool
 from .buddy import BuddyArena
 from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
+from .copies import CopyingBuddyMemory, CopyingMemory
 from .deferred import DeferredMemory
 from .groups import PageGroups, most_prompt_blocks
 from .hybrid import HybridMemory
@@ -13,6 +14,7 @@ from .integrals import BUCKETS, Window
 from .paged import PagedMemory
 from .radix_memory import RadixMemory
 from .reserved import ReservedMemory
+from .sharing import SharingMemory
 
 __all__ = [
     "BUCKETS",
@@ -22,12 +24,15 @@ __all__ = [
     "BuddyMemory",
     "ChunkedMemory",
     "ContiguousMemory",
+    "CopyingBuddyMemory",
+    "CopyingMemory",
     "DeferredMemory",
     "HybridMemory",
     "PageGroups",
     "PagedMemory",
     "RadixMemory",
     "ReservedMemory",
+    "SharingMemory",
     "Window",
     "most_prompt_blocks",
 ]

@@ -22,12 +22,14 @@ class Book:
     """Everything that one replica did.
 
     Attributes:
-        rows, stays, cuts, chunks: int64 columns by the names in ``ledger``.
-        prompt_tokens, output_tokens: int64 [n], of the workload.
+        rows, stays, cuts, chunks, copies: int64 columns by the names in ``ledger``.
+        prompt_tokens, output_tokens: int64 [sequences], of the workload's sequences.
+        leader: int64 [sequences], who prefills for each: itself, where it has no siblings.
         capacity_slots, block_size: Size of the pool.
         paged: Whether memory is paged; else contiguous.
         residue: Bucket of the slots held past what was asked for.
         together: Whether sequences leave with their batch.
+        pinned_slots: Slots that are live whether anybody runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
     """
@@ -36,13 +38,16 @@ class Book:
     stays: dict[str, np.ndarray]
     cuts: dict[str, np.ndarray]
     chunks: dict[str, np.ndarray]
+    copies: dict[str, np.ndarray]
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
+    leader: np.ndarray
     capacity_slots: int
     block_size: int
     paged: bool
     residue: str
     together: bool
+    pinned_slots: int
     end_ticks: int
     groups: PageGroups = PageGroups()
 
@@ -52,7 +57,8 @@ class Book:
         rows, stays = ledger.rows.columns(), ledger.stays.columns()
         cuts = ledger.cuts.columns()
         cuts["stay"] = _cut_stay(cuts, stays)
-        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts, chunks=ledger.chunks.columns(), **facts)
+        chunks, copies = ledger.chunks.columns(), ledger.copies.columns()
+        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts, chunks=chunks, copies=copies, **facts)
 
     @cached_property
     def row_clock(self) -> np.ndarray:
@@ -208,7 +214,7 @@ def _complete(rows: dict[str, np.ndarray], stays: dict[str, np.ndarray]) -> dict
     steps, later = rows["steps"], np.maximum(rows["steps"] - 1, 0)
     ticks = rows["first_ticks"] + rows["next_ticks"] * later + rows["slope_ticks"] * (later * (later - 1) // 2)
     # Prefills end in the first step of a row.
-    row = np.searchsorted(rows["start_ticks"], stays["start_ticks"][stays["kind"] != SWAPPED_IN], side="right") - 1
+    row = np.searchsorted(rows["start_ticks"], stays["start_ticks"][stays["kind"] < SWAPPED_IN], side="right") - 1
     known = rows | {
         "ticks": ticks,
         "decodes": np.where(steps > 0, rows["width"] - np.bincount(row, minlength=len(steps)), 0),

@@ -42,10 +42,21 @@ class ContiguousTransaction:
         #: Reservations made and not yet held: tokens asked for, slots taken, first block.
         self.places: deque[tuple[int, int, int | None]] = deque()
 
-    def has_room(self, tokens: int) -> bool:
-        """Whether a piece for ``tokens`` can be had."""
+    def has_room(self, tokens: int, pieces: int = 1) -> bool:
+        """Whether so many pieces for ``tokens`` can be had."""
         slots = self.memory.slots_of(tokens)
-        return slots <= self.free_slots and self.memory.has_place(slots)
+        if pieces * slots > self.free_slots:
+            return False
+        return self.memory.has_place(slots) if pieces == 1 else self._all_have_places(slots, pieces)
+
+    def _all_have_places(self, slots: int, pieces: int) -> bool:
+        """Whether so many can be placed, one after the other: tried, and undone."""
+        memory, starts = self.memory, []
+        while len(starts) < pieces and memory.has_place(slots):
+            starts.append(memory.take_place(slots))
+        for start in reversed(starts):
+            memory.give_place(Grant(slots, slots, 0, start))
+        return len(starts) == pieces
 
     def refuse(self, tokens: int) -> None:
         """The queue's head asked for ``tokens`` and there is no piece."""
@@ -65,6 +76,9 @@ class ContiguousMemory:
     meter = METER[:8]
     #: The bucket of slots that are held past what was asked for.
     residue = "round_up"
+    #: Nothing is pinned, and no beams run.
+    pinned_slots = 0
+    searches = False
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size

@@ -112,8 +112,10 @@ class Accounts:
         tail_steps, tail_ticks = self._tail(start_ticks, end_ticks)
         capacity = book.capacity_slots
         slot_ticks = self._buckets(over_time, tail_ticks, capacity * over_time["ticks"])
-        # Where no step runs all is free.
-        slot_ticks["free"] += capacity * (end_ticks - start_ticks - over_time["ticks"])
+        # Where no step runs all is free, but for what is pinned.
+        idle_ticks = end_ticks - start_ticks - over_time["ticks"]
+        slot_ticks["free"] += (capacity - book.pinned_slots) * idle_ticks
+        slot_ticks["live"] += book.pinned_slots * idle_ticks
         return Window(
             start_ticks=start_ticks,
             end_ticks=end_ticks,

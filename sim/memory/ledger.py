@@ -22,7 +22,7 @@ LEAP = (
     "slope_ticks",  # by how much each later step is longer than the one before
     "width",  # sequences that a step computes, ended ones of a static batch included
     "prefill_tokens",  # tokens prefilled in the first step, padding included
-    "swap_ticks",  # part of the first step that moves blocks to or from the host
+    "swap_ticks",  # part of the first step that moves blocks: to the host, from it, or copies on the device
     "waiting",  # requests in the queue after the step's admissions
 )
 #: Columns that a memory fills: paged memory the first two, contiguous memory all.
@@ -35,9 +35,10 @@ METER = (
     "finished_hold",  # padding, and all that ended sequences hold
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
-    "prefill_tail",  # block_tail of sequences whose prefill goes on
+    "prefill_tail",  # block_tail of sequences whose prefill goes on, less what stays count of one block twice
     "cached",  # slots in no table that keep their contents or their mapping
     "skipped",  # slots of the blocks that each sliding group has given back
+    "saved",  # slots that tables name again, after a first table or a pin
 )
 #: Columns that follow from the others.
 DERIVED = (
@@ -53,6 +54,8 @@ CUT = ("index", "start_clock", "clock", "ticks", "swapped")
 STALLED = 2
 #: Columns of a chunk: part of a prefill that goes on after its step.
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
+#: Columns of the copies on the device that are made in one step.
+COPY = ("start_ticks", "slots", "ticks")
 
 #: A span of steps over which nobody comes or goes: the columns of ``LEAP``. A bare tuple, as one is
 #: made for every event.
@@ -98,7 +101,8 @@ class Ledger:
     """
 
     def __init__(self, meter: tuple[str, ...]) -> None:
-        self.rows, self.stays, self.cuts, self.chunks = Table(LEAP + meter), Table(STAY), Table(CUT), Table(CHUNK)
+        self.rows, self.stays, self.cuts = Table(LEAP + meter), Table(STAY), Table(CUT)
+        self.chunks, self.copies = Table(CHUNK), Table(COPY)
         #: Enter a leap that is over: the engine's columns and the memory's.
         self.enter = self.rows.append
 
@@ -116,6 +120,10 @@ class Ledger:
         """A prefill goes on after the step that starts ``now`` and computes ``tokens`` of it."""
         recomputed = min(max(0, sequence.lost_tokens - sequence.computed_tokens), tokens)
         self.chunks.append((sequence.index, now, tokens, recomputed))
+
+    def copy(self, slots: int, ticks: int, now: int) -> None:
+        """The step that starts ``now`` begins with copies of so many slots."""
+        self.copies.append((now, slots, ticks))
 
     def stall(self, sequence: Sequence, clock: int, now: int) -> None:
         """A sequence computes nothing from step ``clock`` on, and keeps its blocks."""

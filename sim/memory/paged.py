@@ -70,6 +70,8 @@ class PagedMemory:
     meter = METER[:2]
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
+    #: Nothing is pinned.
+    pinned_slots = 0
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
@@ -111,14 +113,18 @@ class PagedMemory:
         phases[phase] += 1
         phases[phase + size] += 1
         if self.tables:
-            self.tables.grow_until(clock + 1)
-            self.tables.admit(sequence, before + 1, phase)
+            self.tables.admit(sequence, clock, past, phase)
 
     def take_back(self, sequence: Sequence, clock: int) -> None:
         """As ``admit``, for a sequence whose blocks come back from the host."""
         # All but that of the token that its next step computes.
         self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
         self.admit(sequence, clock)
+
+    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
+        """Blocks that move when these are swapped out, or in: all but that of the token that their next step computes."""
+        size = self.block_size
+        return sum(-(-(sequence.start_tokens - 1) // size) for sequence in sequences)
 
     def release(self, leaving: Iterable[Sequence], clock: int) -> None:
         """Sequences that leave before step ``clock`` give back the blocks that they held."""
@@ -215,11 +221,16 @@ class BlockTables:
         """Give back the blocks of a table that does not grow."""
         self.pool.release(self.tables.pop(sequence))
 
-    def admit(self, sequence: Sequence, tokens: int, phase: int) -> None:
-        """Give a table for ``tokens`` that grows from now on; one that comes from the host gets new device ids."""
+    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
+        """A table that grows from step ``clock`` on; one that comes from the host gets new device ids."""
+        self.grow_until(clock + 1)
         if sequence in self.host_tables:
             self.host_pool.release(self.host_tables.pop(sequence))
-        self.hold(sequence, tokens)
+        self.hold(sequence, sequence.start_tokens)
+        self.join(sequence, phase)
+
+    def join(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows from now on, in its turn by arrival."""
         members = self._members[phase]
         if members and members[-1].index > sequence.index:
             insort(members, sequence, key=attrgetter("index"))

@@ -119,6 +119,8 @@ class RadixMemory:
     meter = (*METER[:2], "cached")
     residue = "block_tail"
     block_size = 1
+    #: Nothing is pinned.
+    pinned_slots = 0
 
     def __init__(self, num_slots: int, runs: TokenRuns | None = None) -> None:
         self._runs = runs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory.contiguous import ContiguousTransaction
+from ..groups import seats
+from ..memory.contiguous import ContiguousMemory, ContiguousTransaction
 from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
@@ -17,7 +18,8 @@ class OrcaPaper:
     First come first served, prompts and decodes in the same iteration. A request reserves the room
     of its prompt and its own ``max_tokens``, counted in slots and not rounded; it is admitted while
     the reservations fit the slots. The first that does not fit holds up those behind it. Nobody is
-    preempted.
+    preempted. A request of several sequences reserves for each of them, and seats them all; they begin in
+    the step after the prompt's, with copies of it.
     """
 
     name = "orca"
@@ -35,35 +37,39 @@ class OrcaPaper:
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
         """The head of the queue and those behind it, up to the first that does not fit."""
-        if not state.waiting:
+        forked = tuple(sibling for group in state.forking for sibling in group.siblings)
+        if not (state.waiting or forked or transaction.memory.searches):
             return CARRY_ON
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
-        running = tokens = state.width
+        decodes = running = tokens = state.width + len(forked)
         steady, wakes = True, False
         for sequence in state.waiting:
-            reserved = self.reserved_tokens(sequence)
-            if not transaction.has_room(reserved):
+            reserved, num_seqs = self.reserved_tokens(sequence), seats(sequence)
+            if not transaction.has_room(reserved, num_seqs):
                 transaction.refuse(reserved)
                 break
-            if running == self.limits.max_num_seqs:
+            if running and running + num_seqs > self.limits.max_num_seqs:
                 break
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + sequence.start_tokens > self.limits.max_num_batched_tokens:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                steady = not admitted
+                steady = steady and not admitted
                 break
-            transaction.reserve(reserved)
-            running += 1
+            for _ in range(num_seqs):
+                transaction.reserve(reserved)
+            running += num_seqs
             tokens += sequence.start_tokens
             admitted.append(sequence)
+            # Its siblings begin in the next step.
+            steady = steady and num_seqs == 1
         else:
             wakes = True
-        prefill = tokens - state.width
-        return Plan(tuple(admitted), prefill, steady=steady, wakes=wakes)
+        return Plan(tuple(admitted), tokens - decodes, steady=steady, wakes=wakes, forked=forked)
 
-    def horizon(self, state: State, memory: object, limit: int) -> int:
-        return limit
+    def horizon(self, state: State, memory: ContiguousMemory, limit: int) -> int:
+        """However long memory lasts; beams copy in every step."""
+        return 1 if memory.searches else limit
 
     def reserved_by_request(self, workload: Workload) -> np.ndarray:
         """``reserved_tokens`` of every request, int64 [n]."""
@@ -71,7 +77,7 @@ class OrcaPaper:
         return np.minimum(workload.prompt_tokens + outputs, self.limits.max_model_len)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        return blocks_of(self.reserved_by_request(workload), block_size)
+        return blocks_of(self.reserved_by_request(workload), block_size) * workload.num_sequences
 
 
 class OrcaMax(OrcaPaper):
@@ -96,7 +102,8 @@ class OrcaMax(OrcaPaper):
         return np.minimum(workload.prompt_tokens + estimate, self.limits.max_model_len)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        return _next_power_of_two(super().smallest_pool_blocks(workload, block_size))
+        piece = _next_power_of_two(blocks_of(self.reserved_by_request(workload), block_size))
+        return piece * workload.num_sequences
 
 
 class OrcaPow2(OrcaMax):

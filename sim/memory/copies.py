@@ -1,0 +1,91 @@
+"""Contiguous memory for groups: every sequence has a piece of its own, and a prompt of its own in it.
+
+What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
+its siblings copy the prompt, and a beam that becomes another copies all that the other has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..groups import Group
+from ..sequence import FORKED, Sequence
+from ..state import State
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
+from .ledger import Meter
+
+
+class _Copies(ContiguousMemory):
+    """What the two kinds have in common."""
+
+    def __init__(self, *sizes) -> None:
+        super().__init__(*sizes)
+        self._copied_slots = 0
+        self._beams: dict[Group, None] = {}
+        self._branched_clock = -1
+
+    @property
+    def searches(self) -> bool:
+        """Whether beams run, whose every step is a decision."""
+        return bool(self._beams)
+
+    def copied_slots(self) -> int:
+        """Slots that the copies of the coming step write."""
+        return self._copied_slots
+
+    def transaction(self, clock: int) -> ContiguousTransaction:
+        """See ``ContiguousMemory``; before anything is decided, the beams find their parents."""
+        if self._beams and clock != self._branched_clock:
+            self._branched_clock = clock
+            for group in self._beams:
+                replaced = group.ancestry.replaced(len(group.members))
+                self._copied_slots += len(replaced) * group.leader.held_tokens(clock)
+        return super().transaction(clock)
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``ContiguousMemory``; a leader takes the pieces of its siblings too, which they hold empty until they fork."""
+        group = sequence.group
+        if sequence.kind == FORKED:
+            self._copied_slots += sequence.prompt_tokens
+            self._grow(sequence, clock)
+            if group.ancestry:
+                self._beams[group] = None
+            return
+        super().admit(sequence, clock, padded_tokens, past)
+        for sibling in () if group is None else group.siblings:
+            super().admit(sibling, clock, padded_tokens, past)
+            self.growing -= 1
+            self._lag -= sibling.start_tokens - clock
+
+    def _grow(self, sibling: Sequence, clock: int) -> None:
+        self.growing += 1
+        self._lag += sibling.start_tokens - clock
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """See ``ContiguousMemory``; siblings that had nothing to generate give back their pieces with the leader."""
+        for sequence in finished:
+            group = sequence.group
+            if group is not None and sequence is group.leader:
+                self._beams.pop(group, None)
+                if not group.forked:
+                    self._give_back_empty(group.siblings, sequence.start_clock)
+            super().release((sequence,), clock)
+
+    def _give_back_empty(self, siblings: tuple[Sequence, ...], clock: int) -> None:
+        for sibling in siblings:
+            sibling.start_clock = clock
+            self._grow(sibling, clock)
+        super().release(siblings, clock)
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``ContiguousMemory``; copies are made in the first step."""
+        self._copied_slots = 0
+        return super().pass_steps(state, steps)
+
+
+class CopyingMemory(_Copies, ContiguousMemory):
+    """``ContiguousMemory`` for groups."""
+
+
+class CopyingBuddyMemory(_Copies, BuddyMemory):
+    """``BuddyMemory`` for groups."""

@@ -1,0 +1,230 @@
+"""vLLM's schedulers over groups of sequences: a group is admitted, preempted and swapped as a whole.
+
+SOSP'23, section 4.4 and 4.5, and the rules of ``VllmSosp23`` with these in addition:
+
+    - A running group may go on while there are as many free blocks as it has sequences, whether they
+      need one or not.
+    - A group of several is swapped out where the host has room for it and the pool could take it back;
+      else it is computed again, like a sequence that is alone.
+    - A group takes a seat for each of its sequences, from its admission on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+import numpy as np
+
+from ..groups import Group, GroupState, leads, present, seats
+from ..memory.paged import PagedTransaction
+from ..memory.sharing import SharingMemory
+from ..sequence import CARRY_ON, Plan, Sequence
+from ..workload import Workload
+from .base import blocks_of
+from .vllm_sosp23 import VllmSosp23
+from .vllm_v0 import VllmV0
+
+_arrival = attrgetter("index")
+Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
+
+
+class _Sharing(VllmSosp23):
+    """What both have in common: who gives way, who comes back, who is admitted."""
+
+    def _make_room(self, state: GroupState, transaction: PagedTransaction) -> Victims:
+        """Phase 1, group by group in the order of arrival; the last ones give way."""
+        memory: SharingMemory = transaction.memory
+        need = transaction.need + sum(len(group.siblings) for group in state.forking)
+        if transaction.free - need >= _most_seats(state):
+            transaction.free -= need
+            return (), ()
+        kept = [sequence for sequence in sorted(state.running, key=_arrival) if leads(sequence)]
+        preempted: list[Sequence] = []
+        swapped_out: list[Sequence] = []
+        host_free, turn = memory.host_free, 0
+        while turn < len(kept):
+            leader = kept[turn]
+            if transaction.free >= seats(leader):
+                transaction.free -= _need(leader, state, transaction)
+                turn += 1
+                continue
+            victim = kept.pop()
+            blocks = memory.held_blocks(victim, state.clock)
+            transaction.free += blocks
+            if self._goes_to_host(victim, blocks, host_free, memory):
+                host_free -= blocks
+                swapped_out += present(victim)
+            else:
+                # Whoever is put in front of those who wait comes last.
+                preempted += reversed(present(victim))
+        return tuple(preempted), tuple(swapped_out)
+
+    def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: SharingMemory) -> bool:
+        usable = memory.num_blocks - memory.prefix_blocks
+        if seats(victim) == 1:
+            return self._swaps(blocks, host_free, usable)
+        return blocks <= host_free and blocks + seats(victim) <= usable
+
+    def _swap_in(self, state: GroupState, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
+        """Phase 2, group by group."""
+        back: list[Sequence] = []
+        memory = transaction.memory
+        for leader in filter(leads, state.swapped):
+            blocks, num_seqs = memory.needed_blocks(present(leader), 1), seats(leader)
+            watermark = self.limits.watermark_blocks if running else 0
+            if transaction.free - blocks - num_seqs < watermark or self._full(running, num_seqs):
+                break
+            transaction.free -= blocks + _need_on_return(leader, memory)
+            running += num_seqs
+            back += present(leader)
+        return tuple(back)
+
+    def _admit(
+        self,
+        state: GroupState,
+        transaction: PagedTransaction,
+        running: int,
+        preempted: tuple[Sequence, ...],
+        swapped_in: tuple[Sequence, ...],
+    ) -> Plan:
+        """Phase 3, group by group."""
+        limits, memory, free = self.limits, transaction.memory, transaction.free
+        admitted: list[Sequence] = []
+        tokens, budget = 0, limits.max_num_batched_tokens - running
+        steady, wakes = not preempted, True
+        for leader in filter(leads, state.waiting):
+            if preempted and leader.index > preempted[-1].index:
+                break
+            members, num_seqs = present(leader), seats(leader)
+            prefill = _prefill_tokens(members)
+            free -= memory.needed_blocks(members)
+            if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
+                wakes = False
+                break
+            if running and prefill > budget:
+                steady, wakes = steady and not admitted, False
+                break
+            running += num_seqs
+            tokens += prefill
+            budget -= prefill
+            admitted += members
+            # It forks in the next step.
+            steady = steady and num_seqs == 1
+        return Plan(tuple(admitted), tokens, preempted, (), swapped_in, 0, steady, wakes)
+
+    def _full(self, running: int, num_seqs: int) -> bool:
+        """Whether so many more have no seats; a group of more than there are runs alone."""
+        return running > 0 and running + num_seqs > self.limits.max_num_seqs
+
+    def horizon(self, state: GroupState, memory: SharingMemory, limit: int) -> int:
+        """Up to the step in which some group could find fewer free blocks than it has sequences."""
+        return max(1, memory.steps_with(state, memory.free - _most_seats(state), limit))
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        shared = workload.prompt_tokens // block_size
+        own = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size) - shared
+        return shared + own * workload.num_sequences
+
+
+class SharingSosp23(_Sharing):
+    """``vllm-sosp23`` for requests of several sequences, or with a prefix that all share."""
+
+    def schedule(self, state: GroupState, transaction: PagedTransaction) -> Plan:
+        """The three phases; siblings begin in the step after their leader's prefill."""
+        preempted, swapped_out = self._make_room(state, transaction)
+        forked = _siblings(state, preempted + swapped_out)
+        if swapped_out:
+            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False, forked=forked)
+        running = state.width - len(preempted) + len(forked)
+        swapped_in = self._swap_in(state, transaction, running)
+        forked += _siblings_back(swapped_in)
+        if len(swapped_in) < len(state.swapped):
+            return Plan((), 0, preempted, (), swapped_in, 0, not preempted, False, forked=forked)
+        running = state.width - len(preempted) + len(forked) + len(swapped_in)
+        plan = self._admit(state, transaction, running, preempted, swapped_in)
+        return _or_carry_on(plan._replace(forked=forked), state, transaction)
+
+
+class SharingV0(_Sharing, VllmV0):
+    """``vllm-v0`` for requests of several sequences, or with a prefix that all share."""
+
+    def schedule(self, state: GroupState, transaction: PagedTransaction) -> Plan:
+        """A prefill if there can be one, else a step that decodes, and in which siblings begin."""
+        if state.waiting and not state.swapped:
+            admitted, tokens = self._prompts(state, transaction)
+            if admitted:
+                return Plan(admitted, tokens, steady=False, pauses=True)
+        preempted, swapped_out = self._make_room(state, transaction)
+        forked = _siblings(state, preempted + swapped_out)
+        if preempted or swapped_out:
+            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False, forked=forked)
+        swapped_in = self._swap_in(state, transaction, state.width + len(forked))
+        forked += _siblings_back(swapped_in)
+        waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
+        plan = Plan(swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked)
+        return _or_carry_on(plan, state, transaction)
+
+    def _prompts(self, state: GroupState, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
+        limits, memory, free = self.limits, transaction.memory, transaction.free
+        running = state.width + sum(len(group.siblings) for group in state.forking)
+        admitted: list[Sequence] = []
+        tokens = 0
+        for leader in filter(leads, state.waiting):
+            members, num_seqs = present(leader), seats(leader)
+            prefill = _prefill_tokens(members)
+            free -= memory.needed_blocks(members)
+            if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
+                break
+            if admitted and tokens + prefill > limits.max_num_batched_tokens:
+                break
+            running += num_seqs
+            tokens += prefill
+            admitted += members
+        return tuple(admitted), tokens
+
+
+def _most_seats(state: GroupState) -> int:
+    """Sequences of the largest group that runs."""
+    return max(map(seats, state.running), default=0)
+
+
+def _need(leader: Sequence, state: GroupState, transaction: PagedTransaction) -> int:
+    """Blocks that a running group takes in the coming step, copies included."""
+    opens, group = transaction.needs_block(leader, state.clock), leader.group
+    if group is None:
+        return opens
+    if group in state.forking:
+        return len(group.members) if opens else len(group.siblings)
+    return len(group.members) if opens else group.due_copies
+
+
+def _need_on_return(leader: Sequence, memory: SharingMemory) -> int:
+    """Blocks that a group takes in the step in which it comes back, beside those that it brings."""
+    opens, group = not (leader.start_tokens - 1) % memory.block_size, leader.group
+    if group is None or opens:
+        return opens * seats(leader)
+    return group.due_copies if group.forked else len(group.siblings)
+
+
+def _prefill_tokens(members: tuple[Sequence, ...]) -> int:
+    return sum(member.start_tokens - member.computed_tokens for member in members)
+
+
+def _siblings(state: GroupState, victims: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+    """Who begins in this step: siblings of leaders that were prefilled and do not give way."""
+    begin = (group for group in state.forking if group.leader not in victims)
+    return tuple(sibling for group in begin for sibling in group.siblings)
+
+
+def _siblings_back(swapped_in: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+    """Siblings of leaders that were swapped out before their group had forked."""
+    groups: Iterator[Group | None] = (sequence.group for sequence in swapped_in)
+    return tuple(sibling for group in groups if group is not None and not group.forked for sibling in group.siblings)
+
+
+def _or_carry_on(plan: Plan, state: GroupState, transaction: PagedTransaction) -> Plan:
+    """``CARRY_ON`` where that is what a plan comes to; beams and copies are told of in every step."""
+    idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
+    memory: SharingMemory = transaction.memory
+    return CARRY_ON if idle and not memory.searches and not memory.due_copies else plan
