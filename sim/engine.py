@@ -267,9 +267,9 @@ class Engine:
 
     def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
         """Time that their blocks take to the host and back."""
-        cost, blocks_of = self.cost, self.memory.swapped_blocks
-        out = cost.swap_out_ticks(blocks_of(swapped_out)) if swapped_out else 0
-        return out + (cost.swap_in_ticks(blocks_of(swapped_in)) if swapped_in else 0)
+        cost, memory = self.cost, self.memory
+        out = cost.swap_out_ticks(memory.swapped_blocks(swapped_out)) if swapped_out else 0
+        return out + (cost.swap_in_ticks(memory.swapped_blocks(swapped_in)) if swapped_in else 0)
 
     def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
         """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
