@@ -421,8 +421,8 @@ def test_sglang_retracts_the_longest_prompt_of_those_who_generated_least():
     generated eight tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
     that it leaves in the tree is evicted, as 20 slots for each of the others are not free. It waits for both of them: they
     would use 10 slots that its 11 + 2 do not fit into, at a ratio of 1. Its prefill evicts 11 tokens: two strings end
-    with 9 tokens, and before that the older one's 2."""
-    requests = [Request(0, 2, 10, 10), Request(50, 3, 10, 10), Request(150, 2, 10, 10)]
+    with 9 tokens, and before that the older one's 2. Once admitted it counts with all ten outputs again, so that 3 waits."""
+    requests = [Request(0, 2, 10, 10), Request(50, 3, 10, 10), Request(150, 2, 10, 10), Request(1300, 2, 8, 8)]
     pool, limits = Pool(30, 1), Limits(max_model_len=100)
     outcome, _ = serve("sglang", requests, pool, limits)
     decodes = [f"{307 + 130 * i}+130 | run 0 1 2 | decode 0 1 2 | live {10 + 3 * i} free {20 - 3 * i}" for i in range(7)]
@@ -435,8 +435,13 @@ def test_sglang_retracts_the_longest_prompt_of_those_who_generated_least():
         "1337+120 | run 0 2 | decode 0 2 | live 22 free 8",
         "1457+111 | run 1 | prefill 1:11 | live 11 cached 11 free 8",
         "1568+110 | run 1 | decode 1 | live 12 cached 11 free 7",
+        "1678+102 | run 3 | prefill 3:2 | live 2 cached 23 free 5",
+        *(f"{1780 + 110 * i}+110 | run 3 | decode 3 | live {3 + i} cached 23 free {4 - i}" for i in range(4)),
+        "2220+110 | run 3 | decode 3 | live 7 cached 23",
+        "2330+110 | run 3 | decode 3 | live 8 cached 14 free 8",
+        "2440+110 | run 3 | decode 3 | live 9 cached 14 free 7",
     ]
-    assert finishes(outcome) == [1457, 1678, 1457]
+    assert finishes(outcome) == [1457, 1678, 1457, 2550]
     assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 10
 
 

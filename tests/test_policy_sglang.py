@@ -151,6 +151,16 @@ class TestStories:
             "1218+120 | run 2 3 | preempt 1 | decode 2 3 | live 21 free 10",
         ]
 
+    def test_of_who_finish_at_once_the_first_admitted_is_the_longest_ago(self):
+        """2 finds what 0 left, is admitted before 1, and leaves with it. 3 needs six slots and finds four. The end of 2's
+        string goes, what was before it and what was 0's: four tokens; then 1's last one, and its prompt of three."""
+        assert tell(story([(0, 1, [(A, 2)]), (10, 2, [(-1, 3)]), (10, 2, [(A, 2), (-2, 1)]), (200, 1, [(-3, 6)])], 12)) == [
+            "0+102 | run 0 | prefill 0:2 | live 2 free 10",
+            "102+104 | run 2 1 | prefill 2:1 1:3 | live 6 free 6",
+            "206+120 | run 2 1 | decode 2 1 | live 8 free 4",
+            "326+106 | run 3 | prefill 3:6 | live 6 free 6",
+        ]
+
     def test_no_more_than_the_input_is_computed_at_once(self):
         """Five tokens leave four of nine, which are as many as 1 has: too few."""
         with mock.patch.object(sglang, "MAX_PREFILL_TOKENS", 9), mock.patch.object(oracle, "INPUT_TOKENS", 9):
