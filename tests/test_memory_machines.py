@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_hybrid and test_policy_sglang.
-ELSEWHERE = {"HybridMemory", "RadixMemory"}
+#: A memory that is held to walks of its own instead: test_policy_sglang.
+ELSEWHERE = {"RadixMemory"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 

@@ -8,12 +8,14 @@ import hypothesis
 import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
-from fragmeter.sim.memory import DeferredMemory, PagedMemory, ReservedMemory
+from fragmeter.sim.memory import DeferredMemory, HybridMemory, PagedMemory, ReservedMemory
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.deferred import Regions
+from fragmeter.sim.memory.hybrid_tables import NULL_BLOCK, HybridTables
 from fragmeter.sim.memory.paged import BlockTables
 from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from fragmeter.sim.memory.skipped import SkippedBlocks
 from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
@@ -67,6 +69,23 @@ def settles_at_once(memory: DeferredMemory, clock: int, limit: int) -> int:
     return limit
 
 
+def sees_no_window_fill(skipped: SkippedBlocks, clock: int) -> int:
+    return 1 << 40
+
+
+def counts_whoever_left(skipped: SkippedBlocks, sequence, clock: int) -> int:
+    blocks = skipped.so_far(sequence, clock)
+    skipped.prompts.pop(sequence, None)
+    return blocks
+
+
+def lets_the_first_block_go_first(tables: HybridTables, table, computed: int) -> None:
+    for place in range(tables._groups.skipped_blocks(computed, tables._size)):
+        if table[place] is not NULL_BLOCK:
+            tables.pool.release([table[place]])
+            table[place] = NULL_BLOCK
+
+
 def takes_no_room(transaction: ContiguousTransaction, tokens: int) -> None:
     slots = transaction.memory.slots_of(tokens)
     transaction.places.append((tokens, slots, transaction.memory.take_place(slots)))
@@ -89,6 +108,9 @@ PLANTED = [
     ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
     ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
+    ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
+    ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
+    ("HybridMemory", HybridTables, "_skip", lets_the_first_block_go_first),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
     ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),

@@ -6,6 +6,7 @@
     draws         the numbers that are drawn, few and cheap
     served        what the models of memories share: a memory is served as the engine serves it
     tables        models of pools with ids; the walk over block tables
+    hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
     reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from hypothesis.stateful import RuleBasedStateMachine
 
 from .arenas import ArenaMachine
+from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
 from .radix import RadixMachine
@@ -33,5 +35,6 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "PagedMemory": PagedMachine,
     "ChunkedMemory": ChunkedMachine,
     "DeferredMemory": DeferredMachine,
+    "HybridMemory": HybridMachine,
     **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
 }

@@ -1,0 +1,253 @@
+"""Memory of KV groups against tables that grow, and lose their first blocks, by one token and one sequence at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fragmeter.sim.memory import HybridMemory, PageGroups
+from fragmeter.sim.memory.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.sequence import Sequence
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from .draws import EITHER, combined, picks
+from .paged import spans
+from .served import Served, chosen
+
+COUNTS = ((0, 1), (1, 1), (1, 2), (2, 1))
+PROMPTS, OUTPUTS = range(1, 17), range(1, 16)
+
+
+class GroupTables:
+    """A table for each group of a sequence, the full ones first; the page freed last is the first one taken."""
+
+    def __init__(self, num_pages: int, block_size: int, groups: PageGroups) -> None:
+        self.free = list(reversed(range(num_pages)))
+        self.tables: dict[Sequence, tuple[list[int | None], ...]] = {}
+        self.block_size, self.groups = block_size, groups
+
+    def passed(self, table: list[int | None], computed: int) -> list[int]:
+        """Places of pages that the token after ``computed`` ones does not see, the last one first."""
+        first_seen = computed - self.groups.window_tokens + 1
+        places = [place for place in range(len(table)) if (place + 1) * self.block_size <= first_seen]
+        return [place for place in reversed(places) if table[place] is not NULL_BLOCK]
+
+    def exchange(self, sequence: Sequence, computed: int, tokens: int) -> tuple[int, int]:
+        """Pages that the sequence gives back, and then takes, to compute up to ``tokens``."""
+        tables = self.tables.get(sequence, ([],) * self.groups.number)
+        back = sum(len(self.passed(table, computed)) for table in tables[self.groups.full :])
+        return back, sum(max(0, -(-tokens // self.block_size) - len(table)) for table in tables)
+
+    def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
+        tables = self.tables.setdefault(sequence, tuple([] for _ in range(self.groups.number)))
+        for table in tables[self.groups.full :]:
+            for place in self.passed(table, computed):
+                self.free.append(table[place])
+                table[place] = NULL_BLOCK
+        for table in tables:
+            while len(table) * self.block_size < tokens:
+                table.append(self.free.pop())
+
+    def drop(self, sequence: Sequence) -> None:
+        for table in self.tables.pop(sequence):
+            self.free += [page for page in reversed(table) if page is not NULL_BLOCK]
+
+    def held(self, sequence: Sequence) -> int:
+        return sum(page is not NULL_BLOCK for table in self.tables[sequence] for page in table)
+
+
+class HybridMachine(Served, RuleBasedStateMachine):
+    """Admissions of prompts shorter and longer than the window, either in chunks or with pauses, leaps of any length,
+    preemption."""
+
+    @initialize(pool=combined(range(4, 25, 2), range(1, 4), COUNTS, range(1, 10), EITHER))
+    def build(self, pool):
+        num_pages, block_size, (full, sliding), window, self.may_pause = pool
+        groups = PageGroups(full, sliding, window, num_pages)
+        self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
+        self.model = GroupTables(num_pages, block_size, groups)
+        # Tokens computed of those whose prefill goes on.
+        self.standing: dict[Sequence, int] = {}
+        # Pages that the coming step takes, less those that it gives back, once it has begun.
+        self.exchanged = 0
+
+    def in_order(self) -> list[Sequence]:
+        return sorted(self.tokens, key=lambda sequence: sequence.index)
+
+    def step_fits(self) -> bool:
+        """Whether everybody who runs finds the pages for the coming step."""
+        free = len(self.model.free)
+        for sequence in self.in_order():
+            back, taken = self.model.exchange(sequence, self.tokens[sequence], self.tokens[sequence] + 1)
+            if free + back < taken:
+                return False
+            free += back - taken
+        return True
+
+    def begin(self) -> None:
+        """Each who runs gives back what its window has passed, and takes what its next token needs."""
+        if not self.begun:
+            before = len(self.model.free)
+            super().begin()
+            for sequence in self.in_order():
+                self.model.reach(sequence, self.tokens[sequence] - 1, self.tokens[sequence])
+            self.exchanged = before - len(self.model.free)
+
+    def has_room_for(self, sequence: Sequence, tokens: int, pauses: bool = False) -> bool:
+        """Whether the tables of a sequence can come to hold so many tokens, once those who run have theirs."""
+        free = len(self.model.free)
+        if not (self.begun or pauses):
+            if not self.step_fits():
+                return False
+            exchanges = [self.model.exchange(s, held, held + 1) for s, held in self.tokens.items()]
+            free += sum(back - taken for back, taken in exchanges)
+        back, taken = self.model.exchange(sequence, self.standing.get(sequence, 0), tokens)
+        return taken <= free + back
+
+    @rule(request=combined(PROMPTS, OUTPUTS, EITHER, EITHER))
+    def admit(self, request):
+        """A new request, or one that was preempted; with a pause where the step has not begun."""
+        prompt, output, again, pauses = request
+        pauses, again = pauses and self.may_pause and not self.begun, again and bool(self.state.waiting)
+        sequence = self.state.waiting[0] if again else self.arrive(prompt, output)
+        if not self.has_room_for(sequence, sequence.start_tokens, pauses):
+            return
+        if again:
+            self.state.waiting.popleft()
+        self.end_prefill(sequence, pauses)
+        if pauses:
+            self.pass_steps(0)
+
+    def end_prefill(self, sequence: Sequence, pauses: bool = False) -> None:
+        computed = self.standing.pop(sequence, 0)
+        self.start(sequence, pauses)
+        self.model.reach(sequence, computed, sequence.start_tokens)
+        if not pauses and (sequence.start_tokens - 1) % self.memory.block_size == 0:
+            # The slot of its last token counts as that of whoever runs.
+            self.exchanged += self.memory.groups.number
+
+    @precondition(lambda self: not self.may_pause)
+    @rule(chunk=combined(range(4, 25), OUTPUTS, range(1, 9), range(4)))
+    def prefill(self, chunk):
+        """A chunk, of a new request or of one that goes on, which leaves at least one token to compute."""
+        prompt, output, tokens, pick = chunk
+        going_on = list(self.state.prefilling)
+        is_new = pick >= len(going_on)
+        sequence = self.arrive(prompt, output) if is_new else going_on[pick]
+        before = self.standing.get(sequence, 0)
+        if before + tokens >= sequence.start_tokens or not self.has_room_for(sequence, before + tokens):
+            return
+        self.begin()
+        if is_new:
+            self.state.waiting.appendleft(sequence)
+        else:
+            self.check_chunk(sequence, tokens)
+        self.state.prefill(sequence, tokens)
+        self.memory.prefill(sequence, self.state.clock)
+        self.model.reach(sequence, before, before + tokens)
+        self.standing[sequence] = before + tokens
+
+    def check_chunk(self, sequence: Sequence, tokens: int) -> None:
+        """What a transaction says of a chunk."""
+        computed = self.standing[sequence]
+        back, taken = self.model.exchange(sequence, computed, computed + tokens)
+        assert self.memory.transaction(self.state.clock).chunk_blocks(sequence, tokens) == taken - back
+
+    @precondition(lambda self: self.standing)
+    @rule(pick=picks)
+    def go_on(self, pick):
+        """The last chunk of a prefill."""
+        sequence = list(self.standing)[pick % len(self.standing)]
+        if self.has_room_for(sequence, sequence.start_tokens):
+            del self.state.prefilling[sequence]
+            self.end_prefill(sequence)
+
+    @precondition(lambda self: (self.tokens or self.standing) and not self.begun)
+    @rule(pick=picks)
+    def evict(self, pick):
+        """One or two give way, whether they run or not."""
+        victims = chosen([*self.tokens, *self.standing], pick)
+        self.memory.evict(tuple(victims), (), self.state.clock)
+        self.state.push_out(tuple(victims), ())
+        # Those that do not run give their pages back first.
+        for sequence in sorted(victims, key=lambda sequence: sequence in self.tokens):
+            self.model.drop(sequence)
+            self.tokens.pop(sequence, None)
+            self.standing.pop(sequence, None)
+
+    @precondition(lambda self: self.tokens or self.begun)
+    @rule(steps=spans)
+    def leap(self, steps):
+        """As far as pages reach, stopping where somebody finishes."""
+        if not self.tokens:
+            self.pass_steps(0)
+            return
+        while steps and self.tokens and (self.begun or self.step_fits()):
+            limit = min(steps, self.steps_to_finish())
+            reach = max(1, min(limit, self.memory.steps_with(self.state, self.memory.free, limit)))
+            self.pass_steps(reach)
+            steps -= reach
+
+    def pass_steps(self, steps: int) -> None:
+        """Steps pass, and those who have all their tokens leave."""
+        if steps:
+            self.begin()
+        self.look()
+        assert self.memory.pass_steps(self.state, steps) == self.meter()
+        self.step_on(steps)
+        finished = self.finished()
+        assert self.state.take_finished() == finished
+        self.memory.release(finished, self.state.clock)
+        for sequence in finished:
+            del self.tokens[sequence]
+            self.model.drop(sequence)
+
+    def step_on(self, steps: int) -> None:
+        """Within a leap everybody finds pages, whoever takes first."""
+        for _ in range(steps - 1):
+            self.begun = False
+            taken = sum(self.model.exchange(s, tokens, tokens + 1)[1] for s, tokens in self.tokens.items())
+            assert taken <= len(self.model.free)
+            self.begin()
+        self.begun = False
+        self.state.clock += steps
+
+    def meter(self) -> tuple[int, ...]:
+        """As of a group that keeps every token: slots live, held and past the ends of unfinished prompts; and those that
+        a sliding group has given back."""
+        size, tables = self.memory.block_size, self.model.tables
+        live = sum(self.tokens.values()) + sum(self.standing.values())
+        held = size * sum(len(found[-1]) for found in tables.values())
+        tail = sum(max(0, len(tables[s][-1]) * size - s.target_tokens) for s in self.standing)
+        skipped = size * sum(found[-1].count(NULL_BLOCK) for found in tables.values())
+        return live, held, tail, skipped
+
+    def look(self) -> None:
+        """The tables, as whoever looks at them now finds them. Invariants 2 and 3: a page is in one entry, or free."""
+        kept = self.memory.tables
+        kept.grow_until(self.state.clock + self.begun)
+        assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
+        named = Counter(page for tables in kept.tables.values() for table in tables for page in table)
+        del named[NULL_BLOCK]
+        assert kept.pool.reference_counts == [named[page] for page in range(self.memory.num_blocks)]
+        assert sorted([*named.elements(), *kept.pool.free_ids]) == list(range(self.memory.num_blocks))
+
+    @invariant()
+    def holds(self):
+        self.look()
+        # ``free`` is told without the exchange of the coming step.
+        assert self.memory.free == len(self.model.free) + (self.exchanged if self.begun else 0)
+        if not self.begun:
+            self.check_transaction()
+
+    def check_transaction(self) -> None:
+        """What a transaction says of the coming step, of each sequence and of all."""
+        clock, taken_by_all, back_by_all = self.state.clock, 0, 0
+        transaction = self.memory.transaction(clock)
+        for sequence, tokens in self.tokens.items():
+            back, taken = self.model.exchange(sequence, tokens, tokens + 1)
+            assert transaction.exchange(sequence, clock) == (back, taken)
+            taken_by_all += taken
+            back_by_all += back
+        for sequence in (*self.tokens, *self.standing):
+            assert transaction.held(sequence, clock) == self.model.held(sequence)
+        assert (transaction.takes, transaction.need) == (taken_by_all, taken_by_all - back_by_all)
