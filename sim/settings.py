@@ -31,8 +31,8 @@ class Settings:
     Attributes:
         policy: Scheduler and allocator, by the name of a system.
         model: Preset, or path to a Hugging Face ``config.json``. Layers with a sliding window shorter than
-            ``max_model_len`` keep what it needs under vllm-sosp23, vllm-v0 and vllm-v1. Under the other policies, and
-            with chunked attention (Llama 4), the pool keeps every token in all layers.
+            ``max_model_len`` keep what it needs under vllm-sosp23, vllm-v0 and vllm-v1. Under the other policies,
+            where sequences share blocks, and with chunked attention (Llama 4) all layers keep every token.
         gpu: Preset.
         tensor_parallel_size: GPUs that share the model and the pool.
         pipeline_parallel_size: Stages that the layers are divided into, each on ``tensor_parallel_size`` GPUs.
