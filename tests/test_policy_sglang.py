@@ -12,10 +12,12 @@ from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.content import PromptContent
 from fragmeter.sim.errors import SettingError, SimulationFault
 from fragmeter.sim.memory import RadixMemory
+from fragmeter.sim.memory.radix_memory import Holding
 from fragmeter.sim.policy import sglang
 from fragmeter.sim.policy.sglang import NewTokenRatio
 from fragmeter.sim.replica import build
 from fragmeter.sim.run import Run, simulate
+from fragmeter.sim.sequence import Sequence
 from fragmeter.sim.settings import settings
 from fragmeter.sim.state import State
 from fragmeter.sim.summary import summary
@@ -322,6 +324,21 @@ def test_leaps_pass_over_finishes_while_nobody_waits_and_end_before_evictions():
     run = serve("sglang", Case(requests, Pool(41, 1), Limits(64), LineCost()))
     assert run.book.rows["steps"].tolist() == [0, 2, 0, 28, 1, 1, 1, 2]
     assert run.accounts.at_rows()["cached"].tolist() == [0, 0, 10, 10, 8, 8, 0, 0]
+
+
+def test_what_two_lock_has_room_when_both_are_retracted():
+    """Each has two slots of its own beside the four that they share."""
+    memory, clock = RadixMemory(20), 5
+    node, _ = memory.tree.insert([(A, 0, 4)], memory.tick())
+    sequences = [Sequence(index, 4, 9, 9) for index in range(2)]
+    for sequence in sequences:
+        memory.tree.lock(node)
+        memory.holdings[sequence] = Holding(node, 4)
+        sequence.lag = 4 + 2 - (clock - 1)
+    memory.free = 20 - 4 - 2 * 2
+    transaction = memory.transaction(clock)
+    assert [transaction.room, *(transaction.retract(s, clock) or transaction.room for s in sequences)] == [12, 14, 20]
+    assert memory.transaction(clock).room == 12, "retractions are tentative"
 
 
 class TestMistakes:
