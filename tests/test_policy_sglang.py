@@ -125,6 +125,17 @@ class TestStories:
             "1564+110 | run 1 | decode 1 | live 12 cached 11 free 5",
         ]
 
+    def test_whose_prefix_another_one_computes_is_put_off(self):
+        """Two may run. 1 begins with 32 tokens of 0, so that 2 goes first; when 1's turn comes they are there. 31 are too few."""
+        shared = [(A, 32)]
+        told = tell(story([(0, 1, shared), (0, 1, [*shared, (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
+        assert told == [
+            "0+137 | run 0 2 | prefill 0:32 2:5 | live 37 free 113",
+            "137+103 | run 1 | prefill 1:3 | live 35 cached 5 free 110",
+        ]
+        told = tell(story([(0, 1, [(A, 31)]), (0, 1, [(A, 31), (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
+        assert told[0] == "0+165 | run 0 1 | prefill 0:31 1:34 | live 65 free 85"
+
     def test_a_prefix_that_is_locked_makes_no_room(self):
         """2 would find ten tokens of 0's eleven that are cached, and asks for 1 + 4 slots. Before that prefix is locked 19
         could be had less 4.2 reserved for 1, after it 9. So the batch is full; it is looked at again a decode after 0's
@@ -184,9 +195,9 @@ class TestAgainstTheOracle:
         """The fixed numbers of SGLang are beyond these cases; so others stand for them."""
         quick = Fraction(NewTokenRatio.DECAY * 50, NewTokenRatio.UNIT)
         with (
-            mock.patch.multiple(sglang, MOST_SORTED=2, MAX_PREFILL_TOKENS=9, CLIP_MAX_NEW_TOKENS=6),
+            mock.patch.multiple(sglang, MOST_SORTED=4, IN_BATCH_TOKENS=2, MAX_PREFILL_TOKENS=9, CLIP_MAX_NEW_TOKENS=6),
             mock.patch.object(NewTokenRatio, "DECAY", NewTokenRatio.DECAY * 50),
-            mock.patch.multiple(oracle, MOST_SORTED=2, INPUT_TOKENS=9, LONGEST_OUTPUT=6, DECAY=quick),
+            mock.patch.multiple(oracle, MOST_SORTED=4, ALIKE=2, INPUT_TOKENS=9, LONGEST_OUTPUT=6, DECAY=quick),
         ):
             check(case, expected("sglang", case))
 
@@ -279,7 +290,7 @@ def interleaved_sessions(sessions: int, turns: int, prefix_tokens: int, rate: fl
 
 def test_the_longest_prefix_first_beats_first_come_first_served():
     """Sixteen sessions of 1,400 tokens take turns, in a pool that holds four of them: in order of arrival each finds its
-    prefix evicted; sorted by what is there they follow on each other. 60 % of the tokens are found, and the first
+    prefix evicted; sorted by what is there they follow on each other. 61 % of the tokens are found, and the first
     token comes after 8 s in place of 29."""
     work = interleaved_sessions(sessions=16, turns=20, prefix_tokens=1400, rate=3.0)
     told = {}

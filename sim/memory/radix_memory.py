@@ -69,8 +69,12 @@ class RadixTransaction:
         latest, earlier = self._memory.left_clocks
         return latest if latest < clock else earlier
 
+    def known(self, sequence: Sequence) -> tuple[Run, ...]:
+        """A sequence's known tokens."""
+        return self._memory.known(sequence)
+
     def match(self, sequence: Sequence) -> int:
-        """How many of the sequence's known tokens the tree holds."""
+        """How many of them the tree holds."""
         memory = self._memory
         return memory.tree.match(memory.known(sequence), memory.tick())[1]
 

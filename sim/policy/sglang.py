@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..content import Run
 from ..errors import SettingError
+from ..memory.prefix import RadixTree
 from ..memory.radix_memory import RadixMemory, RadixTransaction
 from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
@@ -16,8 +18,12 @@ from .base import Limits
 SCHEDULE_POLICIES = ("lpm", "fcfs")
 #: Above so many that wait, SGLang sorts no more.
 MOST_SORTED = 128
+#: Who finds no more than so many tokens in the tree, and as many in the string of another one that waits, is put off.
+IN_BATCH_TOKENS = 32
 #: ``--max-prefill-tokens`` of SGLang.
 MAX_PREFILL_TOKENS = 16_384
+#: In place of what was found: behind all others.
+PUT_OFF = -1
 #: An output counts no longer than this when room is asked for it.
 CLIP_MAX_NEW_TOKENS = 4096
 
@@ -80,10 +86,15 @@ class SGLang:
         return self._full_since is not None and not self._idle_at < left >= self._full_since
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
-        """Who waits, the longest prefix first; the queue itself where it is not sorted."""
+        """Who waits, the longest prefix first, and last whose prefix another one is about to compute; the queue itself
+        where it is not sorted."""
         if self.limits.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
             return queue
-        found = {sequence: transaction.match(sequence) for sequence in queue}
+        found, others = {}, RadixTree()
+        for sequence in queue:
+            found[sequence] = tokens = transaction.match(sequence)
+            if tokens <= IN_BATCH_TOKENS and _follows(transaction.known(sequence), others):
+                found[sequence] = PUT_OFF
         return tuple(sorted(queue, key=found.__getitem__, reverse=True))
 
     def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan | None:
@@ -152,6 +163,14 @@ class SGLang:
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
         return workload.prompt_tokens + workload.output_tokens + 2
+
+
+def _follows(string: tuple[Run, ...], others: RadixTree) -> bool:
+    """Whether a string begins as one of the others; if not it is another one."""
+    _, tokens = others.match(string, 0)
+    if tokens < IN_BATCH_TOKENS:
+        others.insert(string, 0)
+    return tokens >= IN_BATCH_TOKENS
 
 
 def _order(state: State, queue: Queue) -> tuple[Sequence, ...]:

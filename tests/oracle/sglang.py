@@ -15,7 +15,7 @@ from .model import Limits, Pool, Sequence, allowed_output_tokens
 from .slots import CACHED, FREE, LIVE, SlotMap
 
 FIRST_RATIO, LEAST_RATIO, DECAY = Fraction(7, 10), Fraction(98, 1000), Fraction(602, 600_000)
-INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED = 16_384, 4096, 20, 128
+INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED, ALIKE = 16_384, 4096, 20, 128, 32
 
 String = tuple[object, ...]
 
@@ -150,7 +150,15 @@ class SgLang(System):
 
     def sort_queue(self) -> None:
         if self.limits.schedule_policy == "lpm" and len(self.waiting) <= MOST_SORTED:
-            found = {s: self.trie.find(self.string(s, known(s))) for s in self.waiting}
+            found, ahead = {}, []
+            for sequence in self.waiting:
+                string = self.string(sequence, known(sequence))
+                found[sequence] = self.trie.find(string)
+                if found[sequence] <= ALIKE:
+                    if any(len(other) >= ALIKE and other[:ALIKE] == string[:ALIKE] for other in ahead):
+                        found[sequence] = -1
+                    else:
+                        ahead.append(string)
             self.waiting.sort(key=lambda s: found[s], reverse=True)
 
     def fill(self) -> None:
