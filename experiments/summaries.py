@@ -43,6 +43,10 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     preemptions = content["preemptions"]
     table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    cache = content["prefix_cache"]
+    if cache is not None:
+        asked = f"of {cache['queried_tokens']:,} tokens looked up"
+        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", asked)
     return table
 
 

@@ -66,6 +66,11 @@ class PromptContent:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(session_id) + 1, dtype=np.int64), nothing, nothing, session_id)
 
+    @classmethod
+    def unknown(cls, requests: int) -> PromptContent:
+        """Contents of which nothing is known: no request shares any with another."""
+        return cls.of_sessions(np.full(requests, NO_SESSION))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

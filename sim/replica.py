@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .content import PromptContent, TokenRuns
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, ChunkedMemory, ContiguousMemory, CopyingBuddyMemory, CopyingMemory
-from .memory import DeferredMemory, HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SharingMemory
-from .memory import most_prompt_blocks
-from .policy import HYBRID, POLICIES, Limits, Policy
+from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, CopyingBuddyMemory
+from .memory import CopyingMemory, DeferredMemory, HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory
+from .memory import SharingMemory, most_prompt_blocks
+from .memory.cache_log import CacheLog
+from .memory.prefix import BlockNames
+from .policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
 from .policy.sglang import SGLang
@@ -45,6 +48,7 @@ class Replica:
         max_model_len: Longest prompt + output in tokens.
         layout: The KV groups that share the pool, where layers with a window keep only what it needs.
         page_bytes: Bytes of a block of one of those groups on each rank; 0 where there are none.
+        caches_prefixes: Whether what is freed is kept for prompts that begin alike.
     """
 
     policy: Policy
@@ -55,10 +59,21 @@ class Replica:
     max_model_len: int
     layout: HybridLayout | None = None
     page_bytes: int = 0
+    caches_prefixes: bool = False
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """What the memory tells of its prefix cache, if it has one."""
+        return getattr(self.memory, "cache_log", None)
 
     def describe(self) -> dict[str, Any]:
         """What the settings came to, defaults included, for ``run.json``."""
-        return {"num_gpu_blocks": self.num_blocks, "block_size": self.block_size, **asdict(self.policy.limits)}
+        return {
+            "num_gpu_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "enable_prefix_caching": self.caches_prefixes,
+            **asdict(self.policy.limits),
+        }
 
 
 # Policies over paged memory that know groups, and what they are then.
@@ -91,7 +106,7 @@ def build(
 
     Args:
         step_cost: Used in place of the settings' own.
-        workload: What will be served: a memory that shares prefixes asks what prompts are made of.
+        workload: What will be served: a memory that caches prefixes asks what prompts are made of.
         grouped: Whether sequences share memory, or are copied; only for policies that ``can_group``.
 
     Raises:
@@ -105,6 +120,7 @@ def build(
     max_model_len = _max_model_len(settings, shape)
     layout = None if grouped else _layout(settings, shape, max_model_len)
     num_blocks, size = _pool(settings, kind, shape, card, deployment, layout)
+    runs = None if workload is None else _runs_to_cache(settings, workload, layout)
     limits = Limits(
         max_model_len=max_model_len,
         max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
@@ -119,10 +135,10 @@ def build(
     if layout:
         policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
     elif issubclass(kind, SGLang):
-        policy, memory = kind(limits), RadixMemory(num_blocks, None if workload is None else workload.token_runs())
+        policy, memory = kind(limits), RadixMemory(num_blocks, runs)
     else:
         policy = kind(limits)
-        memory = _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment, grouped)
+        memory = _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment, grouped, runs)
     return Replica(
         policy=policy,
         memory=memory,
@@ -130,9 +146,23 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
+        caches_prefixes=runs is not None,
         layout=layout,
         page_bytes=page_bytes(shape, layout, settings.tensor_parallel_size, size, deployment) if layout else 0,
     )
+
+
+def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout | None) -> TokenRuns | None:
+    """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
+    wanted, content = settings.enable_prefix_caching, workload.content
+    if wanted and layout:
+        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
+        raise SettingError("enable_prefix_caching", wanted, remedy)
+    if wanted is None:
+        wanted = content is not None and settings.policy in CACHING_POLICIES and not layout
+    if not wanted:
+        return None
+    return TokenRuns(content or PromptContent.unknown(len(workload)), workload.prompt_tokens, workload.output_tokens)
 
 
 def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
@@ -230,6 +260,7 @@ def _memory(
     shape: ModelSpec,
     deployment: Deployment,
     grouped: bool,
+    runs: TokenRuns | None,
 ) -> Any:
     if issubclass(kind, StaticBatching):
         return BatchMemory(num_blocks, size)
@@ -242,6 +273,8 @@ def _memory(
         return ReservedMemory(num_blocks, size, settings.ids)
     if issubclass(kind, VllmV1):
         usable = num_blocks - kind.null_blocks
+        if runs is not None:
+            return CachedMemory(usable, size, BlockNames(runs, size))
         return ChunkedMemory(usable, size, ids=settings.ids, whole_prompts=issubclass(kind, Sarathi))
     if issubclass(kind, VAttention):
         return DeferredMemory(num_blocks, size, settings.ids)

@@ -24,6 +24,7 @@ import pandas as pd
 
 from .errors import SettingError
 from .kv_groups import group_buckets_at_rows
+from .prefix_cache import cached_tokens
 from .requests import request_times
 from .run import Run
 from .summary import summary
@@ -54,6 +55,10 @@ def requests_table(run: Run) -> pd.DataFrame:
         column[run.refused] = pd.NA
         column[times.index] = getattr(times, name)
         table[name] = column
+    log = run.replica.cache_log
+    if log is not None:
+        table["cached_tokens"] = pd.array(cached_tokens(run, log), dtype="Int64")
+        table.loc[run.refused, "cached_tokens"] = pd.NA
     # The smallest pool that could serve it says why a request was refused.
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
     return table

@@ -19,6 +19,7 @@ from .groups import Ancestry, GroupLoop, GroupState
 from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book
 from .memory.integrals import Accounts, Window
+from .memory.ledger import CACHE_CHANGE, Table
 from .replica import Replica, build, can_group, can_pin
 from .settings import Settings
 from .source import OpenLoop
@@ -108,8 +109,15 @@ def simulate(
         pinned_slots=replica.memory.pinned_slots,
         end_ticks=engine.end_ticks,
         groups=replica.memory.groups if replica.layout else PageGroups(),
+        cache_changes=_cache_changes(replica),
     )
     return Run(settings, workload, replica, book, needed)
+
+
+def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
+    """Comings and goings of cached slots, of a memory that logs them."""
+    log = replica.cache_log
+    return Table(CACHE_CHANGE).columns() if log is None else log.changes.columns()
 
 
 def _shares(settings: Settings, workload: Workload) -> bool:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from .errors import SettingError
-from .policy import POLICIES
+from .policy import CACHING_POLICIES, POLICIES
 
 # Bounds lie far beyond any machine there is, and within what int64 ticks and tables hold.
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -45,6 +45,8 @@ class Settings:
         page_size: vAttention maps memory in pages of so many KiB (64, 128, 256 or 2048), one for K and one for V in
             every layer at once; the tokens they hold are its block, unless a block size is given.
         num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
+        enable_prefix_caching: Whether blocks that are freed keep their contents for prompts that begin alike; None
+            does so where the requests say what they are made of and the policy can.
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
         max_num_batched_tokens: Most tokens in a step, a decode counting 1; None takes the policy's default.
@@ -82,6 +84,7 @@ class Settings:
     block_size: BlockSize | None = None
     page_size: Count = 2048
     num_gpu_blocks_override: Blocks | None = None
+    enable_prefix_caching: bool | None = None
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
@@ -111,6 +114,9 @@ class Settings:
         if self.seed < 0:
             # Also where nothing is drawn: results say by which seed they came.
             raise SettingError("seed", self.seed, "must be 0 or more")
+        if self.enable_prefix_caching and self.policy not in CACHING_POLICIES:
+            remedy = f"{self.policy} keeps no prefixes; of the policies {', '.join(CACHING_POLICIES)} can"
+            raise SettingError("enable_prefix_caching", True, remedy)
         if self.page_size not in PAGE_SIZES:
             raise SettingError("page_size", self.page_size, f"one of {', '.join(map(str, PAGE_SIZES))} (KiB)")
         if self.window and self.window[0] >= self.window[1]:

@@ -10,6 +10,7 @@ import numpy as np
 from .gaps import Gaps
 from .kv_groups import kv_groups
 from .memory.integrals import BUCKETS, Window
+from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
 from .run import Run
 from .ticks import PER_SECOND
@@ -47,6 +48,7 @@ def summary(run: Run) -> dict[str, Any]:
         "kv_groups": kv_groups(run),
         "external_fragmentation_index": _external_fragmentation(run),
         "work": _work(run),
+        "prefix_cache": prefix_cache(run),
     }
 
 

@@ -53,6 +53,7 @@ FLAGS = {
     "block_size": (["--block-size", "8"], 8),
     "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
+    "enable_prefix_caching": (["--no-enable-prefix-caching"], False),
     "max_model_len": (["--max-model-len", "64"], 64),
     "max_num_seqs": (["--max-num-seqs", "1"], 1),
     "max_num_batched_tokens": (["--max-num-batched-tokens", "100"], 100),

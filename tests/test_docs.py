@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -39,6 +40,9 @@ def test_there_are_commands_and_examples():
 def test_the_command_runs(command, tmp_path):
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
     (tmp_path / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    turns = [{"arrival_s": place / 4, "prompt_tokens": 20 + 10 * place // 4, "output_tokens": 10} for place in range(80)]
+    sessions = [turn | {"session_id": place % 4} for place, turn in enumerate(turns)]
+    (tmp_path / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     done = subprocess.run(

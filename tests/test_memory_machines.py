@@ -11,8 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: A memory that is held to walks of its own instead: test_policy_sglang.
-ELSEWHERE = {"RadixMemory"}
+#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_engine_hybrid, test_sharing and
+#: test_policy_sglang.
+ELSEWHERE = {"CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "HybridMemory", "RadixMemory", "SharingMemory"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 

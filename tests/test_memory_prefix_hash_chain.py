@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory.prefix import BlockHistory, HashChain, HashedBlockPool, lookup_blocks
-from fragmeter.sim.ticks import PER_SECOND
 
 
 @pytest.mark.parametrize(
@@ -79,18 +78,19 @@ def test_a_look_up_ends_at_the_first_name_that_is_missing():
 def test_what_vllm_would_report_of_a_block_hit_six_times():
     history = BlockHistory()
     pool = HashedBlockPool(1, history)
-    pool.publish(pool.take(1, 10 * PER_SECOND)[0], 5)
+    pool.publish(pool.take(1, 10)[0], 5)
     pool.release([0])
     for second in (11, 12, 14, 18, 26, 42):
-        pool.take_cached([0], 1, second * PER_SECOND)
+        pool.take_cached([0], 1, second)
         pool.release([0])
-    assert history.lifetime_ticks == [], "nothing is told of a block that is still cached"
-    pool.take(1, 100 * PER_SECOND)
-    assert history.in_seconds() == {
-        "vllm:kv_block_lifetime_seconds": [90.0],
-        "vllm:kv_block_idle_before_evict_seconds": [58.0],
-        "vllm:kv_block_reuse_gap_seconds": [4.0, 8.0, 16.0],
+    assert not any(map(len, history.observed_ticks().values())), "nothing is told of a block that is still cached"
+    pool.take(1, 100)
+    assert {name: ticks.tolist() for name, ticks in history.observed_ticks().items()} == {
+        "vllm:kv_block_lifetime_seconds": [90],
+        "vllm:kv_block_idle_before_evict_seconds": [58],
+        "vllm:kv_block_reuse_gap_seconds": [4, 8, 16],
     }
+    assert history.observed_ticks(lambda seconds: seconds * 7)["vllm:kv_block_lifetime_seconds"].tolist() == [630]
 
 
 def test_a_pool_never_lends_what_it_has_not():

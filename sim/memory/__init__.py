@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .block_pool import BlockPool
 from .buddy import BuddyArena
+from .cached import CachedMemory
 from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .copies import CopyingBuddyMemory, CopyingMemory
@@ -22,6 +23,7 @@ __all__ = [
     "BlockPool",
     "BuddyArena",
     "BuddyMemory",
+    "CachedMemory",
     "ChunkedMemory",
     "ContiguousMemory",
     "CopyingBuddyMemory",

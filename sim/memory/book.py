@@ -6,7 +6,7 @@ clock functions say when a step starts and ends, exactly, from the row it lies i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..sequence import NOT_DECODING, SWAPPED_IN
 from .groups import PageGroups
-from .ledger import DERIVED, LEAP, METER, Ledger
+from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Book:
         pinned_slots: Slots that are live whether anybody runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
+        cache_changes: int64 columns, of a memory that logs how many slots are cached, and does not tell its rows.
     """
 
     rows: dict[str, np.ndarray]
@@ -50,6 +51,7 @@ class Book:
     pinned_slots: int
     end_ticks: int
     groups: PageGroups = PageGroups()
+    cache_changes: dict[str, np.ndarray] = field(default_factory=lambda: Table(CACHE_CHANGE).columns())
 
     @classmethod
     def of(cls, ledger: Ledger, **facts) -> Book:

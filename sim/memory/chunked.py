@@ -65,6 +65,10 @@ class ChunkedMemory(PagedMemory):
                     self.tables.drop(sequence)
         super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
 
+    def steps_unhelped(self, state: State, steps: int) -> int:
+        """Of so many steps those before one in which the running do what lets the first that waits in."""
+        return steps
+
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""
         live, held = super().pass_steps(state, steps)

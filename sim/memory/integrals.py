@@ -34,6 +34,7 @@ import numpy as np
 
 from ..errors import SimulationFault
 from .book import Book
+from .cached_slots import CachedSlots
 from .exact import dot, total
 from .groups import PageGroups
 from .growth import Moments, growth_moments, skip_moments
@@ -58,7 +59,8 @@ class Window:
         num_steps: Steps that start in it.
         batch_steps: Sequences that gain a token, summed over those steps.
         slot_steps: Slots of each bucket, summed over those steps.
-        slot_ticks: Slots of each bucket, integrated over the span; idle time counts as free.
+        slot_ticks: Slots of each bucket, integrated over the span; in idle time all is free, or cached where the
+            memory logs it.
     """
 
     start_ticks: int
@@ -91,6 +93,7 @@ class Accounts:
 
     def __init__(self, book: Book, groups: PageGroups | None = None) -> None:
         self.book, self._groups = book, groups or book.groups
+        self._cached = CachedSlots(book)
         nothing = (np.broadcast_to(0, len(book.row_clock)),) * 3
         self._growth = {"held": growth_moments(book) if book.paged else nothing}
         if self._groups.sliding:
@@ -109,10 +112,14 @@ class Accounts:
             rows = _Rows(book, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
             over_steps.update(rows.over_steps())
             over_time.update(rows.over_time())
-        tail_steps, tail_ticks = self._tail(start_ticks, end_ticks)
+        # A step belongs to the window in which it starts.
+        first, stop = (int(book.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
+        over_steps["cached"] += self._cached.over_steps(first, stop)
+        over_time["cached"] += self._cached.over_time(start_ticks, end_ticks)
+        tail_steps, tail_ticks = self._tail(first, stop, start_ticks, end_ticks)
         capacity = book.capacity_slots
         slot_ticks = self._buckets(over_time, tail_ticks, capacity * over_time["ticks"])
-        # Where no step runs all is free, but for what is pinned.
+        # Where no step runs all is free or cached, but for what is pinned.
         idle_ticks = end_ticks - start_ticks - over_time["ticks"]
         slot_ticks["free"] += (capacity - book.pinned_slots) * idle_ticks
         slot_ticks["live"] += book.pinned_slots * idle_ticks
@@ -125,12 +132,10 @@ class Accounts:
             slot_ticks=slot_ticks,
         )
 
-    def _tail(self, start_ticks: int, end_ticks: int) -> tuple[int, int]:
+    def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a stay and goes with it."""
         tails = self.book.tails
-        # A step belongs to the window in which it starts.
-        low, high = (self.book.first_iteration_from(edge) for edge in (start_ticks, end_ticks))
-        steps = np.minimum(tails.leave_iteration, high) - np.maximum(tails.come_iteration, low)
+        steps = np.minimum(tails.leave_iteration, stop) - np.maximum(tails.come_iteration, first)
         ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
@@ -183,7 +188,8 @@ class Accounts:
         tails = book.tails
         tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but nobody runs in it.
-        return self._buckets(rows, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
+        levels = {**rows, "cached": rows["cached"] + self._cached.at_rows()}
+        return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
 
 
 def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:

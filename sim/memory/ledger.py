@@ -56,6 +56,8 @@ STALLED = 2
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
 #: Columns of the copies on the device that are made in one step.
 COPY = ("start_ticks", "slots", "ticks")
+#: Columns of a change of the cached slots: when (``moments``), and how many came (went, below 0).
+CACHE_CHANGE = ("moment", "slots")
 
 #: A span of steps over which nobody comes or goes: the columns of ``LEAP``. A bare tuple, as one is
 #: made for every event.

@@ -48,6 +48,26 @@ class PagedTransaction:
         blocks = self.blocks_of(sequence.computed_tokens + tokens)
         return max(0, blocks - self.memory.partial[sequence])
 
+    def lacking(self, sequence: Sequence) -> int:
+        """Blocks that must be free for the known tokens of a sequence that waits."""
+        return self.blocks_of(sequence.start_tokens)
+
+    def enter(self, sequence: Sequence, budget: int) -> int:
+        """Grant a sequence that waits the blocks for as many tokens as ``budget`` lets it compute.
+
+        Returns:
+            Its tokens that need not be computed: none, where nothing is cached.
+        """
+        return 0
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Grant one whose prefill goes on the blocks for its first ``tokens``."""
+
+    def reclaimed(self, sequence: Sequence, clock: int) -> int:
+        """Blocks that come free if a sequence gives way before step ``clock``, after those already asked for."""
+        partial = self.memory.partial.get(sequence)
+        return self.blocks_of(sequence.held_tokens(clock)) if partial is None else partial
+
     def needs_block(self, sequence: Sequence, clock: int) -> bool:
         """Whether the slot of step ``clock`` opens a new block for a running sequence."""
         return not sequence.held_tokens(clock) % self.block_size

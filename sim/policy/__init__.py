@@ -17,7 +17,7 @@ from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
 
-__all__ = ["HYBRID", "POLICIES", "Limits", "Policy"]
+__all__ = ["CACHING_POLICIES", "HYBRID", "POLICIES", "Limits", "Policy"]
 
 _KINDS = (
     *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
@@ -26,3 +26,5 @@ _KINDS = (
 #: Every policy by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
 #: kind to the least.
 POLICIES: dict[str, type] = {policy.name: policy for policy in _KINDS}
+#: Those that can keep prefixes for others.
+CACHING_POLICIES = tuple(name for name, policy in POLICIES.items() if getattr(policy, "caches_prefixes", False))

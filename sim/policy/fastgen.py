@@ -23,6 +23,7 @@ class FastGen(VllmV1):
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 768
     null_blocks = 0
+    caches_prefixes = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """Decodes, the prefill that goes on, those who wait."""

@@ -20,6 +20,7 @@ class Sarathi(VllmV1):
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 512
     null_blocks = 0
+    caches_prefixes = False
 
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
         return free > need - last_need

@@ -51,6 +51,7 @@ class SGLang:
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 8192
     default_block_size = 1
+    caches_prefixes = True
 
     def __init__(self, limits: Limits) -> None:
         if limits.schedule_policy not in SCHEDULE_POLICIES:

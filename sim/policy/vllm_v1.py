@@ -32,6 +32,7 @@ class VllmV1:
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
     null_blocks = 1
+    caches_prefixes = True
 
     def __init__(self, limits: Limits) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -65,12 +66,12 @@ class VllmV1:
             if self._suffices(free, need, own):
                 break
             if partial is not None:
-                free += transaction.memory.partial[partial]
+                free += transaction.reclaimed(partial, state.clock)
                 preempted.append(partial)
                 partial = None
                 continue
             need -= own
-            free += transaction.blocks_of(kept[-1].held_tokens(state.clock))
+            free += transaction.reclaimed(kept[-1], state.clock)
             preempted.append(kept.pop())
         return tuple(preempted)
 
@@ -85,6 +86,7 @@ class VllmV1:
         if blocks > transaction.free:
             return Plan(preempted=(partial,), steady=False, wakes=False)
         transaction.free -= blocks
+        transaction.extend(partial, partial.computed_tokens + tokens)
         if partial.computed_tokens + tokens < partial.start_tokens:
             return Plan((), tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])
@@ -97,21 +99,21 @@ class VllmV1:
         seats = limits.max_num_seqs - state.width - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
-            known = sequence.start_tokens
             if not budget:
                 # The next step has a budget again, if this one did more than decode.
                 steady, wakes = not tokens, False
                 break
-            if not seats or free - transaction.blocks_of(known) < self._spare(state, admitted):
+            if not seats or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
                 wakes = False
                 break
             seats -= 1
-            tokens.append(min(known, budget))
-            if known > budget:
+            left = sequence.start_tokens - transaction.enter(sequence, budget)
+            tokens.append(min(left, budget))
+            if left > budget:
                 chunks, steady = ((sequence, budget),), False
                 break
-            free -= transaction.blocks_of(known)
-            budget -= known
+            free -= blocks
+            budget -= left
             admitted.append(sequence)
         return Plan(tuple(admitted), sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
 
@@ -120,8 +122,9 @@ class VllmV1:
         return 0
 
     def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than there are."""
-        return memory.steps_with(state, memory.free, limit)
+        """Up to the step in which the running need more blocks than there are, or publish one that helps who waits."""
+        steps = memory.steps_with(state, memory.free, limit)
+        return memory.steps_unhelped(state, steps) if state.waiting else steps
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # The last token is never stored.

@@ -87,8 +87,8 @@ class HashedPoolMachine(RuleBasedStateMachine):
         self.names: dict[int, tuple[int, ...]] = {}  # block -> contents up to and with it, first published first
         self.log: dict[int, list[tuple[str, int]]] = {}
         self.tables: list[tuple[list[int], list[int], int]] = []  # blocks, contents, how many are published
-        self.evicted: list[tuple[list[tuple[str, int]], int]] = []
-        self.now = self.queried = self.hit = 0
+        self.ended: list[tuple[list[tuple[str, int]], int]] = []
+        self.now = self.queried = self.hit = self.evicted = 0
 
     def found(self, contents):
         """By search: the block first published under each beginning of ``contents``, until there is none."""
@@ -124,8 +124,9 @@ class HashedPoolMachine(RuleBasedStateMachine):
         for block in hits:
             self.log[block].append(("hit", self.now))
         for block in new:
-            if self.names.pop(block, None):
-                self.evicted.append((self.log[block], self.now))
+            self.evicted += self.names.pop(block, None) is not None
+            if block in self.log:
+                self.ended.append((self.log[block], self.now))
             self.log[block] = [("taken", self.now)]
         self.tables.append(([*hits, *new], contents, len(hits)))
 
@@ -159,15 +160,18 @@ class HashedPoolMachine(RuleBasedStateMachine):
             assert count == sum(table.count(block) for table, _, _ in self.tables)
         assert self.pool.free_ids == tuple(self.queue)
         assert self.pool.num_free == len(self.queue)
+        assert self.pool.num_entries == sum(len(table) for table, _, _ in self.tables)
+        assert self.pool.num_shared == sum(max(0, count - 1) for count in self.pool.reference_counts)
         assert self.pool.num_cached == sum(block in self.names for block in self.queue)
         assert {block for block, name in enumerate(self.pool.hashes) if name is not None} == set(self.names)
         figures = (self.pool.queried_blocks, self.pool.hit_blocks, self.pool.evicted_blocks)
-        assert figures == (self.queried, self.hit, len(self.evicted))
+        assert figures == (self.queried, self.hit, self.evicted)
 
     @invariant()
     def histories_are_what_the_logs_say(self):
-        touches = [[when for what, when in log if what == "hit"][-4:] for log, _ in self.evicted]
-        assert self.history.lifetime_ticks == [end - log[0][1] for log, end in self.evicted]
-        assert self.history.idle_before_evict_ticks == [end - log[-1][1] for log, end in self.evicted]
-        gaps = [later - earlier for times in touches for earlier, later in pairwise(times)]
-        assert self.history.reuse_gap_ticks == gaps
+        touches = [[when for what, when in log if what == "hit"][-4:] for log, _ in self.ended]
+        assert [column.tolist() for column in self.history.observed_ticks().values()] == [
+            [end - log[0][1] for log, end in self.ended],
+            [end - log[-1][1] for log, end in self.ended],
+            [later - earlier for times in touches for earlier, later in pairwise(times)],
+        ]

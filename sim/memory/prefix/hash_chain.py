@@ -70,12 +70,13 @@ class HashedBlockPool:
 
     Args:
         num_blocks: Usable blocks; vLLM's null block is not among them.
-        history: Records how long blocks are kept, or None.
+        history: Records how long blocks are kept, or None. It takes the times that the calls below are given.
 
     Attributes:
         reference_counts: By block.
         hashes: By block, None where it has none.
         num_cached: Free blocks that have a hash: reclaimable, contents kept.
+        num_entries: Table entries that name a block.
         queried_blocks: Blocks that requests looked up, each request once, when it takes what it found.
         hit_blocks: Those of them that were found.
         evicted_blocks: Hashes dropped.
@@ -86,7 +87,7 @@ class HashedBlockPool:
         self.history = history
         self.reference_counts = [0] * num_blocks
         self.hashes: list[int | None] = [None] * num_blocks
-        self.num_cached = 0
+        self.num_cached = self.num_entries = 0
         self.queried_blocks = self.hit_blocks = self.evicted_blocks = 0
         # No plain dict: finding its first key passes over all that were removed before.
         self._free = OrderedDict.fromkeys(range(num_blocks))
@@ -112,7 +113,12 @@ class HashedBlockPool:
             found.append(next(iter(blocks)))
         return found
 
-    def take_cached(self, blocks: Sequence[int], queried_blocks: int, now_ticks: int) -> None:
+    @property
+    def num_shared(self) -> int:
+        """Table entries beyond the first of each block."""
+        return self.num_entries - self.num_blocks + len(self._free)
+
+    def take_cached(self, blocks: Sequence[int], queried_blocks: int, now: int) -> None:
         """One more table names each of ``blocks``, which it found among the ``queried_blocks`` that it looked up.
 
         Raises:
@@ -126,11 +132,12 @@ class HashedBlockPool:
                 self.num_cached -= 1
             self.reference_counts[block] += 1
             if self.history is not None:
-                self.history.touched(block, now_ticks)
+                self.history.touched(block, now)
+        self.num_entries += len(blocks)
         self.queried_blocks += queried_blocks
         self.hit_blocks += len(blocks)
 
-    def take(self, count: int, now_ticks: int) -> list[int]:
+    def take(self, count: int, now: int) -> list[int]:
         """``count`` blocks from the head of the free queue, referenced once, without their hashes.
 
         Raises:
@@ -138,16 +145,18 @@ class HashedBlockPool:
         """
         if count > len(self._free):
             raise SimulationFault(f"{count} blocks are taken and {len(self._free)} are free")
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        pop, hashes, references = self._free.popitem, self.hashes, self.reference_counts
+        blocks = [pop(last=False)[0] for _ in range(count)]
         for block in blocks:
-            if self.hashes[block] is not None:
-                self._evict(block, now_ticks)
-            self.reference_counts[block] = 1
-            if self.history is not None:
-                self.history.born(block, now_ticks)
+            if hashes[block] is not None:
+                self._evict(block)
+            references[block] = 1
+        self.num_entries += count
+        if self.history is not None:
+            self.history.taken(blocks, now)
         return blocks
 
-    def _evict(self, block: int, now_ticks: int) -> None:
+    def _evict(self, block: int) -> None:
         name = self.hashes[block]
         self.hashes[block] = None
         of_that_name = self._published[name]
@@ -156,8 +165,6 @@ class HashedBlockPool:
             del self._published[name]
         self.num_cached -= 1
         self.evicted_blocks += 1
-        if self.history is not None:
-            self.history.evicted(block, now_ticks)
 
     def publish(self, block: int, name: int) -> None:
         """``block`` is full, and may be hit by its hash ``name`` from now on.
@@ -176,11 +183,13 @@ class HashedBlockPool:
         Raises:
             SimulationFault: A block is free already.
         """
+        references, free, hashes = self.reference_counts, self._free, self.hashes
         for block in reversed(table):
-            count = self.reference_counts[block] - 1
+            count = references[block] - 1
             if count < 0:
                 raise SimulationFault(f"block {block} is released while it is free")
-            self.reference_counts[block] = count
+            references[block] = count
             if not count:
-                self._free[block] = None
-                self.num_cached += self.hashes[block] is not None
+                free[block] = None
+                self.num_cached += hashes[block] is not None
+        self.num_entries -= len(table)

@@ -1,68 +1,72 @@
-"""How long cached blocks live, lie idle and wait for reuse: vLLM's three histograms, in simulated time.
+"""How long blocks are kept: what vLLM's KV-cache residency metrics observe.
 
-A block is born when it is taken, touched when a request hits it, and told of when its hash is dropped:
+A block is born when it is taken, touched when a request hits it, and told of when it is taken anew:
 
-    take        hit    hit            hit                 evicted
+    take        hit    hit            hit                 taken anew
      |-----------|------|--------------|---------------------|
                   <gap-> <----gap-----> <--idle before evict->
      <------------------------lifetime----------------------->
 
 As in vLLM, birth is no touch (the way to the first hit is no gap), a release is none either, only
-the gaps between the last four touches are told, and blocks that are still cached are not. Unlike
-vLLM, which samples one block in a hundred by default, every block is recorded.
+the gaps between the last four touches are told, blocks that nobody has taken anew are not, and whether
+a block still has a hash makes no difference. Unlike vLLM, which samples one block in a hundred by
+default, every block is recorded.
 
 Source: vLLM, vllm/v1/core/kv_cache_metrics.py (``--kv-cache-metrics``).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections.abc import Callable, Iterable
 
-from ...ticks import PER_SECOND
+import numpy as np
 
 KEPT_TOUCHES = 4
+_LIFE = 3
 
 
 class BlockHistory:
-    """Observations of evicted blocks, in the order in which they were evicted.
+    """What was observed of blocks that were taken anew, in the order in which they were.
 
-    Attributes:
-        lifetime_ticks: From birth to eviction, one a block.
-        idle_before_evict_ticks: From the last touch, or birth, to eviction, one a block.
-        reuse_gap_ticks: Between consecutive touches, up to three a block.
+    Times are numbers of the caller's, who says in the end which ticks they are.
     """
 
     def __init__(self) -> None:
-        self.lifetime_ticks: list[int] = []
-        self.idle_before_evict_ticks: list[int] = []
-        self.reuse_gap_ticks: list[int] = []
+        # (born, last touch or birth, taken anew) a block, and (touch, next touch) a gap, one after the other.
+        self._lives, self._gaps = array("q"), array("q")
         self._born_at: dict[int, int] = {}
-        self._touched_at: dict[int, deque[int]] = {}
+        self._touches: dict[int, tuple[int, ...]] = {}
 
-    def born(self, block: int, now_ticks: int) -> None:
-        """``block`` is taken; what it was before is forgotten."""
-        self._born_at[block] = now_ticks
-        self._touched_at[block] = deque(maxlen=KEPT_TOUCHES)
+    def taken(self, blocks: Iterable[int], now: int) -> None:
+        """``blocks`` are born; of what they were before it is told."""
+        born_at, touched, tell = self._born_at, self._touches, self._lives.extend
+        for block in blocks:
+            before = born_at.get(block)
+            if block in touched:
+                touches = touched.pop(block)
+                tell((before, touches[-1], now))
+                for gap in zip(touches, touches[1:], strict=False):
+                    self._gaps.extend(gap)
+            elif before is not None:
+                tell((before, before, now))
+            born_at[block] = now
 
-    def touched(self, block: int, now_ticks: int) -> None:
+    def touched(self, block: int, now: int) -> None:
         """A request hits ``block``."""
-        self._touched_at[block].append(now_ticks)
+        self._touches[block] = (*self._touches.get(block, ())[1 - KEPT_TOUCHES :], now)
 
-    def evicted(self, block: int, now_ticks: int) -> None:
-        """The hash of ``block`` is dropped: its observations are made."""
-        born_at, touches = self._born_at.pop(block), list(self._touched_at.pop(block))
-        self.lifetime_ticks.append(now_ticks - born_at)
-        self.idle_before_evict_ticks.append(now_ticks - (touches[-1] if touches else born_at))
-        self.reuse_gap_ticks.extend(later - earlier for earlier, later in zip(touches, touches[1:], strict=False))
+    def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, np.ndarray]:
+        """The observations, int64 each, by vLLM's names of the metrics.
 
-    def in_seconds(self) -> dict[str, list[float]]:
-        """The observations by vLLM's names of the metrics."""
+        Args:
+            ticks_of: Turns the caller's times (int64) into ticks.
+        """
+        lives = ticks_of(np.array(self._lives, dtype=np.int64)).reshape(-1, _LIFE)
+        gaps = ticks_of(np.array(self._gaps, dtype=np.int64)).reshape(-1, 2)
+        born_at, touched_at, taken_at = lives.T
         return {
-            "vllm:kv_block_lifetime_seconds": _seconds(self.lifetime_ticks),
-            "vllm:kv_block_idle_before_evict_seconds": _seconds(self.idle_before_evict_ticks),
-            "vllm:kv_block_reuse_gap_seconds": _seconds(self.reuse_gap_ticks),
+            "vllm:kv_block_lifetime_seconds": taken_at - born_at,
+            "vllm:kv_block_idle_before_evict_seconds": taken_at - touched_at,
+            "vllm:kv_block_reuse_gap_seconds": gaps[:, 1] - gaps[:, 0],
         }
-
-
-def _seconds(observed_ticks: list[int]) -> list[float]:
-    return [ticks / PER_SECOND for ticks in observed_ticks]

@@ -4,19 +4,20 @@ A block is named by all tokens up to its end (vLLM: hash(parent hash, tokens)). 
 as runs, that prefix is the runs before, the run that the block ends in, and how far into it:
 
     runs      (7, 0, 40)      (9, 0, 24)        blocks of 16 end at 16, 32, 48 and 64
-    names     7:16  7:32      7 9:8  7 9:24
+    names     7:16  7:32      7:40 9:8  7:40 9:24
 
-``HashChain`` numbers the runs, each with those before it; so a name is a number, too, and those of
-the blocks that end in one run are evenly spaced.
+A run that begins behind a prefix gets a number, the same one wherever that happens, and a name is that
+number and the tokens of the run in one. So a prefix has one name, and those of the blocks that end in
+one run are evenly spaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ...content import Run, TokenRuns
-from .hash_chain import HashChain
 
+_NOTHING = 0
 _LENGTH_BITS = 32
 
 
@@ -31,7 +32,7 @@ class BlockNames:
     def __init__(self, runs: TokenRuns, block_size: int) -> None:
         self._runs = runs
         self._block_size = block_size
-        self._chain = HashChain()
+        self._numbers: dict[tuple[int, int, int], int] = {}
 
     def of(self, request: int) -> list[int]:
         """Of all blocks that the request fills to the end of its output, in order."""
@@ -39,27 +40,20 @@ class BlockNames:
 
     def of_runs(self, runs: Iterable[Run]) -> list[int]:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
-        size, names = self._block_size, []
-        # Where the next block ends, counted from the start of the run.
-        prefix, end = HashChain.EMPTY, size
-        for stream, start, length in _merged(runs):
-            begun, done = self._chain.extend(((stream, start), length), prefix)
-            numbered = begun << _LENGTH_BITS
-            ends = range(numbered + end, numbered + length + 1, size)
+        size, numbers, names = self._block_size, self._numbers, []
+        # The name of what was passed, the token that would go on with its last run, and tokens left of the block.
+        prefix, follows, left = _NOTHING, None, size
+        for stream, start, length in runs:
+            if follows != (stream, start):
+                prefix = numbers.setdefault((prefix, stream, start), len(numbers) + 1) << _LENGTH_BITS
+            ends = range(prefix + left, prefix + length + 1, size)
             names += ends
-            prefix, end = done, end + len(ends) * size - length
+            prefix += length
+            left += len(ends) * size - length
+            follows = (stream, start + length)
         return names
 
 
-def _merged(runs: Iterable[Run]) -> Iterator[Run]:
-    """The runs, with those in one that go on where the one before ends."""
-    current: Run | None = None
-    for run in runs:
-        if current and run[:2] == (current[0], current[1] + current[2]):
-            current = (*current[:2], current[2] + run[2])
-        else:
-            if current:
-                yield current
-            current = run
-    if current:
-        yield current
+def run_of(name: int) -> int:
+    """The number of the run that a named block ends in."""
+    return name >> _LENGTH_BITS
