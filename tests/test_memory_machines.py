@@ -11,9 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_engine_hybrid, test_sharing and
-#: test_policy_sglang.
-ELSEWHERE = {"CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "HybridMemory", "RadixMemory", "SharingMemory"}
+#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing, test_policy_sglang.
+ELSEWHERE = {"CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory", "SharingMemory"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 
