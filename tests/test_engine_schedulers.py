@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import test_oracle_schedulers
+import test_oracle_schedulers_servers
+import test_oracle_schedulers_vllm
 from engine_runs import buckets_at_rows, serve, times_of
 from fragmeter.sim.gaps import Gaps
 from fragmeter.sim.policy import POLICIES
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import SCHEDULERS, Outcome, Pool, simulate
+from oracle import story as oracle_story
 from oracle.story import swap_in_ticks, swap_out_ticks
 from strategies import Case, LineCost, crowded_cases, small_cases
 
@@ -123,9 +126,11 @@ class StoryCost(LineCost):
         return swap_in_ticks(blocks)
 
 
+MODULES = (test_oracle_schedulers, test_oracle_schedulers_servers, test_oracle_schedulers_vllm)
 STORIES = [
     story
-    for name, story in vars(test_oracle_schedulers).items()
+    for module in MODULES
+    for name, story in vars(module).items()
     if name.startswith("test_") and inspect.isfunction(story) and not inspect.signature(story).parameters
 ]
 
@@ -146,10 +151,10 @@ def test_the_engine_tells_the_stories_that_were_worked_out_by_hand(story, monkey
             same_requests(run, outcome)
         return outcome
 
-    monkeypatch.setattr(test_oracle_schedulers, "simulate", both)
+    monkeypatch.setattr(oracle_story, "simulate", both)
     story()
 
 
 def test_there_are_stories_of_every_policy():
-    source = inspect.getsource(test_oracle_schedulers)
+    source = "".join(map(inspect.getsource, MODULES))
     assert len(STORIES) >= 15 and all(f'serve("{policy}"' in source for policy in NAMES)

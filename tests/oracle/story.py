@@ -1,9 +1,10 @@
-"""For the tests: costs easily worked out by hand, a log of one line a step, random cases."""
+"""For the tests: costs easily worked out by hand, runs and a log of one line a step, random cases."""
 
 from __future__ import annotations
 
 import random
 
+from . import simulate
 from .model import Limits, Outcome, Pool, Request, Step
 
 
@@ -44,6 +45,27 @@ def line(step: Step) -> str:
 
 def log(outcome: Outcome) -> list[str]:
     return [line(step) for step in outcome.steps]
+
+
+def serve(policy: str, requests: list[Request], pool: Pool, limits: Limits) -> tuple[Outcome, list[tuple[int, ...]]]:
+    """What happened, and what each step that ran was charged for."""
+    cost = Cost()
+    return simulate(policy, requests, pool, limits, cost, swap_out_ticks, swap_in_ticks), cost.calls
+
+
+def finishes(outcome: Outcome) -> list[int | None]:
+    return [request["finish_ticks"] for request in outcome.requests]
+
+
+def first_difference(outcome: Outcome, policy: str, requests: list[Request], pool: Pool, limits: Limits) -> int:
+    """The first step in which ``policy`` would have decided otherwise, whatever it holds."""
+
+    def decisions(steps: list) -> list[tuple]:
+        return [(s.start_ticks, s.ticks, s.running, s.prefilled, s.preempted, s.swapped_out) for s in steps]
+
+    other, _ = serve(policy, requests, pool, limits)
+    same = [mine == theirs for mine, theirs in zip(decisions(outcome.steps), decisions(other.steps))]
+    return same.index(False)
 
 
 def random_case(seed: int) -> tuple[list[Request], Pool, Limits]:
