@@ -182,6 +182,8 @@ class HybridMachine(Served, RuleBasedStateMachine):
             self.pass_steps(0)
             return
         while steps and self.tokens and (self.begun or self.step_fits()):
+            if not self.begun:
+                self.check_transaction()
             limit = min(steps, self.steps_to_finish())
             reach = max(1, min(limit, self.memory.steps_with(self.state, self.memory.free, limit)))
             self.pass_steps(reach)
@@ -189,17 +191,27 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def pass_steps(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
+        told = self.foretold() if steps else {}
         if steps:
             self.begin()
         self.look()
         assert self.memory.pass_steps(self.state, steps) == self.meter()
+        self.levels = [len(self.model.free)]
         self.step_on(steps)
+        for pages, number in told.items():
+            first = next((number for number, level in enumerate(self.levels, 1) if level >= pages), None)
+            assert number == first or (first is None and number > steps)
         finished = self.finished()
         assert self.state.take_finished() == finished
         self.memory.release(finished, self.state.clock)
         for sequence in finished:
             del self.tokens[sequence]
             self.model.drop(sequence)
+
+    def foretold(self) -> dict[int, int | None]:
+        """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
+        free, more = self.memory.free, () if self.memory.skipped.prompts else (0, 1, 3, 8)
+        return {free + pages: self.memory.step_that_frees(self.state.clock, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:
         """Within a leap everybody finds pages, whoever takes first."""
@@ -208,6 +220,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             taken = sum(self.model.exchange(s, tokens, tokens + 1)[1] for s, tokens in self.tokens.items())
             assert taken <= len(self.model.free)
             self.begin()
+            self.levels.append(len(self.model.free))
         self.begun = False
         self.state.clock += steps
 
