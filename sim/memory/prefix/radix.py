@@ -84,7 +84,7 @@ class RadixTree:
         Raises:
             SimulationFault: ``now`` lies before an earlier call's (invariant 5).
         """
-        node, tokens, _ = self._walk(key, now)
+        node, tokens, _, _ = self._walk(key, now)
         return node, tokens
 
     def insert(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int]:
@@ -95,9 +95,10 @@ class RadixTree:
         Raises:
             SimulationFault: As for ``match``.
         """
-        node, tokens, rest = self._walk(key, now)
-        if rest:
-            node = self._append(node, tuple(reversed(rest)), now)
+        node, tokens, place, into = self._walk(key, now)
+        if place < len(key):
+            stream, start, length = key[place]
+            node = self._append(node, ((stream, start + into, length - into), *key[place + 1 :]), now)
         return node, tokens
 
     def lock(self, node: RadixNode) -> None:
@@ -143,21 +144,23 @@ class RadixTree:
                 self._offer(node)
         return freed
 
-    def _walk(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int, list[Run]]:
-        """As far as ``key`` is cached: the node there, the tokens up to it, and the rest of ``key``, reversed."""
+    def _walk(self, key: Sequence[Run], now: int) -> tuple[RadixNode, int, int, int]:
+        """As far as ``key`` is cached: the node there, the tokens up to it, and where the rest of ``key`` begins, as
+        the place of a run and the tokens into it."""
         if now < self._now:
             raise SimulationFault(f"a radix tree is used at {now} after {self._now}")
         self._now = now
-        node, tokens, rest = self.root, 0, list(reversed(key))
-        while rest:
-            child = node.children.get(rest[-1][:2])
+        node, tokens, place, into = self.root, 0, 0, 0
+        while place < len(key):
+            stream, start, _ = key[place]
+            child = node.children.get((stream, start + into))
             if child is None:
                 break
-            shared = _take_shared(child.runs, rest)
+            shared, place, into = _shared(child.runs, key, place, into)
             self._touch(child, now)
             node = child if shared == child.tokens else self._split(child, shared, now)
             tokens += shared
-        return node, tokens, rest
+        return node, tokens, place, into
 
     def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
         """A new parent for ``node``, with the first ``tokens`` of its edge; ``node`` stays the end of its string."""
@@ -222,27 +225,31 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def _take_shared(runs: Sequence[Run], rest: list[Run]) -> int:
-    """How many tokens ``runs`` and ``rest`` (reversed) begin with in common; takes them off ``rest``."""
+def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> tuple[int, int, int]:
+    """How many tokens ``runs`` has in common with ``key`` from run ``place`` on, ``into`` tokens into it; and where in
+    ``key`` they end."""
     shared = 0
     for run in runs:
-        stream, start, length = run
-        if rest and rest[-1] == run:
-            rest.pop()
-            shared += length
+        if not into and place < len(key) and key[place] == run:
+            place += 1
+            shared += run[2]
             continue
+        stream, start, length = run
         end = start + length
         while start < end:
-            if not rest or rest[-1][:2] != (stream, start):
-                return shared
+            if place == len(key):
+                return shared, place, into
+            other, begin, ahead = key[place]
+            if (other, begin + into) != (stream, start):
+                return shared, place, into
             # Runs that begin with one token go on alike.
-            _, _, ahead = rest.pop()
-            step = min(end - start, ahead)
-            if step < ahead:
-                rest.append((stream, start + step, ahead - step))
+            step = min(end - start, ahead - into)
             start += step
             shared += step
-    return shared
+            into += step
+            if into == ahead:
+                place, into = place + 1, 0
+    return shared, place, into
 
 
 def _cut(runs: Sequence[Run], tokens: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
