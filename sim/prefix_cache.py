@@ -21,7 +21,7 @@ RESIDENCY_BUCKETS_MS = (
 
 
 def prefix_cache(run: Run) -> dict[str, Any] | None:
-    """Look-ups, evictions and vLLM's three histograms; None where nothing is cached.
+    """Look-ups, evictions and, of vLLM's blocks, its three histograms; None where nothing is cached.
 
     As in vLLM a look-up counts when it leads to an admission, with all tokens that the request knows, and
     those of preempted requests that come again count apart.
@@ -31,7 +31,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         return None
     known, hits, first = _look_ups(log)
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
-    observed = log.history.observed_ticks(partial(ticks_of, run.book))
+    observed = {} if log.history is None else log.history.observed_ticks(partial(ticks_of, run.book))
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,

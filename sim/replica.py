@@ -135,7 +135,7 @@ def build(
     if layout:
         policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
     elif issubclass(kind, SGLang):
-        policy, memory = kind(limits), RadixMemory(num_blocks, runs)
+        policy, memory = kind(limits), RadixMemory(num_blocks, runs, settings.enable_prefix_caching is not False)
     else:
         policy = kind(limits)
         memory = _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment, grouped, runs)
@@ -146,7 +146,7 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
-        caches_prefixes=runs is not None,
+        caches_prefixes=getattr(memory, "cache_log", None) is not None,
         layout=layout,
         page_bytes=page_bytes(shape, layout, settings.tensor_parallel_size, size, deployment) if layout else 0,
     )

@@ -81,7 +81,7 @@ class Plan(NamedTuple):
             A new one leaves the head of the waiting queue.
         stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
-        order: The queue, with those whom the step admits (first) and its victims, where the scheduler sorts it; or empty.
+        order: The queue as the scheduler sorts it, with those whom the step admits, first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, from what those have computed.
     """
 

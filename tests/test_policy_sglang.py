@@ -16,6 +16,7 @@ from fragmeter.sim.memory.radix_memory import Holding
 from fragmeter.sim.policy import sglang
 from fragmeter.sim.policy.sglang import NewTokenRatio
 from fragmeter.sim.replica import build
+from fragmeter.sim.result import requests_table
 from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.sequence import Sequence
 from fragmeter.sim.settings import settings
@@ -27,6 +28,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import Limits, Outcome, Pool, Request
 from oracle import sglang as oracle
+from oracle.clock import run as run_oracle
 from oracle.story import log
 from strategies import Case, LineCost, crowded_cases, shared_cases
 from test_engine_leaps import same
@@ -234,13 +236,53 @@ def nodes_of(memory: RadixMemory) -> list:
     return found
 
 
+class TestTheCache:
+    def test_what_is_said_of_it(self):
+        """Of the retraction above: 1 finds two of 0's three tokens at first, and three of eleven when it comes again, for
+        which nine slots are evicted."""
+        prompt = [(A, 3)]
+        case = story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 28)
+        run = serve("sglang", case)
+        assert summary(run)["prefix_cache"] == {
+            "queried_tokens": 8,
+            "hit_tokens": 2,
+            "hit_rate": 2 / 8,
+            "preempted_queried_tokens": 11,
+            "preempted_hit_tokens": 3,
+            "evicted_blocks": 9,
+        }
+        assert requests_table(run)["cached_tokens"].tolist() == [0, 2, 0]
+
+    @hypothesis_settings(max_examples=60)
+    @given(case=shared_cases(), leap=st.booleans())
+    def test_who_finds_what_is_what_the_oracle_says(self, case, leap):
+        cost, system = case.cost, oracle.SgLang(case.pool, case.limits)
+        run_oracle(system, case.requests, cost.step_ticks, cost.swap_out_ticks, cost.swap_in_ticks)
+        run = serve("sglang", case, leap=leap)
+        told, found = summary(run)["prefix_cache"], requests_table(run)["cached_tokens"]
+        assert told["queried_tokens"] + told["preempted_queried_tokens"] == system.queried
+        assert told["hit_tokens"] + told["preempted_hit_tokens"] == system.hit
+        assert found[~run.refused].to_dict() == system.first_hits
+
+    @hypothesis_settings(max_examples=40)
+    @given(case=shared_cases(), leap=st.booleans())
+    def test_may_be_off(self, case, leap):
+        """Then all is computed, and what nobody holds is free."""
+        run = serve("sglang", case, leap=leap, enable_prefix_caching=False)
+        assert summary(run)["prefix_cache"] is None and "cached_tokens" not in requests_table(run)
+        assert not any(buckets["cached"] for buckets in buckets_at_rows(run))
+        tokens, served = summary(run)["work"]["tokens"], [r for r, no in zip(case.requests, run.refused) if not no]
+        assert tokens["useful"] == sum(r.prompt_tokens + r.output_tokens - 1 for r in served)
+        assert not run.replica.memory.tree.root.children and run.replica.memory.free == case.pool.slots
+
+
 class TestInvariants:
     @hypothesis_settings(max_examples=80)
     @given(case=st.one_of(shared_cases(), crowded_cases()), leap=st.booleans())
     def test_1_and_2_slots_and_locks_are_those_of_who_runs(self, case, leap):
         """Invariant 1: free, own, locked and evictable slots are the pool; live counts a shared token once; cached is
         what nobody locks. Invariant 2: a node's locks are the sequences whose strings pass through it."""
-        pass_steps, looks = RadixMemory.pass_steps, []
+        pass_steps, looks, cached = RadixMemory.pass_steps, [], []
 
         def watch(memory: RadixMemory, state: State, steps: int):
             meter = pass_steps(memory, state, steps)
@@ -256,12 +298,13 @@ class TestInvariants:
             assert memory.free + own + locked + evictable == memory.capacity_slots and memory.free >= 0
             if steps:
                 looks.append(meter[0] == locked + own - state.width * (steps - 1))
-                assert meter[2] == evictable
+            cached.append(evictable if steps == 1 else None)
             return meter
 
         with mock.patch.object(RadixMemory, "pass_steps", watch):
             run = serve("sglang", case, leap=leap)
         assert all(looks)
+        assert all(there in (None, buckets["cached"]) for there, buckets in zip(cached, buckets_at_rows(run), strict=True))
         assert all(sum(buckets.values()) == case.pool.slots for buckets in buckets_at_rows(run))
         # All is over: nobody holds anything.
         assert not run.replica.memory.holdings and not run.replica.memory.tree.protected_tokens
@@ -296,8 +339,7 @@ def test_the_longest_prefix_first_beats_first_come_first_served():
     told = {}
     for name in ("lpm", "fcfs"):
         run = simulate(settings(policy="sglang", num_gpu_blocks_override=6000, schedule_policy=name), work)
-        hits = int(work.prompt_tokens.sum()) - int(run.book.rows["prefill_tokens"].sum())
-        told[name] = hits / int(work.prompt_tokens.sum()), summary(run)["mean_ttft_ms"]
+        told[name] = summary(run)["prefix_cache"]["hit_rate"], summary(run)["mean_ttft_ms"]
     assert told["fcfs"][0] == 0.0 and told["lpm"][0] > 0.5
     assert told["lpm"][1] < told["fcfs"][1] / 3
 
@@ -328,13 +370,20 @@ def test_above_128_that_wait_nobody_is_sorted():
     assert first_two(128 + 1) == [0, 1]
 
 
-def test_leaps_pass_over_finishes_while_nobody_waits_and_end_before_evictions():
+def test_leaps_pass_over_evictions():
     """Ten of 41 slots are cached when 1 comes, the last two on an edge of their own. Of its 33 further tokens 28 find a free
-    slot in one leap, the next one evicts two, one is left, the next one evicts eight, and the rest is one leap again."""
+    slot, the next one evicts two, one is left, and the next one evicts eight: all in one leap."""
     requests = [Request(0, 8, 3, 3), Request(5000, 3, 34, 34)]
-    run = serve("sglang", Case(requests, Pool(41, 1), Limits(64), LineCost()))
-    assert run.book.rows["steps"].tolist() == [0, 2, 0, 28, 1, 1, 1, 2]
-    assert run.accounts.at_rows()["cached"].tolist() == [0, 0, 10, 10, 8, 8, 0, 0]
+    case = Case(requests, Pool(41, 1), Limits(64), LineCost())
+    leapt, stepped = (serve("sglang", case, leap=leap) for leap in (True, False))
+    assert leapt.book.rows["steps"].tolist() == [0, 2, 0, 33]
+    cached = [0] * 3 + [10] * 29 + [8] * 2 + [0] * 3
+    assert stepped.accounts.at_rows()["cached"].tolist() == cached
+    assert leapt.accounts.at_rows()["cached"].tolist() == [0, 0, 10, 10]
+    assert leapt.window.slot_steps["cached"] == stepped.window.slot_steps["cached"] == sum(cached)
+    # From the finish of 0 at 129 + 28 + 2 * 114 to the arrival of 1 its string is cached, though nobody runs.
+    assert leapt.window.slot_ticks == stepped.window.slot_ticks
+    assert leapt.window.slot_ticks["cached"] > 10 * (5000 - 500)
 
 
 def test_what_two_lock_has_room_when_both_are_retracted():

@@ -14,18 +14,18 @@ class CacheLog:
 
     Args:
         unit_slots: Slots of what is counted.
+        history: Records how long blocks are kept, or None.
 
     Attributes:
         row: Rows that the ledger has so far.
         changes: When the cached slots became more or fewer.
         look_ups: What each admission asked for and found.
-        history: How long blocks were kept.
     """
 
-    def __init__(self, unit_slots: int) -> None:
+    def __init__(self, unit_slots: int, history: BlockHistory | None = None) -> None:
         self.row = 0
         self.changes, self.look_ups = Table(CACHE_CHANGE), Table(LOOK_UP)
-        self.history = BlockHistory()
+        self.history = history
         self._unit_slots = unit_slots
         self._cached = 0
 

@@ -27,7 +27,7 @@ from .chunked import ChunkedMemory
 from .ledger import Meter
 from .moments import after_step, at_row, in_step
 from .paged import BlockTables, PagedTransaction
-from .prefix import BlockNames, HashedBlockPool, lookup_blocks
+from .prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
 from .prefix.names import run_of
 
 
@@ -84,7 +84,7 @@ class CachedMemory(ChunkedMemory):
 
     def __init__(self, num_blocks: int, block_size: int, names: BlockNames) -> None:
         super().__init__(num_blocks, block_size)
-        self.cache_log = CacheLog(block_size)
+        self.cache_log = CacheLog(block_size, BlockHistory())
         self.tables: CachedTables = CachedTables(num_blocks, block_size, names, self.cache_log)
         self._transaction = CachedTransaction(self)
         #: Table entries beyond the first of a block, as ``free`` counts them.

@@ -9,9 +9,8 @@ A sequence locks the path to what it has in the tree; what it computes beyond th
 
     slots = free + own + locked + evictable         live: own and locked; cached: evictable
 
-Only look-ups, prefills that end and sequences that leave change the tree. Decodes take free slots; where too few
-are left, leaves are evicted first. That happens in the first step of a leap only: the policy's horizon ends before
-the next one.
+Only look-ups, prefills that end and sequences that leave change the tree, and evictions: decodes take free slots, and
+where too few are left, leaves are evicted first, also in the middle of a leap. The log has the step of each.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from ..content import Run, TokenRuns
 from ..errors import SimulationFault
 from ..sequence import Sequence
 from ..state import State
+from .cache_log import CacheLog
 from .ledger import METER, Meter
+from .moments import after_row, at_row, in_step
 from .prefix import RadixNode, RadixTree, all_but_last, first_tokens
 
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free for each who is left after a retraction.
@@ -91,6 +92,11 @@ class RadixTransaction:
         self._memory.tree.lock(self._found.node)
         self.room = self._memory.room
 
+    def enter(self, sequence: Sequence) -> None:
+        """What it has locked it need not compute."""
+        sequence.computed_tokens = found = self._found.tokens
+        self._memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
+
     def unlock(self, sequence: Sequence) -> None:
         """It gives that back."""
         self._memory.tree.unlock(self._memory.holdings.pop(sequence).node)
@@ -112,22 +118,27 @@ class RadixMemory:
     Args:
         num_slots: Slots of the pool.
         runs: The tokens of every request; None where nobody shares any.
+        keeps: Whether the tree keeps what nobody locks.
 
     Attributes:
         tree: What was computed, locked or not.
         holdings: What the sequences that run or prefill have in the tree, in order of admission.
         free: Slots that are neither in the tree nor somebody's own.
         left_clocks: The last two decode clocks at which somebody finished with a decode, the last one first.
+        log: What was looked up, and when slots were cached or not.
+        evicted_blocks: Slots that were evicted.
     """
 
-    meter = (*METER[:2], "cached")
+    meter = METER[:2]
     residue = "block_tail"
     block_size = 1
     #: Nothing is pinned.
     pinned_slots = 0
 
-    def __init__(self, num_slots: int, runs: TokenRuns | None = None) -> None:
-        self._runs = runs
+    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+        self._runs, self._keeps = runs, keeps
+        self.log = CacheLog(unit_slots=1)
+        self.evicted_blocks = 0
         self.num_blocks = self.capacity_slots = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
@@ -139,6 +150,11 @@ class RadixMemory:
         # Times are calls of the tree.
         self._calls = 0
         self._transaction = RadixTransaction(self)
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """The log, where anything is kept for others."""
+        return self.log if self._keeps else None
 
     @property
     def room(self) -> int:
@@ -179,7 +195,7 @@ class RadixMemory:
         self._batch.append((sequence, sequence.computed_tokens))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
-        """Victims give up their own slots and their locks before step ``clock``; the tree keeps the rest, while it can."""
+        """Victims give up their own slots and their locks before step ``clock``; the tree keeps the rest."""
         self._make_free(len(self.holdings))
         for sequence in preempted:
             holding = self.holdings.pop(sequence)
@@ -190,27 +206,59 @@ class RadixMemory:
     def _make_free(self, slots: int) -> None:
         """As SGLang does: where fewer are free, so many are evicted, and not only those that lack."""
         if self.free < slots:
-            self.free += self.tree.evict(slots)
+            freed = self.tree.evict(slots)
+            self.free += freed
+            self.evicted_blocks += freed
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            What the ledger integrates: slots live, held and cached in the first step.
+            What the ledger integrates: slots live and held in the first step.
         """
+        row = self.log.row
+        self.log.row += 1
         taken = state.width
         if not steps:
             taken = sum(tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch)
-        self._make_free(taken)
+        self._take(taken)
         cached = self.tree.evictable_tokens
-        held = self.capacity_slots - self.free + taken - cached
-        self.free -= taken * max(1, steps)
+        self.log.settle(cached, at_row(row))
+        held = self.capacity_slots - self.free - cached
+        if steps:
+            self._grow(taken, state.clock + 1, state.clock + steps)
+        else:
+            self._end_prefills(state.clock)
+        return held, held
+
+    def _take(self, slots: int) -> None:
+        self._make_free(slots)
+        self.free -= slots
         if self.free < 0:
             raise SimulationFault(f"{-self.free} more slots are taken than there are")
+
+    def _grow(self, width: int, clock: int, end: int) -> None:
+        """So many slots in each step from ``clock`` to before ``end``, at once up to the next that must evict."""
+        while clock < end:
+            steps = min(self.free // width, end - clock)
+            self.free -= width * steps
+            clock += steps
+            if clock < end:
+                self._take(width)
+                self.log.settle(self.tree.evictable_tokens, in_step(clock))
+                clock += 1
+
+    def _end_prefills(self, clock: int) -> None:
         for sequence, tokens in self._batch:
-            self._keep(sequence, tokens, state.clock)
+            self._keep(sequence, tokens, clock)
         self._batch.clear()
-        return held, held, cached
+        self._settle()
+
+    def _settle(self) -> None:
+        """The row is over: what nobody locks any more is cached, or gone."""
+        if not self._keeps:
+            self.free += self.tree.evict(self.tree.evictable_tokens)
+        self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
 
     def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
         """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
@@ -245,3 +293,4 @@ class RadixMemory:
             self._insert(sequence, sequence.held_tokens(clock))
             self.tree.unlock(self.holdings.pop(sequence).node)
             del self._known[sequence]
+        self._settle()

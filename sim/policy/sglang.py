@@ -41,8 +41,8 @@ class SGLang:
     generated least are retracted.
 
     It leaps while nobody waits, and while the batch is full: then the queue is not looked at before somebody
-    finishes. A leap ends before a decode that must evict, which goes alone, and before one without room; after a
-    finish a full batch decodes once before it is looked at again.
+    finishes, and nobody touches the tree, so that what is evicted on the way is known. A leap ends before a decode
+    without room; after a finish a full batch decodes once, and then the queue is looked at again. Prefills go alone.
     """
 
     name = "sglang"
@@ -87,8 +87,10 @@ class SGLang:
         return self._full_since is not None and not self._idle_at < left >= self._full_since
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
-        """Who waits, the longest prefix first, and last whose prefix another one is about to compute; the queue itself
-        where it is not sorted."""
+        """Who waits, the longest prefix first, and last whose prefix another one is about to compute.
+
+        The queue itself, where it is not sorted.
+        """
         if self.limits.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
             return queue
         found, others = {}, RadixTree()
@@ -158,8 +160,8 @@ class SGLang:
         return Plan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
-        """Up to the step that must evict; such a step goes alone."""
-        return max(1, memory.free // state.width)
+        """Up to the step for which there is no room."""
+        return memory.room // state.width
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
@@ -223,7 +225,7 @@ class PrefillBatch:
             self.is_full = self._exceeds(asked)
             transaction.unlock(sequence)
             return False
-        sequence.computed_tokens = found
+        transaction.enter(sequence)
         self._compute(sequence, own)
         return self._is_open()
 
@@ -252,7 +254,7 @@ class PrefillBatch:
 
 
 class NewTokenRatio:
-    """The share of the outputs to come that is reserved, in ``UNIT``ths: whole numbers, so that leaping does not round.
+    """The share of the outputs to come that is reserved, in ``UNIT``ths: whole numbers, so that nothing is rounded.
 
     It follows from the decode clock: every decode lowers it, until it is reset or estimated anew.
     """

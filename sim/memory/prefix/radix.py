@@ -226,8 +226,7 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
 
 
 def _shared(runs: Sequence[Run], key: Sequence[Run], place: int, into: int) -> tuple[int, int, int]:
-    """How many tokens ``runs`` has in common with ``key`` from run ``place`` on, ``into`` tokens into it; and where in
-    ``key`` they end."""
+    """How many tokens ``runs`` shares with ``key`` from ``into`` tokens into its run ``place`` on; where they end."""
     shared = 0
     for run in runs:
         if not into and place < len(key) and key[place] == run:
