@@ -58,7 +58,8 @@ class PromptContent:
         if len(self.tokens) and self.tokens.min() < 1:
             raise SettingError("tokens", int(self.tokens.min()), "must be at least 1")
         if self.session_id is not None and len(self.session_id) != len(self):
-            raise SettingError("session_id", len(self.session_id), f"must have a value for each of {len(self)} requests")
+            remedy = f"must have a value for each of {len(self)} requests"
+            raise SettingError("session_id", len(self.session_id), remedy)
 
     @classmethod
     def of_sessions(cls, session_id: np.ndarray) -> PromptContent:

@@ -51,7 +51,7 @@ def check(case: SharedCase) -> None:
         assert run.replica.memory.evicted_blocks == oracle.evicted
 
 
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=200)
 @given(case=shared_cases())
 def test_every_step_and_slot_is_what_the_oracle_says(case):
     check(case)
@@ -64,7 +64,7 @@ def test_every_step_and_slot_is_what_the_oracle_says_at_length(case):
     check(case)
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=100)
 @given(case=shared_cases(), data=st.data())
 def test_leap_and_step_are_the_same_bits(case, data):
     """Invariant 6, with prefixes that are shared and evicted."""
@@ -246,7 +246,7 @@ class CacheWalk:
         return slots.census()
 
 
-@hypothesis_settings(max_examples=120)
+@hypothesis_settings(max_examples=80)
 @given(case=shared_cases(), leap=st.booleans())
 def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, leap):
     """Invariant 1: the buckets add up to the capacity. Step by step the walk's sums over time, idle time included, are

@@ -91,7 +91,9 @@ class HashedBlockPool:
         self.queried_blocks = self.hit_blocks = self.evicted_blocks = 0
         # No plain dict: finding its first key passes over all that were removed before.
         self._free = OrderedDict.fromkeys(range(num_blocks))
-        self._published: dict[int, dict[int, None]] = {}
+        # By name the block that was published first, and those of the same name, if any, in the order of theirs.
+        self._published: dict[int, int] = {}
+        self._copies: dict[int, dict[int, None]] = {}
 
     @property
     def num_free(self) -> int:
@@ -105,12 +107,11 @@ class HashedBlockPool:
 
     def lookup(self, hashes: Iterable[int]) -> list[int]:
         """The blocks of the longest cached prefix of ``hashes``; changes nothing."""
-        found = []
+        found, published = [], self._published
         for name in hashes:
-            blocks = self._published.get(name)
-            if blocks is None:
+            if name not in published:
                 break
-            found.append(next(iter(blocks)))
+            found.append(published[name])
         return found
 
     @property
@@ -124,15 +125,16 @@ class HashedBlockPool:
         Raises:
             SimulationFault: A block has no hash: what ``lookup`` found has been evicted since.
         """
+        references, hashes, free = self.reference_counts, self.hashes, self._free
         for block in blocks:
-            if self.hashes[block] is None:
+            if hashes[block] is None:
                 raise SimulationFault(f"block {block} is hit and has no hash")
-            if not self.reference_counts[block]:
-                del self._free[block]
+            if not references[block]:
+                del free[block]
                 self.num_cached -= 1
-            self.reference_counts[block] += 1
-            if self.history is not None:
-                self.history.touched(block, now)
+            references[block] += 1
+        if self.history is not None:
+            self.history.touched(blocks, now)
         self.num_entries += len(blocks)
         self.queried_blocks += queried_blocks
         self.hit_blocks += len(blocks)
@@ -159,12 +161,21 @@ class HashedBlockPool:
     def _evict(self, block: int) -> None:
         name = self.hashes[block]
         self.hashes[block] = None
-        of_that_name = self._published[name]
-        del of_that_name[block]
-        if not of_that_name:
+        if name in self._copies:
+            self._drop_copy(name, block)
+        else:
             del self._published[name]
         self.num_cached -= 1
         self.evicted_blocks += 1
+
+    def _drop_copy(self, name: int, block: int) -> None:
+        """One of several blocks of a name is gone; if it was the first, the next one is found in its place."""
+        copies = self._copies[name]
+        if self._published[name] == block:
+            block = self._published[name] = next(iter(copies))
+        del copies[block]
+        if not copies:
+            del self._copies[name]
 
     def publish(self, block: int, name: int) -> None:
         """``block`` is full, and may be hit by its hash ``name`` from now on.
@@ -175,7 +186,8 @@ class HashedBlockPool:
         if not self.reference_counts[block] or self.hashes[block] is not None:
             raise SimulationFault(f"block {block} is published while it is free, or for a second time")
         self.hashes[block] = name
-        self._published.setdefault(name, {})[block] = None
+        if self._published.setdefault(name, block) != block:
+            self._copies.setdefault(name, {})[block] = None
 
     def release(self, table: Sequence[int]) -> None:
         """The table ``table`` is gone; blocks that no other names join the free queue, the last one first.

@@ -52,9 +52,11 @@ class BlockHistory:
                 tell((before, before, now))
             born_at[block] = now
 
-    def touched(self, block: int, now: int) -> None:
-        """A request hits ``block``."""
-        self._touches[block] = (*self._touches.get(block, ())[1 - KEPT_TOUCHES :], now)
+    def touched(self, blocks: Iterable[int], now: int) -> None:
+        """A request hits ``blocks``."""
+        touches = self._touches
+        for block in blocks:
+            touches[block] = (*touches[block][1 - KEPT_TOUCHES :], now) if block in touches else (now,)
 
     def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, np.ndarray]:
         """The observations, int64 each, by vLLM's names of the metrics.
