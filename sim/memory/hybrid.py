@@ -76,8 +76,8 @@ class HybridTransaction(PagedTransaction):
         back = memory.skipped.of(held) - memory.skipped.so_far(sequence, clock)
         return memory.groups.sliding * back, self.groups * (held % self.block_size == 0)
 
-    def held(self, sequence: Sequence, clock: int) -> int:
-        """Pages that a sequence holds before step ``clock``."""
+    def reclaimed(self, sequence: Sequence, clock: int) -> int:
+        """Pages that come free if a sequence gives way before step ``clock``: those that it holds."""
         memory = self.memory
         if sequence in memory.partial:
             return memory.pages(*memory.partial[sequence][:2])

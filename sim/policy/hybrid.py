@@ -87,7 +87,7 @@ def _victims(
         free += back
         while free < (taken if asked is None else asked) and len(kept) > place:
             victims.append(kept.pop())
-            free += transaction.held(victims[-1], clock)
+            free += transaction.reclaimed(victims[-1], clock)
         free -= taken
         place += 1
     return tuple(victims)

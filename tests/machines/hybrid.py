@@ -262,5 +262,5 @@ class HybridMachine(Served, RuleBasedStateMachine):
             taken_by_all += taken
             back_by_all += back
         for sequence in (*self.tokens, *self.standing):
-            assert transaction.held(sequence, clock) == self.model.held(sequence)
+            assert transaction.reclaimed(sequence, clock) == self.model.held(sequence)
         assert (transaction.takes, transaction.need) == (taken_by_all, taken_by_all - back_by_all)
