@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .dialogue import Dialogue
 from .errors import SettingError
 
 Run = tuple[int, int, int]
@@ -123,6 +124,13 @@ class TokenRuns:
         # Tokens of each prompt that are not its own.
         self._known = np.where(self._before < 0, content.piece_tokens(), history).tolist()
         self._before = self._before.tolist()
+
+    @classmethod
+    def of_dialogue(cls, dialogue: Dialogue, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> TokenRuns:
+        """The tokens of requests that begin with others' text."""
+        runs = cls(PromptContent.of_sessions(np.full(len(dialogue), NO_SESSION)), prompt_tokens, output_tokens)
+        runs._before, runs._known = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        return runs
 
     def runs(self, request: int) -> tuple[Run, ...]:
         """The prompt of a request."""

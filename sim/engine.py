@@ -130,8 +130,8 @@ class Engine:
             state.waiting = deque(order)
         if stalls:
             self._stall(*stalls, now)
-        if self._shares and not pauses:
-            moves += self._fork(forked, now)
+        if forked:
+            self._fork(forked, now)
         # Those who decode: all but the ones whose prefill ends in this step.
         decodes = 0 if pauses else state.width
         context = decodes * clock + state.lag_sum
@@ -157,6 +157,8 @@ class Engine:
             state.prefill(sequence, tokens)
             memory.prefill(sequence, clock)
             pairs += _pairs(sequence.computed_tokens)
+        if self._shares:
+            moves += self._copy(now, not pauses)
         if decodes or prefill:
             ticks = moves + self.cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
             return ticks, prefill, moves, steady and self.leap, wakes
@@ -182,14 +184,17 @@ class Engine:
             ledger.open(sequence, clock, now)
         return self._swap_ticks(swapped_out, swapped_in)
 
-    def _fork(self, siblings: tuple[Sequence, ...], now: int) -> int:
-        """Siblings begin to decode; the time that copies take, theirs and those of beams."""
+    def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:
+        """Siblings begin to decode."""
         state, memory, clock = self.state, self.memory, self.state.clock
         for sibling in siblings:
             state.fork(sibling, clock)
             memory.admit(sibling, clock)
             self.ledger.open(sibling, clock, now)
-        slots = memory.copied_slots()
+
+    def _copy(self, now: int, decodes: bool) -> int:
+        """The time of the copies that the coming step begins with."""
+        slots = self.memory.copied_slots(decodes)
         if not slots:
             return 0
         ticks = self.cost.copy_ticks(slots)

@@ -10,21 +10,18 @@ from typing import Any
 from .content import PromptContent, TokenRuns
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
-from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, CopyingBuddyMemory
-from .memory import CopyingMemory, DeferredMemory, HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory
-from .memory import SharingMemory, most_prompt_blocks
+from .grouping import grouped_memory, grouped_policy
+from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
+from .memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, most_prompt_blocks
 from .memory.cache_log import CacheLog
 from .memory.prefix import BlockNames
 from .policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy
 from .policy.orca import OrcaMax, OrcaPaper
 from .policy.sarathi import Sarathi
 from .policy.sglang import SGLang
-from .policy.sharing import SharingSosp23, SharingV0
 from .policy.static import FasterTransformer, StaticBatching
 from .policy.tgi import Tgi
 from .policy.vattention import VAttention, page_group
-from .policy.vllm_sosp23 import VllmSosp23
-from .policy.vllm_v0 import VllmV0
 from .policy.vllm_v1 import VllmV1
 from .settings import Settings
 from .spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model
@@ -76,8 +73,6 @@ class Replica:
         }
 
 
-# Policies over paged memory that know groups, and what they are then.
-_GROUPED = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 # What shapes, pools and costs call their arguments, and what the user calls them.
 _SETTINGS_NAMES = {
     "num_gpus": "tensor_parallel_size",
@@ -107,7 +102,7 @@ def build(
     Args:
         step_cost: Used in place of the settings' own.
         workload: What will be served: a memory that caches prefixes asks what prompts are made of.
-        grouped: Whether sequences share memory, or are copied; only for policies that ``can_group``.
+        grouped: Whether its sequences share memory, or are copied (``is_grouped``).
 
     Raises:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
@@ -115,7 +110,7 @@ def build(
     """
     shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
     if grouped:
-        kind = _GROUPED.get(kind, kind)
+        kind = grouped_policy(kind)
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
     layout = None if grouped else _layout(settings, shape, max_model_len)
@@ -138,7 +133,11 @@ def build(
         policy, memory = kind(limits), RadixMemory(num_blocks, runs, settings.enable_prefix_caching is not False)
     else:
         policy = kind(limits)
-        memory = _memory(settings, kind, num_blocks, size, max_model_len, shape, deployment, grouped, runs)
+        host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
+        if grouped:
+            memory = grouped_memory(settings, kind, num_blocks, size, max_model_len, host, workload)
+        else:
+            memory = _memory(settings, kind, num_blocks, size, max_model_len, host, runs)
     return Replica(
         policy=policy,
         memory=memory,
@@ -154,15 +153,16 @@ def build(
 
 def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout | None) -> TokenRuns | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
-    wanted, content = settings.enable_prefix_caching, workload.content
+    wanted, runs = settings.enable_prefix_caching, workload.token_runs()
     if wanted and layout:
         remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
         raise SettingError("enable_prefix_caching", wanted, remedy)
     if wanted is None:
-        wanted = content is not None and settings.policy in CACHING_POLICIES and not layout
+        wanted = runs is not None and settings.policy in CACHING_POLICIES and not layout
     if not wanted:
         return None
-    return TokenRuns(content or PromptContent.unknown(len(workload)), workload.prompt_tokens, workload.output_tokens)
+    unknown = PromptContent.unknown(len(workload))
+    return runs or TokenRuns(unknown, workload.prompt_tokens, workload.output_tokens)
 
 
 def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
@@ -257,18 +257,15 @@ def _memory(
     num_blocks: int,
     size: int,
     max_model_len: int,
-    shape: ModelSpec,
-    deployment: Deployment,
-    grouped: bool,
+    host: int,
     runs: TokenRuns | None,
 ) -> Any:
     if issubclass(kind, StaticBatching):
         return BatchMemory(num_blocks, size)
     if issubclass(kind, OrcaMax):
-        arena = CopyingBuddyMemory if grouped else BuddyMemory
-        return arena(num_blocks, size, max_model_len, settings.arena)
+        return BuddyMemory(num_blocks, size, max_model_len, settings.arena)
     if issubclass(kind, OrcaPaper):
-        return CopyingMemory(num_blocks, size) if grouped else ContiguousMemory(num_blocks, size)
+        return ContiguousMemory(num_blocks, size)
     if issubclass(kind, Tgi):
         return ReservedMemory(num_blocks, size, settings.ids)
     if issubclass(kind, VllmV1):
@@ -278,28 +275,7 @@ def _memory(
         return ChunkedMemory(usable, size, ids=settings.ids, whole_prompts=issubclass(kind, Sarathi))
     if issubclass(kind, VAttention):
         return DeferredMemory(num_blocks, size, settings.ids)
-    host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
-    if grouped:
-        return _sharing_memory(settings, num_blocks, size, host)
     return PagedMemory(num_blocks, size, host, settings.ids)
-
-
-def _sharing_memory(settings: Settings, num_blocks: int, size: int, host: int) -> SharingMemory:
-    prefix = settings.shared_prefix_tokens // size
-    if prefix >= num_blocks:
-        remedy = f"fills {prefix} blocks, and the pool has {num_blocks}; take a shorter one"
-        raise SettingError("shared_prefix_tokens", settings.shared_prefix_tokens, remedy)
-    return SharingMemory(num_blocks, size, host, settings.ids or settings.use_beam_search, prefix)
-
-
-def can_group(policy: str) -> bool:
-    """Whether a policy handles the sequences of a request together; else they are requests of their own."""
-    return POLICIES[policy] in _GROUPED or issubclass(POLICIES[policy], OrcaPaper)
-
-
-def can_pin(policy: str) -> bool:
-    """Whether a policy keeps a prefix that all prompts share."""
-    return POLICIES[policy] in _GROUPED
 
 
 def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment) -> StepCost:

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import simpy
@@ -14,13 +14,13 @@ import simpy
 from . import ticks
 from .cost import StepCost
 from .engine import Engine
-from .errors import SettingError, UserError
-from .groups import Ancestry, GroupLoop, GroupState
+from .errors import UserError
+from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book
 from .memory.integrals import Accounts, Window
 from .memory.ledger import CACHE_CHANGE, Table
-from .replica import Replica, build, can_group, can_pin
+from .replica import Replica, build
 from .settings import Settings
 from .source import OpenLoop
 from .workload import Workload
@@ -80,15 +80,15 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be.
         SimulationFault: An invariant does not hold.
     """
-    grouped = _shares(settings, workload)
+    grouped = is_grouped(settings, workload)
     sequences = workload.sequences
-    replica = build(settings, step_cost, sequences, grouped)
+    replica = build(settings, step_cost, workload if grouped else sequences, grouped)
     check_fits(workload, replica.max_model_len)
-    needed = smallest_pools(replica, workload, grouped)
+    needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
     env = simpy.Environment(initial_time=0)
     if grouped:
-        source, state = grouped_source(settings, workload, replica, refused)
+        source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
         source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
@@ -100,7 +100,7 @@ def simulate(
         engine.ledger,
         prompt_tokens=sequences.prompt_tokens,
         output_tokens=sequences.output_tokens,
-        leader=_leaders(workload, grouped),
+        leader=leaders(workload, grouped),
         capacity_slots=replica.memory.capacity_slots,
         block_size=replica.block_size,
         paged=isinstance(replica.memory, PagedMemory | RadixMemory),
@@ -118,48 +118,6 @@ def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
     """Comings and goings of cached slots, of a memory that logs them."""
     log = replica.cache_log
     return Table(CACHE_CHANGE).columns() if log is None else log.changes.columns()
-
-
-def _shares(settings: Settings, workload: Workload) -> bool:
-    """Whether sequences share memory, or would if it were paged.
-
-    Raises:
-        SettingError: Beams, or a shared prefix, for a policy that knows neither; a prompt no longer than the prefix.
-    """
-    prefix, policy = settings.shared_prefix_tokens, settings.policy
-    if settings.use_beam_search and not can_group(policy):
-        raise SettingError("use_beam_search", True, f"{policy} knows no beams; take vllm-sosp23, vllm-v0 or an orca")
-    if prefix and not can_pin(policy):
-        raise SettingError("shared_prefix_tokens", prefix, f"{policy} pins no prefix; take vllm-sosp23 or vllm-v0")
-    if prefix and (workload.prompt_tokens <= prefix).any():
-        shortest = int(workload.prompt_tokens.min())
-        raise SettingError("shared_prefix_tokens", prefix, f"the shortest prompt has {shortest} tokens; give fewer")
-    return bool(prefix) or (workload.shares and can_group(policy))
-
-
-def smallest_pools(replica: Replica, workload: Workload, grouped: bool) -> np.ndarray:
-    """Blocks of the smallest pool that can ever serve each request; of separate ones that of any sequence, int64 [n]."""
-    if grouped:
-        return replica.policy.smallest_pool_blocks(workload, replica.block_size)
-    return replica.policy.smallest_pool_blocks(workload.sequences, replica.block_size)[workload.first_sequences]
-
-
-def grouped_source(
-    settings: Settings, workload: Workload, replica: Replica, refused: np.ndarray
-) -> tuple[GroupLoop, GroupState]:
-    """Where requests of several sequences come from, and the state that knows their groups."""
-    size = replica.block_size if isinstance(replica.memory, PagedMemory) else 1
-    prefix = settings.shared_prefix_tokens // size * size
-    beams = partial(Ancestry, settings.beam_survival, settings.seed) if settings.use_beam_search else None
-    source = GroupLoop(workload, refused, replica.max_model_len, prefix, beams)
-    return source, GroupState(replica.policy.preempted_first, size, prefix)
-
-
-def _leaders(workload: Workload, grouped: bool) -> np.ndarray:
-    """Who prefills for each sequence: the first of its request, or itself; int64 [sequences]."""
-    if grouped:
-        return np.repeat(workload.first_sequences, workload.num_sequences)
-    return np.arange(int(workload.num_sequences.sum()))
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:

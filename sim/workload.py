@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .content import PromptContent, TokenRuns
+from .dialogue import Dialogue
 from .errors import SettingError
 
 
@@ -23,6 +24,7 @@ class Workload:
         max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
             true one; None where the client says nothing and the model's maximum holds.
         content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
+        dialogue: Whose text each prompt begins with; None where prompts have no parents.
         n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
     """
 
@@ -32,6 +34,7 @@ class Workload:
     output_tokens: np.ndarray
     max_tokens: np.ndarray | None = None
     content: PromptContent | None = None
+    dialogue: Dialogue | None = None
     n: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +54,15 @@ class Workload:
             raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
         if self.content is not None:
             self._check(self.content)
+        if self.dialogue is not None:
+            self._check_dialogue(self.dialogue)
+
+    def _check_dialogue(self, dialogue: Dialogue) -> None:
+        if len(dialogue) != len(self):
+            raise SettingError("dialogue", len(dialogue), f"must be of {len(self)} requests")
+        if self.content is not None or self.shares:
+            raise SettingError("parent", "given", "says whom requests go on from: leave out hash_ids, session_id and n")
+        dialogue.check(self.prompt_tokens, self.output_tokens)
 
     def _check(self, content: PromptContent) -> None:
         if len(content) != len(self):
@@ -91,6 +103,7 @@ class Workload:
         columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
         repeated = (None if column is None else column[rows] for column in columns)
         content = None if self.content is None else self.content.repeated(self.num_sequences)
+        # No request that asks for several has a parent.
         return Workload(self.name, *repeated, content)
 
     def __len__(self) -> int:
@@ -98,12 +111,16 @@ class Workload:
 
     def token_runs(self) -> TokenRuns | None:
         """The tokens of every request; None where nobody knows what prompts are made of."""
-        return None if self.content is None else TokenRuns(self.content, self.prompt_tokens, self.output_tokens)
+        lengths = self.prompt_tokens, self.output_tokens
+        if self.dialogue is not None:
+            return TokenRuns.of_dialogue(self.dialogue, *lengths)
+        return None if self.content is None else TokenRuns(self.content, *lengths)
 
     def sha256(self) -> str:
         """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
         digest = hashlib.sha256()
-        for part in (self,) if self.content is None else (self, self.content):
+        parts = (self, self.content, self.dialogue)
+        for part in (part for part in parts if part is not None):
             for field in part.columns():
                 digest.update(field.encode())
                 digest.update(getattr(part, field).astype("<i8").tobytes())

@@ -15,7 +15,7 @@ import simpy
 from fragmeter.sim import Settings, Workload
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.replica import build
-from fragmeter.sim.run import grouped_source, smallest_pools
+from fragmeter.sim.grouping import grouped_source, smallest_pools
 
 
 class Moment(NamedTuple):
@@ -30,15 +30,16 @@ class Moment(NamedTuple):
     live_slots: int
     held_slots: int
     saved_slots: int
+    cached_slots: int
 
 
 class SharingWalk:
     """One engine with block ids, stopped in every step; for policies whose steps all decode."""
 
     def __init__(self, settings: Settings, workload: Workload) -> None:
-        replica = build(settings, None, grouped=True)
-        refused = smallest_pools(replica, workload, True) > replica.num_blocks
-        source, self.state = grouped_source(settings, workload, replica, refused)
+        replica = build(settings, None, workload, True)
+        refused = smallest_pools(replica.policy, replica.block_size, workload, True) > replica.num_blocks
+        source, self.state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
         self.memory, self.tables = replica.memory, replica.memory.tables
         self.env = simpy.Environment(initial_time=0)
         self.engine = Engine(
@@ -57,7 +58,7 @@ class SharingWalk:
                 yield moment
 
     def _look(self) -> Moment:
-        size, prefix = self.memory.block_size, set(self.tables.prefix)
+        size, prefix, kept = self.memory.block_size, self._pinned(), self._kept()
         tables = {sequence.index: list(table) for sequence, table in self.tables.tables.items()}
         tokens = {sequence.index: self.state.clock + sequence.lag for sequence in self.state.running}
         assert set(tables) == set(tokens)
@@ -67,16 +68,25 @@ class SharingWalk:
             live |= {(tables[index][i // size], i % size) for i in range(count)}
         named = Counter(prefix) + Counter(block for table in tables.values() for block in table)
         saved = named.total() - len(named)
-        return Moment(self.state.clock, tables, tokens, len(live), len(named) * size, saved * size)
+        cached = {block for table in kept for block in table} - set(named)
+        counts = (len(live), len(named) * size, saved * size, len(cached) * size)
+        return Moment(self.state.clock, tables, tokens, *counts)
+
+    def _pinned(self) -> set[int]:
+        return set(getattr(self.tables, "prefix", ()))
+
+    def _kept(self) -> list[list[int]]:
+        """Tables of parents that are done."""
+        return [*getattr(self.memory, "kept", {}).values()]
 
     def _check_references(self) -> None:
         """Invariant 2: a reference for every table entry and pin, none on free blocks; on the host too."""
         kept = self.tables
         for pool, tables, pins in (
-            (kept.pool, kept.tables, kept.prefix),
+            (kept.pool, kept.tables, [[*self._pinned()], *self._kept()]),
             (kept.host_pool, kept.host_tables, []),
         ):
-            entries = Counter(pins) + Counter(block for table in tables.values() for block in table)
+            entries = Counter(block for table in (*pins, *tables.values()) for block in table)
             assert pool.reference_counts == [entries[block] for block in range(pool.num_blocks)]
             assert sorted([*entries, *pool.free_ids]) == list(range(pool.num_blocks))
 

@@ -73,7 +73,7 @@ def workload(
     told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
-    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content, asked)
+    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content, trace.dialogue, asked)
 
 
 def _checked_n(n: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from ..sim import ticks
+from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import TraceError
 from .table import Table, shown
 from .times import LATEST_S, to_ticks
@@ -18,6 +20,9 @@ LENGTH_NAMES = {
     "output_tokens": ("output_tokens", "output", "output_length"),
     "max_tokens": ("max_tokens",),
     "n": ("n",),
+    "parent": ("parent",),
+    "fork_at": ("fork_at",),
+    "truncate_to": ("truncate_to",),
 }
 """Names by which a file may call a column, ours first; then the SOSP'23 pairs' and Mooncake's."""
 
@@ -48,7 +53,8 @@ def checked(name: str, table: Table) -> Trace:
         remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
         table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
     n = _sequences(table) if "n" in table.columns else None
-    return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows, n=n)
+    dialogue = _dialogue(table, prompt_tokens, output_tokens) if "parent" in table.columns else None
+    return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows, n=n, dialogue=dialogue)
 
 
 def _refuse_repeated(table: Table) -> None:
@@ -77,6 +83,46 @@ def _sequences(table: Table) -> np.ndarray:
     numbers = _counts(table, "n", "sequences")
     table.refuse(numbers > MOST_SEQUENCES, "n", numbers, f"must be at most {MOST_SEQUENCES}; correct the row")
     return numbers.astype(np.int64)
+
+
+def _dialogue(table: Table, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> Dialogue:
+    """Who goes on from whom: ``parent`` with either ``fork_at`` or ``truncate_to``, in those rows that have one."""
+    parents = _optional(table, "parent", "the row of an earlier request, the first being 0")
+    child = ~np.isnan(parents)
+    rows = np.arange(len(parents))
+    table.refuse(child & ((parents < 0) | (parents >= rows)), "parent", parents, "must be an earlier row, from 0 on")
+    parent = np.where(child, parents, NO_PARENT).astype(np.int64)
+    fork, cut = (_optional(table, name, "tokens of the parent's text, 1 or more") for name in ("fork_at", "truncate_to"))
+    both = child & (np.isnan(fork) == np.isnan(cut))
+    table.refuse(both, "fork_at", fork, "a row with a parent has either fork_at or truncate_to; give one of them")
+    for name, values in (("fork_at", fork), ("truncate_to", cut)):
+        table.refuse(~child & ~np.isnan(values), name, values, "has no parent to begin with; give one or leave it out")
+        most = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[parent]) - 1
+        wrong = child & ((values < 1) | (values > most))
+        table.refuse(wrong, name, values, "must leave a token of its own prompt, and of the parent's text; correct the row")
+    tokens = np.where(child, np.where(np.isnan(fork), cut, fork), 0)
+    return Dialogue(parent, tokens.astype(np.int64), child & ~np.isnan(cut))
+
+
+def _optional(table: Table, field: str, meaning: str) -> np.ndarray:
+    """A column of whole numbers that may be missing (NaN), float64."""
+    if field not in table.columns:
+        return np.full(len(table.columns["parent"]), np.nan)
+    column = table.columns[field]
+    if pa.types.is_string(column.type):
+        # So a column is read that is empty throughout, or in which some value is no number.
+        texts = np.array(["" if text is None else text for text in column.to_pylist()], dtype=object)
+        wrong = np.array([bool(text) and not _NUMBER.fullmatch(text) for text in texts])
+        table.refuse(wrong, field, texts, f"must be {meaning}; correct the row")
+        return np.full(len(column), np.nan)
+    missing = np.asarray(column.is_null())
+    if missing.all():
+        return np.full(len(column), np.nan)
+    filled = replace(table, columns={field: column.fill_null(0)})
+    values = _numbers(filled, field, meaning).astype(np.float64)
+    table.refuse(~missing & (values != np.floor(values)), field, values, f"must be {meaning}; correct the row")
+    values[missing] = np.nan
+    return values
 
 
 def _counts(table: Table, field: str, what: str) -> np.ndarray:

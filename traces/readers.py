@@ -31,8 +31,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def read(path: str | PathLike[str]) -> Trace:
     """The trace in ``path``.
 
-    Columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens`` and ``n``, of which the
-    lengths must be there; or ``input``, ``output``; or ``input_length``, ``output_length`` with
+    Columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
+    ``fork_at`` or ``truncate_to`` (see ``sim.dialogue``), of which the lengths must be there; or ``input``, ``output``; or ``input_length``, ``output_length`` with
     ``timestamp`` in milliseconds. Other columns (``hash_ids``, ``session_id``) are not read.
     Arrivals become ticks by the rule of ``traces.times``: whole nanoseconds, exactly.
 

@@ -8,6 +8,7 @@ from os import PathLike
 import numpy as np
 
 from ..sim.content import PromptContent
+from ..sim.dialogue import Dialogue
 from ..sim.errors import SettingError, TraceError
 from .pairs import LengthPairs, frozen_column
 
@@ -41,6 +42,7 @@ class Trace:
         max_tokens: The longest output that the server is told of, or None where the file is silent.
         rows: Where each request stands in its file.
         n: Sequences that each request asks for, or None where the file is silent.
+        dialogue: Whose text each prompt begins with, or None where the file is silent.
         content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
     """
 
@@ -52,6 +54,7 @@ class Trace:
     rows: Rows = Rows()
     content: PromptContent | None = None
     n: np.ndarray | None = None
+    dialogue: Dialogue | None = None
 
     def __post_init__(self) -> None:
         for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n"):
@@ -70,7 +73,8 @@ class Trace:
         columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens, self.n)
         content = None if self.content is None else self.content.first(requests)
         *cut, n = (None if column is None else column[:requests] for column in columns)
-        return Trace(self.name, *cut, self.rows, content, n)
+        dialogue = None if self.dialogue is None else self.dialogue.first(requests)
+        return Trace(self.name, *cut, self.rows, content, n, dialogue)
 
     @property
     def pairs(self) -> LengthPairs:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import SettingError
 from .times import to_seconds
 from .trace import Trace
@@ -47,7 +48,19 @@ def _frame(trace: Trace) -> pd.DataFrame:
         columns["max_tokens"] = trace.max_tokens
     if trace.n is not None:
         columns["n"] = trace.n
+    if trace.dialogue is not None:
+        columns |= _dialogue(trace.dialogue)
     return pd.DataFrame(columns)
+
+
+def _dialogue(dialogue: Dialogue) -> dict[str, pd.Series]:
+    child, back = dialogue.parent != NO_PARENT, dialogue.rolls_back
+    tokens = pd.Series(dialogue.parent_tokens, dtype="Int64")
+    return {
+        "parent": pd.Series(dialogue.parent, dtype="Int64").where(child),
+        "fork_at": tokens.where(child & ~back),
+        "truncate_to": tokens.where(back),
+    }
 
 
 def _csv(frame: pd.DataFrame) -> bytes:

@@ -9,6 +9,8 @@ from .chunked import ChunkedMemory
 from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .copies import CopyingBuddyMemory, CopyingMemory
 from .deferred import DeferredMemory
+from .dialogue import DialogueMemory
+from .dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
 from .groups import PageGroups, most_prompt_blocks
 from .hybrid import HybridMemory
 from .integrals import BUCKETS, Window
@@ -29,6 +31,9 @@ __all__ = [
     "CopyingBuddyMemory",
     "CopyingMemory",
     "DeferredMemory",
+    "DialogueBuddyMemory",
+    "DialogueContiguousMemory",
+    "DialogueMemory",
     "HybridMemory",
     "PageGroups",
     "PagedMemory",

@@ -58,6 +58,15 @@ class ContiguousTransaction:
             memory.give_place(Grant(slots, slots, 0, start))
         return len(starts) == pieces
 
+    def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
+        """Whether there is room for a sequence that asks for so many pieces for ``tokens``."""
+        return self.has_room(tokens, pieces)
+
+    def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
+        """Reserve what ``fits``."""
+        for _ in range(pieces):
+            self.reserve(tokens)
+
     def refuse(self, tokens: int) -> None:
         """The queue's head asked for ``tokens`` and there is no piece."""
         self.blocked_blocks = self.memory.chunk_blocks(tokens)
@@ -118,6 +127,13 @@ class ContiguousMemory:
         """The tentative reservations of step ``clock``; one at a time."""
         self._transaction = ContiguousTransaction(self)
         return self._transaction
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Nothing is found: where requests have no parents, a prompt is computed."""
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
+        return False
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """The step's next reservation becomes the holding of a sequence that starts in step ``clock``."""

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 
 from ..groups import Group
 from ..sequence import FORKED, Sequence
-from ..state import State
 from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
-from .ledger import Meter
 
 
 class _Copies(ContiguousMemory):
@@ -29,9 +27,10 @@ class _Copies(ContiguousMemory):
         """Whether beams run, whose every step is a decision."""
         return bool(self._beams)
 
-    def copied_slots(self) -> int:
+    def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write."""
-        return self._copied_slots
+        slots, self._copied_slots = self._copied_slots, 0
+        return slots
 
     def transaction(self, clock: int) -> ContiguousTransaction:
         """See ``ContiguousMemory``; before anything is decided, the beams find their parents."""
@@ -76,11 +75,6 @@ class _Copies(ContiguousMemory):
             sibling.start_clock = clock
             self._grow(sibling, clock)
         super().release(siblings, clock)
-
-    def pass_steps(self, state: State, steps: int) -> Meter:
-        """See ``ContiguousMemory``; copies are made in the first step."""
-        self._copied_slots = 0
-        return super().pass_steps(state, steps)
 
 
 class CopyingMemory(_Copies, ContiguousMemory):

@@ -85,9 +85,19 @@ class SharingMemory(PagedMemory):
     def _spared(leader: Sequence) -> int:
         return 0 if leader.group is None else leader.group.spared_blocks
 
-    def copied_slots(self) -> int:
-        """Slots that the copies of the coming step write: whole blocks."""
-        return self.due_copies * self.block_size
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Nothing is found: what a sequence need not compute is known from the start."""
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
+        return False
+
+    def promise(self, sequence: Sequence) -> None:
+        """Nothing has to stay for a sequence that is admitted in this step."""
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of the coming step write, if it decodes: whole blocks."""
+        return self.due_copies * self.block_size if decodes else 0
 
     def transaction(self, clock: int) -> PagedTransaction:
         """See ``PagedMemory``; before anything is decided, the beams find their parents."""

@@ -46,20 +46,22 @@ class OrcaPaper:
         steady, wakes = True, False
         for sequence in state.waiting:
             reserved, num_seqs = self.reserved_tokens(sequence), seats(sequence)
-            if not transaction.has_room(reserved, num_seqs):
+            transaction.memory.look_up(sequence, state.clock)
+            if not transaction.fits(sequence, reserved, num_seqs):
                 transaction.refuse(reserved)
+                steady = steady and not transaction.memory.ripens(sequence, state.clock)
                 break
+            prefill = sequence.start_tokens - sequence.computed_tokens
             if running and running + num_seqs > self.limits.max_num_seqs:
                 break
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
-            if running and tokens + sequence.start_tokens > self.limits.max_num_batched_tokens:
+            if running and tokens + prefill > self.limits.max_num_batched_tokens:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                steady = steady and not admitted
+                steady = steady and not admitted and not transaction.memory.ripens(sequence, state.clock)
                 break
-            for _ in range(num_seqs):
-                transaction.reserve(reserved)
+            transaction.place(sequence, reserved, num_seqs)
             running += num_seqs
-            tokens += sequence.start_tokens
+            tokens += prefill
             admitted.append(sequence)
             # Its siblings begin in the next step.
             steady = steady and num_seqs == 1

@@ -97,14 +97,16 @@ class _Sharing(VllmSosp23):
             if preempted and leader.index > preempted[-1].index:
                 break
             members, num_seqs = present(leader), seats(leader)
+            memory.look_up(leader, state.clock)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
-                wakes = False
+                wakes, steady = False, steady and not memory.ripens(leader, state.clock)
                 break
             if running and prefill > budget:
-                steady, wakes = steady and not admitted, False
+                wakes, steady = False, steady and not admitted and not memory.ripens(leader, state.clock)
                 break
+            memory.promise(leader)
             running += num_seqs
             tokens += prefill
             budget -= prefill
@@ -161,7 +163,8 @@ class SharingV0(_Sharing, VllmV0):
             return Plan((), 0, preempted, swapped_out, steady=False, wakes=False, forked=forked)
         swapped_in = self._swap_in(state, transaction, state.width + len(forked))
         forked += _siblings_back(swapped_in)
-        waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
+        ripens = bool(state.waiting) and transaction.memory.ripens(state.waiting[0], state.clock)
+        waits_on = len(swapped_in) < len(state.swapped) or not (swapped_in or ripens)
         plan = Plan(swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked)
         return _or_carry_on(plan, state, transaction)
 
@@ -172,12 +175,14 @@ class SharingV0(_Sharing, VllmV0):
         tokens = 0
         for leader in filter(leads, state.waiting):
             members, num_seqs = present(leader), seats(leader)
+            memory.look_up(leader, state.clock)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
                 break
             if admitted and tokens + prefill > limits.max_num_batched_tokens:
                 break
+            memory.promise(leader)
             running += num_seqs
             tokens += prefill
             admitted += members

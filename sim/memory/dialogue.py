@@ -1,0 +1,275 @@
+"""Paged memory in which a request goes on from any token of another one.
+
+Who is done keeps its table while requests name it as their parent. What only such tables name is
+*cached*: it counts as free, and is given up, the table used longest ago first, when blocks run out.
+
+    parent   [b0][b1][b2 ..]            22 tokens in blocks of 8
+    fork     [b0][b1]     at 16 tokens  names full blocks
+    fork     [b0][b1][b3] at 20 tokens  and copies a half-full one
+    roll     [b0][b1][b2] to 20 tokens  takes the table over; a copy is needed only of what others name
+
+A parent that still runs can be forked as far as it has got. One that was given up, or is not there
+yet, helps nobody: the child computes its prompt.
+
+Tables always have ids here, so that what is free is what the pool says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..dialogue import NO_PARENT, Dialogue
+from ..sequence import Sequence
+from ..state import State
+from .ledger import METER, Meter
+from .paged import BlockTables, PagedMemory, PagedTransaction
+
+
+class Start(NamedTuple):
+    """What a child begins with: blocks that it names, a block that it copies, and the parent's table if it takes it."""
+
+    shared: list[int]
+    copied: int | None
+    parent: int | None
+
+
+_NOTHING = Start([], None, None)
+
+
+class DialogueMemory(PagedMemory):
+    """As ``PagedMemory``, for trees of requests; victims are computed again.
+
+    Attributes:
+        kept: Tables of parents that are done, by request, the one used longest ago first.
+        cached_blocks: Blocks that only those name.
+    """
+
+    meter = (*METER[:2], "cached", "saved")
+    # What policies ask of a memory that shares.
+    prefix_blocks = due_copies = 0
+    searches = False
+
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
+        super().__init__(num_blocks, block_size)
+        # Nothing goes to the host, not even victims whose blocks others hold too.
+        self.host_free = -1
+        self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
+        self.kept: OrderedDict[int, list[int]] = OrderedDict()
+        self.cached_blocks = 0
+        self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        self._rolls_back = dialogue.rolls_back.tolist()
+        self._children = dialogue.children().tolist()
+        self._running: dict[int, Sequence] = {}
+        # Whether anybody is admitted in this step.
+        self._joining = False
+        # Running tables that name a block, of those that several tables name or did.
+        self._named: dict[int, int] = {}
+        self._saved_blocks = 0
+        self._copied_blocks = 0
+        # Kept tables that admissions of this step count on, and how many of their blocks.
+        self._promised: dict[int, int] = {}
+        self._taken: dict[int, Sequence] = {}
+
+    def transaction(self, clock: int) -> PagedTransaction:
+        """See ``PagedMemory``; the blocks of the coming step are there, if giving up kept tables can help it."""
+        self._promised.clear()
+        self._joining = False
+        self._taken.clear()
+        self.tables.grow_until(clock)
+        transaction = super().transaction(clock)
+        self._make_free(transaction.need)
+        return transaction
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
+        found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, clock)
+        sequence.computed_tokens = tokens if found else 0
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
+        them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
+        runs = self._running.get(self._parent[sequence.index])
+        behind = runs is not None and runs.held_tokens(clock) < self._parent_tokens[sequence.index]
+        return self._joining or behind
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what it was found to begin with stays until then."""
+        self._joining = True
+        parent, tokens = self._parent[sequence.index], sequence.computed_tokens
+        if tokens and parent in self.kept:
+            self.kept.move_to_end(parent)
+            if self._takes(sequence):
+                self._taken[parent] = sequence
+            self._promised[parent] = max(-(-tokens // self.block_size), self._promised.get(parent, 0))
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether the pool could hold it beside the block that it copies."""
+        return -(-sequence.start_tokens // self.block_size) < self.num_blocks
+
+    def _is_there(self, parent: int, tokens: int, clock: int) -> bool:
+        if parent in self.kept:
+            # Who takes the table over leaves nothing to others that look it up in this step.
+            return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
+        return parent in self._running and self._running[parent].held_tokens(clock) >= tokens
+
+    def _takes(self, sequence: Sequence) -> bool:
+        """Whether it rolls back a parent that nobody else counts on in this step."""
+        parent = self._parent[sequence.index]
+        if parent in self._promised:
+            return self._taken.get(parent) is sequence
+        return self._rolls_back[sequence.index]
+
+    def _start(self, sequence: Sequence) -> Start:
+        """What a sequence begins with, as it was looked up."""
+        tokens, parent = sequence.computed_tokens, self._parent[sequence.index]
+        if not tokens:
+            return _NOTHING
+        kept = self.kept.get(parent)
+        table = self.tables.tables[self._running[parent]] if kept is None else kept
+        full, rest = divmod(tokens, self.block_size)
+        takes = kept is not None and self._takes(sequence)
+        if rest and takes and not self.tables.pool.is_shared(table[full]):
+            full, rest = full + 1, 0
+        return Start(table[:full], table[full] if rest else None, parent if takes else None)
+
+    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
+        """By how much an admission lessens what is free: blocks taken, cached ones that are named again, and one
+        that is copied, which must stay until it is."""
+        (sequence,) = members
+        start = self._start(sequence)
+        again = sum(not self._named.get(block, 1) for block in start.shared) + (start.copied is not None)
+        return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
+
+    def held_blocks(self, sequence: Sequence, clock: int) -> int:
+        """Blocks that are free, or cached, when a sequence leaves: those that no other running one names."""
+        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[sequence])
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
+        start, opens = self._start(sequence), not past and not (sequence.start_tokens - 1) % self.block_size
+        size, before = self.block_size, sequence.start_tokens - 1 + past
+        for block in start.shared:
+            self._name(block)
+        if start.parent is not None:
+            self._give_up(start.parent)
+        self._make_free(-(-before // size) - len(start.shared) + self._phases[clock % size] + opens)
+        self._copied_blocks += start.copied is not None
+        self.tables.tables[sequence] = list(start.shared)
+        self._running[sequence.index] = sequence
+        super().admit(sequence, clock, padded_tokens, past)
+        self._recount()
+
+    def _name(self, block: int) -> None:
+        """One more running table names ``block``."""
+        self.tables.pool.share(block)
+        tables = self._named.get(block, 1)
+        self._named[block] = tables + 1
+        if tables:
+            self._saved_blocks += 1
+        else:
+            self.cached_blocks -= 1
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """See ``PagedMemory``; who has children keeps its table for them."""
+        self.tables.grow_until(clock)
+        leaving = tuple(leaving)
+        for sequence in leaving:
+            if self._children[sequence.index]:
+                table = self.tables.tables[sequence]
+                for block in table:
+                    self.tables.pool.share(block)
+                self.kept[sequence.index] = list(table)
+        self._leave(leaving, clock)
+        for sequence in leaving:
+            self._has_no_more_use_for(self._parent[sequence.index])
+
+    def _has_no_more_use_for(self, parent: int) -> None:
+        """A child of it is done; the last one takes its table with it."""
+        if parent != NO_PARENT:
+            self._children[parent] -= 1
+            if not self._children[parent] and parent in self.kept:
+                self._give_up(parent)
+                self._recount()
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``PagedMemory``; victims keep nothing."""
+        self.tables.grow_until(clock)
+        self._leave(preempted, clock)
+
+    def _leave(self, leaving: tuple[Sequence, ...], clock: int) -> None:
+        for sequence in leaving:
+            del self._running[sequence.index]
+            for block in self.tables.tables[sequence]:
+                self._unname(block, kept=sequence.index in self.kept)
+            # One by one: the pool then says whether a kept table names a block.
+            super().release((sequence,), clock)
+        self._recount()
+
+    def _unname(self, block: int, kept: bool) -> None:
+        """One running table less names ``block``, which a kept one may still name."""
+        left = self._named.get(block, 1) - 1
+        if left:
+            self._saved_blocks -= 1
+        elif kept or self.tables.pool.is_shared(block):
+            self.cached_blocks += 1
+        else:
+            self._named.pop(block, None)
+            return
+        self._named[block] = left
+
+    def _make_free(self, blocks: int) -> None:
+        """Give up kept tables, the one used longest ago first, until so many blocks are in no table."""
+        pool = self.tables.pool
+        for parent in sorted(self.kept, key=self._promised.__contains__):
+            if pool.num_free >= blocks:
+                return
+            if parent in self._promised:
+                self._cut(self.kept[parent], self._promised[parent])
+            else:
+                self._give_up(parent)
+
+    def _give_up(self, parent: int) -> None:
+        """Nobody keeps the table of a parent any more."""
+        self._promised.pop(parent, None)
+        self._cut(self.kept.pop(parent), 0)
+
+    def _cut(self, table: list[int], blocks: int) -> None:
+        """A kept table is left with so many blocks."""
+        pool = self.tables.pool
+        for block in table[blocks:]:
+            if not self._named[block] and not pool.is_shared(block):
+                self.cached_blocks -= 1
+                del self._named[block]
+        pool.release(table[blocks:])
+        del table[blocks:]
+
+    def _recount(self) -> None:
+        self.free = self.tables.pool.num_free + self.cached_blocks
+
+    def steps_with(self, state: State, blocks: int, limit: int) -> int:
+        """See ``PagedMemory``; also up to the step that kept tables have to be given up for."""
+        return super().steps_with(state, min(blocks, self.free - self.cached_blocks), limit)
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of half-full blocks write in the coming step."""
+        copied, self._copied_blocks = self._copied_blocks, 0
+        return copied * self.block_size
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``PagedMemory``; with what is cached, and what tables name again."""
+        live, held = super().pass_steps(state, steps)
+        saved = self._saved_blocks * self.block_size
+        return live - saved, held, self.cached_blocks * self.block_size, saved
+
+
+class DialogueTables(BlockTables):
+    """Block tables that may begin with blocks of others."""
+
+    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
+        """See ``BlockTables``; the slot of step ``clock`` itself comes in its turn, with all the others'."""
+        self.grow_until(clock + past)
+        self.hold(sequence, sequence.start_tokens - 1 + past)
+        self.join(sequence, phase)

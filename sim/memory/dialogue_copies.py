@@ -1,0 +1,184 @@
+"""Contiguous memory in which a request goes on from any token of another one: by a copy.
+
+Who is done keeps its piece while requests name it as their parent; the one used longest ago is given up
+first when room runs out. A fork copies the parent's tokens into a piece of its own. Who rolls back
+stays in the parent's piece where that is long enough for it, and copies where it is not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ..dialogue import NO_PARENT, Dialogue
+from ..sequence import Sequence
+from ..state import State
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
+from .ledger import METER, Meter
+
+
+class DialogueTransaction(ContiguousTransaction):
+    """Tentative reservations for which kept pieces are given up, or taken over; one piece a sequence."""
+
+    def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
+        """See ``ContiguousTransaction``; gives up what is kept until there is room, or nothing left."""
+        if self._piece(sequence, tokens) is not None:
+            return True
+        while not self.has_room(tokens):
+            given_up = self.memory.give_up_one(sequence)
+            if not given_up:
+                return False
+            self.free_slots += given_up
+        return True
+
+    def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
+        """See ``ContiguousTransaction``; who rolls its parent back takes its piece over."""
+        grant = self._piece(sequence, tokens)
+        self.memory.promise(sequence)
+        if grant is None:
+            self.reserve(tokens)
+        else:
+            self.places.append((tokens, grant.slots, grant.start))
+            self.memory.hand_over(sequence)
+
+    def _piece(self, sequence: Sequence, tokens: int) -> Grant | None:
+        """The parent's piece, if the sequence rolls it back and it is long enough for ``tokens``."""
+        grant = self.memory.piece_to_take(sequence)
+        return grant if grant is not None and self.memory.slots_of(tokens) <= grant.slots else None
+
+
+class _Kept(ContiguousMemory):
+    """What the two kinds have in common."""
+
+    meter = (*METER[:8], "cached")
+
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena) -> None:
+        super().__init__(num_blocks, block_size, *arena)
+        #: Pieces of parents that are done, by request, the one used longest ago first.
+        self.kept: OrderedDict[int, Grant] = OrderedDict()
+        self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        self._rolls_back = dialogue.rolls_back.tolist()
+        self._children = dialogue.children().tolist()
+        self._running: dict[int, Sequence] = {}
+        # Whether anybody is admitted in this step.
+        self._joining = False
+        # Kept pieces that admissions of this step count on.
+        self._promised: set[int] = set()
+        self._in_place: set[int] = set()
+        self._kept_slots = self._copied_slots = 0
+
+    def transaction(self, clock: int) -> DialogueTransaction:
+        """See ``ContiguousMemory``."""
+        self._promised.clear()
+        self._joining = False
+        self._transaction = DialogueTransaction(self)
+        self._transaction.free_slots -= self._kept_slots
+        return self._transaction
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
+        runs = self._running.get(parent)
+        kept = parent != NO_PARENT and parent in self.kept
+        there = kept or (runs is not None and runs.held_tokens(clock) >= tokens)
+        sequence.computed_tokens = tokens if there else 0
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
+        them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
+        runs = self._running.get(self._parent[sequence.index])
+        behind = runs is not None and runs.held_tokens(clock) < self._parent_tokens[sequence.index]
+        return self._joining or behind
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what it copies stays until then."""
+        self._joining = True
+        parent = self._parent[sequence.index]
+        if sequence.computed_tokens and parent in self.kept:
+            self.kept.move_to_end(parent)
+            self._promised.add(parent)
+
+    def piece_to_take(self, sequence: Sequence) -> Grant | None:
+        """The kept piece of the parent that a sequence rolls back, if nobody else counts on it."""
+        parent = self._parent[sequence.index]
+        alone = self._rolls_back[sequence.index] and parent not in self._promised
+        return self.kept.get(parent) if alone else None
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """The parent's piece goes to the sequence, which has nothing to copy."""
+        parent = self._parent[sequence.index]
+        self._promised.discard(parent)
+        self._kept_slots -= self.kept.pop(parent).slots
+        self._in_place.add(sequence.index)
+
+    def give_up_one(self, sequence: Sequence) -> int:
+        """Give up the kept piece that was used longest ago, and nobody counts on, at last that of the sequence's own
+        parent; its slots, 0 where there is none."""
+        own, found = self._parent[sequence.index], sequence.computed_tokens
+        for parent in self.kept:
+            if parent not in self._promised and not (found and parent == own):
+                return self._give_up(parent)
+        if found and own in self.kept and own not in self._promised:
+            sequence.computed_tokens = 0
+            return self._give_up(own)
+        return 0
+
+    def _give_up(self, parent: int) -> int:
+        grant = self.kept.pop(parent)
+        self._promised.discard(parent)
+        self._kept_slots -= grant.slots
+        self.give_place(grant)
+        return grant.slots
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``ContiguousMemory``; what the parent computed is copied, unless the sequence is in its place."""
+        super().admit(sequence, clock, padded_tokens, past)
+        self._running[sequence.index] = sequence
+        if sequence.index not in self._in_place:
+            self._copied_slots += sequence.computed_tokens
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of the coming step write."""
+        slots, self._copied_slots = self._copied_slots, 0
+        return slots
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """See ``ContiguousMemory``; who has children keeps its piece for them."""
+        for sequence in finished:
+            del self._running[sequence.index]
+            grant = sequence.grant
+            self._end(sequence)
+            self.used_slots -= grant.slots
+            if self._children[sequence.index]:
+                self.kept[sequence.index] = grant
+                self._kept_slots += grant.slots
+            else:
+                self.give_place(grant)
+            self._has_no_more_use_for(self._parent[sequence.index])
+
+    def _has_no_more_use_for(self, parent: int) -> None:
+        """A child of it is done; the last one takes its piece with it."""
+        if parent != NO_PARENT:
+            self._children[parent] -= 1
+            if not self._children[parent] and parent in self.kept:
+                self._give_up(parent)
+
+    def largest_free_slots(self) -> int:
+        """See ``ContiguousMemory``."""
+        return self.capacity_slots - self.used_slots - self._kept_slots
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``ContiguousMemory``; with what is kept."""
+        return (*super().pass_steps(state, steps), self._kept_slots)
+
+
+class DialogueContiguousMemory(_Kept, ContiguousMemory):
+    """``ContiguousMemory`` for trees of requests."""
+
+
+class DialogueBuddyMemory(_Kept, BuddyMemory):
+    """``BuddyMemory`` for trees of requests."""
+
+    def largest_free_slots(self) -> int:
+        """See ``BuddyMemory``."""
+        return BuddyMemory.largest_free_slots(self)
