@@ -179,10 +179,10 @@ def test_a_piece_that_is_too_short_to_go_on_in_is_copied():
     assert run.book.copies["slots"].tolist() == [5]
 
 
-@pytest.mark.parametrize("policy", ("sglang",))
-def test_where_prompts_are_cached_by_content_trees_are_found_by_it(policy):
+@pytest.mark.parametrize(("policy", "size"), (("sglang", None), ("vllm-v1", 4)))
+def test_where_prompts_are_cached_by_content_trees_are_found_by_it(policy, size):
     work = tree((0, 20, 30), (LATER, 45, 5, 0, 44, False), (LAST, 30, 5, 0, 20, True))
-    run = simulate(settings(policy=policy), work)
+    run = simulate(settings(policy=policy, block_size=size), work)
     assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [20, 1, 10]
 
 
