@@ -30,7 +30,10 @@ MODEL_TOKENS = 131_072
 REPLICA = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "tensor_parallel_size": 8, "max_model_len": MODEL_TOKENS}
 LIMITS = {"max_num_batched_tokens": 16_384, "max_num_seqs": 1024}
 #: Policy, block size, and whether prefixes are cached.
-RUNS = [("vllm-v1", 512, False), ("vllm-v1", 512, True), ("vllm-v1", 16, False), ("vllm-v1", 16, True)]
+RUNS = [
+    *(("vllm-v1", 512, False), ("vllm-v1", 512, True), ("vllm-v1", 16, False), ("vllm-v1", 16, True)),
+    *(("sglang", 1, False), ("sglang", 1, True)),
+]
 TRIES = 3
 
 
