@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .content import PromptContent, TokenRuns
+from .content import TokenRuns
 from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
 from .grouping import grouped_memory, grouped_policy
@@ -153,16 +153,13 @@ def build(
 
 def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout | None) -> TokenRuns | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
-    wanted, runs = settings.enable_prefix_caching, workload.token_runs()
+    wanted = settings.enable_prefix_caching
     if wanted and layout:
         remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
         raise SettingError("enable_prefix_caching", wanted, remedy)
     if wanted is None:
-        wanted = runs is not None and settings.policy in CACHING_POLICIES and not layout
-    if not wanted:
-        return None
-    unknown = PromptContent.unknown(len(workload))
-    return runs or TokenRuns(unknown, workload.prompt_tokens, workload.output_tokens)
+        wanted = workload.may_share_prefixes and settings.policy in CACHING_POLICIES and not layout
+    return workload.token_runs() if wanted else None
 
 
 def _max_model_len(settings: Settings, shape: ModelSpec) -> int:

@@ -109,12 +109,17 @@ class Workload:
     def __len__(self) -> int:
         return len(self.arrival_ticks)
 
-    def token_runs(self) -> TokenRuns | None:
-        """The tokens of every request; None where nobody knows what prompts are made of."""
+    @property
+    def may_share_prefixes(self) -> bool:
+        """Whether it is known what prompts are made of."""
+        return self.content is not None or self.dialogue is not None
+
+    def token_runs(self) -> TokenRuns:
+        """The tokens of every request; all its own where nobody knows what prompts are made of."""
         lengths = self.prompt_tokens, self.output_tokens
         if self.dialogue is not None:
             return TokenRuns.of_dialogue(self.dialogue, *lengths)
-        return None if self.content is None else TokenRuns(self.content, *lengths)
+        return TokenRuns(self.content or PromptContent.unknown(len(self)), *lengths)
 
     def sha256(self) -> str:
         """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
