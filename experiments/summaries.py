@@ -43,6 +43,9 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     preemptions = content["preemptions"]
     table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    host = content["host_pool"]
+    if host is not None:
+        table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")
     cache = content["prefix_cache"]
     if cache is not None:
         asked = f"of {cache['queried_tokens']:,} tokens looked up"

@@ -182,6 +182,8 @@ class Engine:
             memory.take_back(sequence, clock)
             state.start(sequence, clock)
             ledger.open(sequence, clock, now)
+        if swapped_out or swapped_in:
+            ledger.swap(memory.host_blocks - memory.host_free, now)
         return self._swap_ticks(swapped_out, swapped_in)
 
     def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:

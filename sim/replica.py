@@ -59,6 +59,11 @@ class Replica:
     caches_prefixes: bool = False
 
     @property
+    def host_blocks(self) -> int:
+        """Blocks of the swap space; 0 where the memory has none."""
+        return getattr(self.memory, "host_blocks", 0)
+
+    @property
     def cache_log(self) -> CacheLog | None:
         """What the memory tells of its prefix cache, if it has one."""
         return getattr(self.memory, "cache_log", None)

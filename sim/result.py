@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import SettingError
+from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
 from .requests import request_times
@@ -70,7 +71,7 @@ def steps_table(run: Run) -> pd.DataFrame:
 
 
 def memory_table(run: Run) -> pd.DataFrame:
-    """The ledger at the start of every leap, in slots, and the longest run of free ones.
+    """The ledger at the start of every leap, in slots, the longest run of free ones, and what the host holds.
 
     Where layers are KV groups, also that of each: its name and the bucket's.
     """
@@ -78,6 +79,7 @@ def memory_table(run: Run) -> pd.DataFrame:
     anywhere = buckets["free"] + buckets["stranded"]
     longest = anywhere if run.book.paged else run.book.rows["largest_free"]
     columns = {"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest}
+    columns["host_held"] = host_held_at_rows(run)
     return pd.DataFrame(columns | group_buckets_at_rows(run))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .gaps import Gaps
+from .host_pool import host_pool
 from .kv_groups import kv_groups
 from .memory.integrals import BUCKETS, Window
 from .prefix_cache import prefix_cache
@@ -40,6 +41,7 @@ def summary(run: Run) -> dict[str, Any]:
         "copied_slots": int(run.book.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": _refused(run),
+        "host_pool": host_pool(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,
         "num_steps": run.book.num_steps,

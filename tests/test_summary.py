@@ -180,3 +180,19 @@ def test_external_fragmentation_of_two_free_pieces(leap):
     assert index["mean_over_time"] == pytest.approx((lengths[1] + lengths[2]) / 3 / lengths.sum())
     runs = result.memory_table(run)["largest_free_run"].tolist()
     assert (runs[0], runs[-1]) == (0, 8)
+
+
+def test_the_swap_space_has_a_ledger_of_its_own():
+    """Nine blocks of 4: the later of two requests goes out with the four blocks of its 16 tokens, and comes back."""
+    work = Workload("two", np.array([0, 0]), np.array([8, 8]), np.array([17, 21]))
+    run = simulate(settings(num_gpu_blocks_override=9, block_size=4, watermark=0, preemption_mode="swap"), work)
+    assert run.book.host["held_blocks"].tolist() == [4, 0]
+    out, back = run.book.host["ticks"].tolist()
+    told = summary(run)["host_pool"]
+    assert told["max_used_blocks"] == 4 and told["num_cpu_blocks"] == run.replica.host_blocks
+    assert told["mean_used_blocks"] == pytest.approx(4 * (back - out) / run.book.end_ticks)
+    rows = result.memory_table(run)
+    away = (rows["start_ticks"] >= out) & (rows["start_ticks"] < back)
+    assert (rows["host_held"] == np.where(away, 4 * 4, 0)).all() and away.any()
+    recomputed = simulate(settings(num_gpu_blocks_override=9, block_size=4), work)
+    assert summary(recomputed)["host_pool"] is None

@@ -22,7 +22,7 @@ class Book:
     """Everything that one replica did.
 
     Attributes:
-        rows, stays, cuts, chunks, copies: int64 columns by the names in ``ledger``.
+        rows, stays, cuts, chunks, copies, host: int64 columns by the names in ``ledger``.
         prompt_tokens, output_tokens: int64 [sequences], of the workload's sequences.
         leader: int64 [sequences], who prefills for each: itself, where it has no siblings.
         capacity_slots, block_size: Size of the pool.
@@ -40,6 +40,7 @@ class Book:
     cuts: dict[str, np.ndarray]
     chunks: dict[str, np.ndarray]
     copies: dict[str, np.ndarray]
+    host: dict[str, np.ndarray]
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     leader: np.ndarray
@@ -59,8 +60,8 @@ class Book:
         rows, stays = ledger.rows.columns(), ledger.stays.columns()
         cuts = ledger.cuts.columns()
         cuts["stay"] = _cut_stay(cuts, stays)
-        chunks, copies = ledger.chunks.columns(), ledger.copies.columns()
-        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts, chunks=chunks, copies=copies, **facts)
+        others = {name: getattr(ledger, name).columns() for name in ("chunks", "copies", "host")}
+        return cls(rows=_complete(rows, stays), stays=stays, cuts=cuts, **others, **facts)
 
     @cached_property
     def row_clock(self) -> np.ndarray:

@@ -56,6 +56,8 @@ STALLED = 2
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
 #: Columns of the copies on the device that are made in one step.
 COPY = ("start_ticks", "slots", "ticks")
+#: Columns of a change of the swap space.
+HOST = ("ticks", "held_blocks")
 #: Columns of a change of the cached slots: when (``moments``), and how many came (went, below 0).
 CACHE_CHANGE = ("moment", "slots")
 
@@ -104,7 +106,7 @@ class Ledger:
 
     def __init__(self, meter: tuple[str, ...]) -> None:
         self.rows, self.stays, self.cuts = Table(LEAP + meter), Table(STAY), Table(CUT)
-        self.chunks, self.copies = Table(CHUNK), Table(COPY)
+        self.chunks, self.copies, self.host = Table(CHUNK), Table(COPY), Table(HOST)
         #: Enter a leap that is over: the engine's columns and the memory's.
         self.enter = self.rows.append
 
@@ -126,6 +128,10 @@ class Ledger:
     def copy(self, slots: int, ticks: int, now: int) -> None:
         """The step that starts ``now`` begins with copies of so many slots."""
         self.copies.append((now, slots, ticks))
+
+    def swap(self, held_blocks: int, now: int) -> None:
+        """So many blocks of the swap space are held from ``now`` on."""
+        self.host.append((now, held_blocks))
 
     def stall(self, sequence: Sequence, clock: int, now: int) -> None:
         """A sequence computes nothing from step ``clock`` on, and keeps its blocks."""
