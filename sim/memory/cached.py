@@ -175,18 +175,17 @@ class CachedTables(BlockTables):
 
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens``, which are computed: full blocks are published."""
-        table, hashes = self.tables[sequence], self.pool.hashes
-        first = len(table)
-        if table and hashes[table[-1]] is None:
-            first -= 1
-        missing = -(-tokens // self._block_size) - len(table)
+        table, names, pool = self.tables[sequence], self._names[sequence], self.pool
+        held = len(table)
+        # All blocks of a table are published but the last one, if it is not full.
+        published = held - (held > 0 and pool.hashes[table[-1]] is None)
+        missing = -(-tokens // self._block_size) - held
         if missing > 0:
             moment = at_row(self._log.row)
-            table += self.pool.take(missing, moment)
-            self._log.settle(self.pool.num_cached, moment)
-        full = slice(first, tokens // self._block_size)
-        for block, name in zip(table[full], self._names[sequence][full], strict=True):
-            self.pool.publish(block, name)
+            table += pool.take(missing, moment)
+            self._log.settle(pool.num_cached, moment)
+        for place in range(published, tokens // self._block_size):
+            pool.publish(table[place], names[place])
 
     def join(self, sequence: Sequence, phase: int) -> None:
         super().join(sequence, phase)
