@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import partial
+from unittest import mock
 
 import pytest
 import simpy
@@ -12,6 +13,7 @@ import test_engine_leaps as leaps
 import test_engine_schedulers as schedulers
 from fragmeter.experiments.cli import DONE, status
 from fragmeter.sim.engine import Engine
+from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory.moments import ticks_of
 from fragmeter.sim.replica import build
 from fragmeter.sim.result import requests_table
@@ -169,6 +171,14 @@ def test_who_waits_is_let_in_by_a_block_that_somebody_fills():
         (0, 1), (111, 1), (231, 1), (352, 1), (472, 4),
     ]  # fmt: skip
     assert run.accounts.window().slot_ticks["cached"] == 8 * 330 + 4 * 110
+
+
+def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
+    """The story above, and 1 forgets to publish what it fills while it decodes."""
+    requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
+    with mock.patch("fragmeter.sim.memory.cached.CachedTables._publish_last"):
+        with pytest.raises(SimulationFault, match="request 1 has filled block 1 and did not publish it"):
+            story(requests, content, 6)
 
 
 def test_a_victim_frees_only_what_nobody_else_holds():

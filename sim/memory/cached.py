@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
+from ..errors import SimulationFault
 from ..sequence import Sequence
 from ..state import State
 from .cache_log import CacheLog
@@ -125,7 +126,10 @@ class CachedMemory(ChunkedMemory):
         author = seeker and self.tables.author_of(seeker, place)
         if author is None:
             return steps
-        return min(steps, (place + 1) * self.block_size - author.lag - state.clock)
+        until = (place + 1) * self.block_size - author.lag - state.clock
+        if until < 1:
+            raise SimulationFault(f"request {author.index} has filled block {place} and did not publish it")
+        return min(steps, until)
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``ChunkedMemory``; slots that are shared are live once."""
