@@ -11,8 +11,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing, test_policy_sglang.
-ELSEWHERE = {"CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory", "SharingMemory"}
+#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing, test_policy_sglang,
+#: test_dialogue.
+ELSEWHERE = {
+    *("CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory", "SharingMemory"),
+    *("DialogueBuddyMemory", "DialogueContiguousMemory", "DialogueMemory"),
+}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 
