@@ -27,7 +27,7 @@ from .ledger import METER, Meter
 from .moments import after_row, at_row, in_step
 from .prefix import RadixNode, RadixTree, all_but_last, first_tokens
 
-#: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free for each who is left after a retraction.
+#: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each who is left after a retraction.
 RETRACT_STEPS = 20
 
 

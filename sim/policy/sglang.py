@@ -9,7 +9,7 @@ import numpy as np
 from ..content import Run
 from ..errors import SettingError
 from ..memory.prefix import RadixTree
-from ..memory.radix_memory import RadixMemory, RadixTransaction
+from ..memory.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
 from ..sequence import CARRY_ON, Plan, Sequence
 from ..state import State
 from ..workload import Workload
@@ -26,7 +26,6 @@ MAX_PREFILL_TOKENS = 16_384
 PUT_OFF = -1
 #: An output counts no longer than this when room is asked for it.
 CLIP_MAX_NEW_TOKENS = 4096
-
 
 Queue = Collection[Sequence]
 
@@ -262,8 +261,6 @@ class NewTokenRatio:
     UNIT = 300_000
     #: 0.7, 0.14 of that, and the difference in 600 steps.
     FIRST, LEAST, DECAY = 210_000, 29_400, 301
-    #: ``SGLANG_RETRACT_DECODE_STEPS``.
-    RETRACT_STEPS = 20
 
     def __init__(self) -> None:
         self._ratio, self._since = self.FIRST, 0
@@ -279,5 +276,5 @@ class NewTokenRatio:
 
     def estimate(self, generated: int, running: int, told: int, clock: int) -> None:
         """What step ``clock``, which retracts, finds those who are left to need."""
-        estimate = (generated + self.RETRACT_STEPS * running) * self.UNIT // (told + 1)
+        estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (told + 1)
         self._ratio, self._since = min(self.UNIT, estimate), clock + 1
