@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -21,6 +21,7 @@ from .output import track
 from .paper import Experiment, Source
 
 Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 # A worker process takes about a second to start, a run some tenths of one.
 _CASES_WORTH_A_WORKER = 4
 
@@ -64,7 +65,7 @@ class Bench:
     def measure(self, cases: Sequence[Case], subject: str) -> list[Measured]:
         """What the cases came to, in their order; ``subject`` is what the progress bar says."""
         missing = [case for case in dict.fromkeys(cases) if case not in self._measured]
-        results = _in_parallel([(self._workload(case), case) for case in missing])
+        results = in_parallel(measure, [(self._workload(case), case) for case in missing])
         for case, measured in zip(missing, track(results, subject, len(missing)), strict=True):
             self._measured[case] = measured
         return [self._measured[case] for case in cases]
@@ -114,16 +115,16 @@ def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:
     return paper | {f"popular_{group}_pct": value for group, value in views["popular_view"].items()}
 
 
-def _in_parallel(jobs: Sequence[tuple[Workload, Case]]) -> Iterator[Measured]:
-    """Results in the order of the jobs, whatever core they come from."""
+def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[Result]:
+    """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
     workers = min(joblib.cpu_count(), len(jobs) // _CASES_WORTH_A_WORKER)
     if workers < 2:
-        yield from (measure(*job) for job in jobs)
+        yield from (call(*job) for job in jobs)
         return
     with warnings.catch_warnings():
         # Ctrl-C leaves runs undone, as it should.
         warnings.filterwarnings("ignore", message=".*have been cancelled.*")
-        calls: Iterable = (joblib.delayed(measure)(*job) for job in jobs)
+        calls: Iterable = (joblib.delayed(call)(*job) for job in jobs)
         with _interrupts_held():
             results = joblib.Parallel(n_jobs=workers, return_as="generator")(calls)
         yield from results

@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-#: Values by (series, metric), in the paper's order; None where the paper prints no number.
-Published = dict[tuple[str, str], float | None]
+#: Values by (series, metric) or (series, sequences a request), in the paper's order; None where it prints no number.
+Published = dict[tuple[str, str | int], float | None]
 
 
 @cache
@@ -31,6 +31,15 @@ def published_fig13a() -> Published:
     figure = paper_figures()["fig13"]
     values = zip(figure["columns"], figure["ShareGPT 2 req/s"], strict=True)
     return {(name, "batched_requests"): value for name, value in values}
+
+
+def published_fig15() -> Published:
+    """SOSP'23 Fig 15: memory saved by sharing, in percent, on Alpaca; and what its text says of ShareGPT."""
+    figure = paper_figures()["fig15"]
+    labels = {name: figure[name] for name in ("parallel sampling, Alpaca", "beam search, Alpaca")}
+    ranges = {name: values for name, values in figure["text"].items() if name != "what"}
+    series = (labels | ranges).items()
+    return {(name, n): value for name, values in series for n, value in zip(figure["sequences"], values, strict=True)}
 
 
 def published_mean_tokens() -> tuple[float, float]:

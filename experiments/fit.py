@@ -1,21 +1,19 @@
 """The one number that is fitted: the scale s of the paper's step time.
 
 It is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where
-vLLM saturates, and wiggles at the finest scale, since a tick more or less reorders admissions; so
-the fit scans and does not bisect: first s = 1.00, 1.05 ... 1.25, then steps of 0.005 where the
-published value is first crossed, and of these the nearest is taken, the smaller s on a tie. That is the
-same on every machine. A value that is never crossed takes the nearest of the first scan.
+vLLM saturates. Scanned are s = 1.00, 1.05 ... 1.25, and steps of 0.005 where the published value is first crossed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 from ..sim.replica import FITTED_STEP_SCALE
 from .bench import Bench, Case
 from .paper import FIG13A, SERIES
+from .scanning import scan
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
@@ -62,18 +60,11 @@ def fit(bench: Bench) -> Fit:
     published = FIG13A.published()[FITTED_ON, METRIC]
     if bench.source.exact is None:
         return Fit(FITTED_STEP_SCALE, published)
-    scan = _scan(bench, _COARSE)
-    candidates = _COARSE
-    for low, high in pairwise(_COARSE):
-        if (scan[low] - published) * (scan[high] - published) <= 0:
-            candidates = range(low, high + 1, _FINE_STEP)
-            scan |= _scan(bench, candidates)
-            break
-    best = min(candidates, key=lambda at: (abs(scan[at] - published), at))
-    return Fit(best / 1000, published, tuple((at / 1000, scan[at]) for at in sorted(scan)))
+    best, values = scan(partial(_measure, bench), published, _COARSE, _FINE_STEP)
+    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()))
 
 
-def _scan(bench: Bench, thousandths: range) -> dict[int, float]:
+def _measure(bench: Bench, thousandths: range) -> dict[int, float]:
     seed = bench.source.seeds[0]
     cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000) for at in thousandths]
     measured = bench.measure(cases, "fitting the step time")

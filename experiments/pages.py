@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ..reports import figures
-from ..reports.fig_scale import scale_numbers
+from ..reports.fig_scale import sensitivity_numbers
 from ..reports.page import Section, write_page
 from ..sim.result import memory_table
 from ..sim.ticks import PER_SECOND
 from .bench import Bench, Case
-from .comparison import Payload
+from .comparison import Payload, Row
 from .paper import FIG2
 from .stories import all_stories
 from .telling import findings_told, for_reports
 from .waste import NAMES
 
+PAGE = "reproduction.html"
 TITLE = "The PagedAttention paper's memory waste, rerun"
 _ORDER = ("fig2", "fig13a", "waste", "scale", "seeds", "ledger", "stories")
 _BETWEEN = "\n\n"
+_SERVER = "OPT-13B on an A100-40GB"
+_PUBLISHED = (
+    "Published: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention,"
+    " SOSP 2023."
+)
 
 
 class Page:
@@ -79,14 +87,8 @@ class Page:
 
 
 def _lead(payload: Payload) -> str:
-    return _BETWEEN.join(
-        [
-            "OPT-13B on an A100-40GB serves the paper's ShareGPT workload, simulated token by token; every slot of"
-            " the KV pool is accounted for in every iteration. Published: Kwon et al., Efficient Memory Management for"
-            " Large Language Model Serving with PagedAttention, SOSP 2023.",
-            " ".join(payload["basis"]),
-        ]
-    )
+    told = "the paper's ShareGPT workload, simulated token by token; every slot of the KV pool is accounted for"
+    return _BETWEEN.join([f"{_SERVER} serves {told} in every iteration. {_PUBLISHED}", " ".join(payload["basis"])])
 
 
 def _fig2(shown: Payload) -> dict[str, Section]:
@@ -109,9 +111,13 @@ def _fig2(shown: Payload) -> dict[str, Section]:
 def _fig13a(shown: Payload) -> Section:
     sensitivity = shown["sensitivity"]
     text = [*shown["remarks"], f"The table shows the same at other scales of the step time: {sensitivity['workload']}."]
-    table = scale_numbers(sensitivity["rows"])
-    rows = [dict(zip(table["columns"], line, strict=True)) for line in table["rows"]]
+    rows = _sensitivity_rows(sensitivity["rows"])
     return Section("Fig 13a: how many requests are batched", _BETWEEN.join(text), [figures.fig13a(shown)], rows)
+
+
+def _sensitivity_rows(rows: list[Row]) -> list[dict[str, Any]]:
+    table = sensitivity_numbers(rows)
+    return [dict(zip(table["columns"], line, strict=True)) for line in table["rows"]]
 
 
 def _waste(shown: Payload) -> Section:
@@ -127,3 +133,19 @@ def _stories() -> Section:
         _BETWEEN.join(f"{story.title}. {story.text}" for story in stories),
         [figures.story(story.rows, story.title) for story in stories],
     )
+
+
+def write_sharing_page(payload: Payload, out: str | PathLike[str]) -> Path:
+    """Write the page of Fig 15 into a folder, and say where it lies."""
+    text = [f"{payload['workload']}.", *findings_told(payload), *payload["remarks"]]
+    sensitivity = payload["sensitivity"]
+    sections = [
+        Section("Fig 15: memory saved by sharing", _BETWEEN.join(text), [figures.fig15(for_reports(payload))]),
+        Section(
+            "How the beams' values hang on their survival q",
+            f"The survival is fitted, on two beams. These are the values at others: {sensitivity['workload']}.",
+            rows=_sensitivity_rows(sensitivity["rows"]),
+        ),
+    ]
+    lead = _BETWEEN.join([f"{_SERVER} serves requests of several sequences. {_PUBLISHED}", *payload["basis"]])
+    return write_page(Path(out) / PAGE, "The PagedAttention paper's memory saving, rerun", lead, sections)

@@ -1,18 +1,18 @@
 """The paper's measurements: what is served, for how long, and which span counts.
 
-Source: SOSP'23, Figs 2 and 13a, and the published artifact's trace rule (``traces.paper_workload``).
+Source: SOSP'23, Figs 2, 13a and 15, and the published artifact's trace rule (``traces.paper_workload``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 from ..sim.errors import SettingError
 from ..sim.workload import Workload
 from ..traces import LengthPairs, catalogue, paper_workload, read, sample, stream
-from .facts import Published, published_fig2, published_fig13a
+from .facts import Published, published_fig2, published_fig13a, published_fig15
 
 #: The paper's names of the systems, and ours of their policies.
 SERIES = {
@@ -22,7 +22,7 @@ SERIES = {
     "vLLM": "vllm-sosp23",
 }
 MAX_MODEL_LEN = 2048
-SYNTHETIC_SET = "vllm_sosp23_sharegpt_opt"
+SYNTHETIC_SET, ALPACA_SET = "vllm_sosp23_sharegpt_opt", "alpaca52k_opt"
 DEFAULT_SEEDS = 10
 
 
@@ -63,6 +63,18 @@ FIG13A = Experiment(
     metrics=("batched_requests",),
     published=published_fig13a,
 )
+#: With several sequences a request, on Alpaca.
+FIG15 = Experiment(
+    figure="fig15",
+    request_rate=20.0,
+    duration_s=900,
+    window_s=(300, 900),
+    metrics=("memory_saved_pct",),
+    published=published_fig15,
+)
+#: The same with ShareGPT, of which the paper's text tells ranges but no rate: here Fig 13a's, at which even one
+#: sequence a request keeps vLLM busy. Longer, as fewer of these requests are served.
+FIG15_SHAREGPT = replace(FIG15, request_rate=FIG13A.request_rate, duration_s=1800, window_s=(600, 1800))
 
 
 @dataclass(frozen=True)
@@ -71,24 +83,26 @@ class Source:
 
     Attributes:
         seeds: Seeds of the arrivals and the shuffle, and of the lengths where these are drawn.
-        exact: The pairs of a file; None draws from the embedded summary, anew for every seed.
+        exact: The pairs of a file; None draws from an embedded summary, anew for every seed.
+        drawn_from: Which summary.
     """
 
     seeds: tuple[int, ...]
     exact: LengthPairs | None = None
+    drawn_from: str = SYNTHETIC_SET
 
     @property
     def name(self) -> str:
         """What it is, for titles."""
-        return f"Synthetic {SYNTHETIC_SET}" if self.exact is None else self.exact.name
+        return f"Synthetic {self.drawn_from}" if self.exact is None else self.exact.name
 
     def pairs(self, seed: int) -> LengthPairs:
         """The file's pairs, or drawn ones: as many as the paper's own file has, of which its rule takes what it takes
         of that file."""
         if self.exact is not None:
             return self.exact
-        rows = next(entry.rows for entry in catalogue.describe() if entry.name == SYNTHETIC_SET)
-        drawn = sample(SYNTHETIC_SET, rows, stream(seed, f"lengths {SYNTHETIC_SET}"))
+        rows = next(entry.rows for entry in catalogue.describe() if entry.name == self.drawn_from)
+        drawn = sample(self.drawn_from, rows, stream(seed, f"lengths {self.drawn_from}"))
         return LengthPairs(self.name, drawn.prompt_tokens, drawn.output_tokens)
 
     def workload(self, experiment: Experiment, seed: int) -> Workload:

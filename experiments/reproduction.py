@@ -10,13 +10,12 @@ from .bench import Bench
 from .comparison import Payload, compare
 from .fit import Fit, fit
 from .output import Report, as_json, require_writable, user_paths, write_whole
-from .pages import Page
+from .pages import PAGE, Page
 from .paper import FIG2, FIG13A, Source
 from .telling import tell
 from .waste import waste_table
 
 FIGURES = ("fig2", "fig13a", "waste")
-PAGE = "reproduction.html"
 # The waste table takes two seconds, so that there is soon something to see.
 _IN_TURN = ("waste", "fig2", "fig13a")
 

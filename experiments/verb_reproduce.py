@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from .fig15 import FIGURE as FIG15
+from .fig15 import reproduce_fig15
 from .output import RESULTS, JsonTarget, Report
 from .paper import source
-from .prefix_cache import FIGURE, reproduce_prefix_cache
+from .prefix_cache import FIGURE as PREFIX_CACHE
+from .prefix_cache import reproduce_prefix_cache
 from .reproduction import reproduce as rerun
 
 
 def reproduce(
-    figure: Literal["fig2", "fig13a", "waste", "all", "prefix-cache"],
+    figure: Literal["fig2", "fig13a", "waste", "all", "fig15", "prefix-cache"],
     /,
     *,
     trace: Path | None = None,
@@ -24,17 +27,20 @@ def reproduce(
 
     Args:
         figure: What the KV pool holds (fig2), how many requests are batched (fig13a), the waste of every policy
-            on one trace (waste), or all of these. Also prefix-cache: what prefix caches hit of a trace with block
+            on one trace (waste), or all of these. Not in all: fig15, the memory that parallel samples and beams save
+            by sharing (half a minute on two cores), and prefix-cache, what prefix caches hit of a trace with block
             hashes, beside an independent simulator.
         trace: Length pairs to serve, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle.
             Without it they are drawn from a summary that comes with the package. prefix-cache needs JSON lines with
             hash_ids.
-        seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper, and 10
-            without.
+        seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper, and for
+            fig15; else 10.
         out: Folder for the page, reproduction.html, and a JSON file for each figure; prefix-cache has no page.
     """
     report = Report(json)
-    if figure == FIGURE:
+    if figure == PREFIX_CACHE:
         reproduce_prefix_cache(trace, seeds, report, out)
+    elif figure == FIG15:
+        reproduce_fig15(source(trace, 1 if seeds is None else seeds), report, out)
     else:
         rerun(figure, source(trace, seeds), report, out)

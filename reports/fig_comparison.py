@@ -1,4 +1,4 @@
-"""Published beside simulated: the paper's Fig 2 and Fig 13a."""
+"""Published beside simulated: the paper's Figs 2, 13a and 15."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from .labels import Row, comparison_numbers, difference, has_range, metric_label, number, series_of, signed
+from .labels import (
+    Row,
+    comparison_numbers,
+    difference,
+    has_range,
+    is_percent,
+    metric_label,
+    number,
+    series_of,
+    signed,
+    unit,
+)
 from .look import blank, fill, note
 from .palette import BUCKETS, INK, MUTED, PAPER, PARTS, REFERENCE, Hue
 
@@ -126,18 +137,38 @@ def fig13a(comparison: Comparison) -> go.Figure:
         96 + 62 * len(rows),
         comparison_numbers(rows),
     )
+    figure.update_xaxes(title_text="requests")
+    return _side_by_side(figure, rows)
+
+
+def fig15(comparison: Comparison) -> go.Figure:
+    """SOSP'23 Fig 15: percent of the blocks that sharing saves, published beside simulated, by series and number of
+    sequences (``x``)."""
+    rows = comparison["rows"]
+    figure = blank(
+        "Memory saved by sharing, published and simulated",
+        "Percent of the blocks that sequences would hold if they shared none, mean over iterations.",
+        96 + 50 * len(rows),
+        comparison_numbers(rows),
+    )
+    figure.update_xaxes(ticksuffix=" %")
+    return _side_by_side(figure, rows)
+
+
+def _side_by_side(figure: go.Figure, rows: list[Row]) -> go.Figure:
+    """A published and a simulated bar for each row."""
     for side, hue in zip(SIDES, (REFERENCE, BUCKETS["live"])):
-        figure.add_trace(_batch_bars(rows, side, hue))
+        figure.add_trace(_bars(rows, side, hue))
         for at, row in enumerate(rows):
             if row[side] is not None:
                 place = {"x": _end(row, side), "y": _lane(at, side), "xanchor": "left", "xshift": 4}
-                note(figure, number("batched_requests", row[side]), **place, font={"size": 12})
+                note(figure, number(row["metric"], row[side]), **place, font={"size": 12})
     figure.update_layout(barmode="overlay", legend_traceorder="normal", showlegend=True)
-    figure.update_xaxes(title_text="requests", rangemode="tozero")
+    figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(
         range=[len(rows) - 0.5, -0.5],
         tickvals=list(range(len(rows))),
-        ticktext=[_batch_name(row) for row in rows],
+        ticktext=[_lane_name(row) for row in rows],
         tickfont={"color": INK, "size": 13},
         showgrid=False,
     )
@@ -153,7 +184,7 @@ def _end(row: Row, side: str) -> float:
     return row[side] if whisker is None else max(row[side], whisker)
 
 
-def _batch_bars(rows: list[Row], side: str, hue: Hue) -> go.Bar:
+def _bars(rows: list[Row], side: str, hue: Hue) -> go.Bar:
     bars = [(at, row) for at, row in enumerate(rows) if row[side] is not None]
     return go.Bar(
         name=side,
@@ -161,17 +192,26 @@ def _batch_bars(rows: list[Row], side: str, hue: Hue) -> go.Bar:
         x=[row[side] for _, row in bars],
         y=[_lane(at, side) for at, _ in bars],
         width=0.38,
-        customdata=[row["series"] for _, row in bars],
+        customdata=[[_value_name(row), f"{number(row['metric'], row[side])} {_unit(row)}"] for _, row in bars],
         error_x=_range([row for _, row in bars]) if side == "simulated" and has_range(rows) else None,
         marker=fill(hue),
-        hovertemplate="%{customdata}, " + side + ": %{x:.2f} requests<extra></extra>",
+        hovertemplate="%{customdata[0]}, " + side + ": %{customdata[1]}<extra></extra>",
     )
 
 
-def _batch_name(row: Row) -> str:
+def _value_name(row: Row) -> str:
+    return row["series"] if row.get("x") is None else f"{row['series']}, {row['x']:g}"
+
+
+def _unit(row: Row) -> str:
+    return "%" if is_percent(row["metric"]) else unit(row["metric"])
+
+
+def _lane_name(row: Row) -> str:
     error = difference(row) if row.get("error") is not None else ""
     told = ", ".join(filter(None, [error, "fitted" if row.get("fitted") else ""]))
-    return f"{row['series']}<br><span style='color:{MUTED};font-size:11px'>{told}</span>" if told else row["series"]
+    name = _value_name(row)
+    return f"{name}<br><span style='color:{MUTED};font-size:11px'>{told}</span>" if told else name
 
 
 def _range(rows: list[Row]) -> dict:

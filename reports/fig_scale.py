@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from .fig_comparison import FIG2_PARTS
-from .labels import Numbers, Row, is_percent, metric_label, series_of
+from .labels import PARAMETERS, Numbers, Row, is_percent, metric_label, parameter_of, series_of
 from .look import blank, note
 from .palette import GRID, INK, MUTED, Hue
 
@@ -29,7 +29,7 @@ def scale_sensitivity(rows: Sequence[Row], fitted_scale: float | None = None) ->
         "How each bar of Fig 2 moves with the step-time scale s",
         f"Simulated minus published, in points of the KV pool. Grey band: within {_WITHIN_POINTS} points.{fitted}",
         120 + 190 * -(-len(names) // 2),
-        scale_numbers(rows),
+        sensitivity_numbers(rows),
     )
     figure.set_subplots(-(-len(names) // 2), 2, shared_yaxes="all", horizontal_spacing=0.06, vertical_spacing=0.17)
     for at, name in enumerate(names):
@@ -76,14 +76,17 @@ def _furnish(figure: go.Figure, name: str, fitted_scale: float | None, cell: dic
         figure.add_vline(x=fitted_scale, line={"color": INK, "width": 1, "dash": "dot"}, **cell)
 
 
-def scale_numbers(rows: Sequence[Row]) -> Numbers:
-    """The rows as a table: a line a value, its published figure, then a column a scale."""
-    scales = sorted({row["scale"] for row in rows})
-    lines: dict[tuple[str, str], list] = {}
+def sensitivity_numbers(rows: Sequence[Row]) -> Numbers:
+    """Values at several settings of a parameter, as a table: a line a value, then a column a setting."""
+    key = parameter_of(rows)
+    settings = sorted({row[key] for row in rows})
+    at_x = any(row.get("x") is not None for row in rows)
+    lines: dict[tuple, list] = {}
     for row in rows:
         name = metric_label(row["metric"]) + (", %" if is_percent(row["metric"]) else "")
-        start = [row["series"], name, row["published"], *[None] * len(scales)]
-        line = lines.setdefault((row["series"], row["metric"]), start)
-        line[3 + scales.index(row["scale"])] = row["simulated"]
-    columns = ["Series", "Value", "Published", *(f"s = {scale:.2f}" for scale in scales)]
+        start = [row["series"], name, *([row["x"]] if at_x else []), row["published"]]
+        line = lines.setdefault((row["series"], row["metric"], row.get("x")), [*start, *[None] * len(settings)])
+        line[len(start) + settings.index(row[key])] = row["simulated"]
+    columns = ["Series", "Value", *(["At"] if at_x else []), "Published"]
+    columns += [f"{PARAMETERS[key][0]} = {setting:.2f}" for setting in settings]
     return {"columns": columns, "rows": list(lines.values())}

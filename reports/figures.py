@@ -6,11 +6,11 @@ both and recolours them for dark screens.
 
 from __future__ import annotations
 
-from .fig_comparison import fig2, fig13a
+from .fig_comparison import fig2, fig13a, fig15
 from .fig_ledger import ledger_over_time
 from .fig_scale import scale_sensitivity
 from .fig_seeds import seeds
 from .fig_story import story
 from .fig_waste import waste
 
-__all__ = ["fig13a", "fig2", "ledger_over_time", "scale_sensitivity", "seeds", "story", "waste"]
+__all__ = ["fig13a", "fig15", "fig2", "ledger_over_time", "scale_sensitivity", "seeds", "story", "waste"]

@@ -19,6 +19,12 @@ METRICS: dict[str, str] = {
     "batched_requests": "batched requests",
 }
 
+PARAMETERS: dict[str, tuple[str, str]] = {
+    "scale": ("s", "step-time scale s"),
+    "survival": ("q", "beam survival q"),
+}
+"""What values are told at several settings of: key of the rows, its letter, and what it is called."""
+
 VIEWS: dict[str, dict[str, tuple[str, str]]] = {
     "paper": {
         "token_states_pct": ("token states", "token_states"),
@@ -88,6 +94,11 @@ def has_range(rows: Iterable[Row]) -> bool:
 def series_of(rows: Iterable[Row], key: str = "series") -> list[str]:
     """The distinct values of ``key``, in order of first appearance."""
     return list(dict.fromkeys(row[key] for row in rows))
+
+
+def parameter_of(rows: Iterable[Row]) -> str | None:
+    """Which of ``PARAMETERS`` the rows carry, if any."""
+    return next((key for row in rows for key in PARAMETERS if key in row), None)
 
 
 def comparison_numbers(rows: Iterable[Row]) -> Numbers:

@@ -12,7 +12,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .labels import VIEWS, Row, difference, has_range, metric_label, number, origin, series_of, unit
+from .labels import (
+    PARAMETERS,
+    VIEWS,
+    Row,
+    difference,
+    has_range,
+    metric_label,
+    number,
+    origin,
+    parameter_of,
+    series_of,
+    unit,
+)
 
 Payload = dict[str, Any]
 """``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
@@ -35,8 +47,8 @@ _UNUSED_KEY = "popular_unused_pct"
 def comparison_table(payload: Payload) -> Table:
     """Published beside simulated values: one line a value, grouped by series where a series has several."""
     rows = payload["rows"]
-    metrics, ranged = series_of(rows, "metric"), has_range(rows)
-    grouped = len(metrics) > 1
+    ranged = has_range(rows)
+    grouped = len(rows) > len(series_of(rows))
     at_x = any(row.get("x") is not None for row in rows)
     table = _table()
     table.add_column("" if grouped else "series", no_wrap=True)
@@ -95,33 +107,41 @@ def _waste_cells(row: Row, view: str) -> Iterator[str]:
     yield f"{row['batched_requests']:.1f}"
 
 
-def scale_table(payload: Payload) -> Table:
-    """Each value at each step-time scale s: a line a value, a column a scale (rows carry ``scale``)."""
+def sensitivity_table(payload: Payload) -> Table:
+    """Each value at each setting of a parameter that the rows carry: a line a value, a column a setting."""
     rows = payload["rows"]
-    scales = sorted({row["scale"] for row in rows})
+    key = parameter_of(rows)
+    settings = sorted({row[key] for row in rows})
     table = _table()
-    for heading in ("", "published", *(f"s={scale:.2f}" for scale in scales)):
+    for heading in ("", "published", *(f"{PARAMETERS[key][0]}={setting:.2f}" for setting in settings)):
         table.add_column(heading, justify="right" if heading else "left")
     for name in series_of(rows):
-        mine = [row for row in rows if row["series"] == name]
         table.add_row(name, style="bold")
-        metrics = series_of(mine, "metric")
-        for metric in metrics:
-            at = {row["scale"]: row for row in mine if row["metric"] == metric}
-            published = next(iter(at.values()))["published"]
-            values = [number(metric, at[scale]["simulated"] if scale in at else None) for scale in scales]
-            label = f"  {metric_label(metric)}"
-            table.add_row(label, number(metric, published), *values, end_section=metric == metrics[-1])
+        values = _by_value([row for row in rows if row["series"] == name])
+        for place, ((metric, x), mine) in enumerate(values.items(), start=1):
+            at = {row[key]: row["simulated"] for row in mine}
+            label = f"  {metric_label(metric)}" + ("" if x is None else f", {x:g}")
+            cells = [number(metric, value) for value in (mine[0]["published"], *map(at.get, settings))]
+            table.add_row(label, *cells, end_section=place == len(values))
     return table
 
 
+def _by_value(rows: list[Row]) -> dict[tuple[str, float | None], list[Row]]:
+    """The rows of a series by metric and x."""
+    values: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        values.setdefault((row["metric"], row.get("x")), []).append(row)
+    return values
+
+
 def print_payload(payload: Payload, console: Console) -> None:
-    """Prints a payload under its title, as the table that fits it: waste, values by scale, or a comparison."""
+    """Prints a payload under its title, as the table that fits it: waste, values by parameter, or a comparison."""
     rows = payload["rows"]
+    parameter = parameter_of(rows)
     if payload["figure"] == "waste":
         subject, table, remark = "% of the KV pool, by policy", waste_table(payload), _VIEW_NOTE
-    elif any("scale" in row for row in rows):
-        subject, table, remark = f"{_subject(rows)}, by step-time scale s", scale_table(payload), ""
+    elif parameter is not None:
+        subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
     else:
         subject, table, remark = f"{_subject(rows)}, published and simulated", comparison_table(payload), _ERROR_NOTE
     console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)

@@ -19,7 +19,7 @@ from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book
 from .memory.integrals import Accounts, Window
-from .memory.ledger import CACHE_CHANGE, Table
+from .memory.ledger import CACHE_CHANGE, Ledger, Table
 from .replica import Replica, build
 from .settings import Settings
 from .source import OpenLoop
@@ -81,21 +81,10 @@ def simulate(
         SimulationFault: An invariant does not hold.
     """
     grouped = is_grouped(settings, workload)
-    sequences = workload.sequences
-    replica = build(settings, step_cost, workload if grouped else sequences, grouped)
-    check_fits(workload, replica.max_model_len)
-    needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
-    refused = needed > replica.num_blocks
-    env = simpy.Environment(initial_time=0)
-    if grouped:
-        source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
-    else:
-        sequence_refused = np.repeat(refused, workload.num_sequences)
-        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
-    edges = _edges(settings)
-    engine = Engine(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
+    replica, engine, needed = _start(settings, workload, grouped, step_cost)
     with _no_cycle_collection():
-        _run(env, engine, source, workload, progress)
+        _run(engine, workload, progress)
+    sequences = workload.sequences
     book = Book.of(
         engine.ledger,
         prompt_tokens=sequences.prompt_tokens,
@@ -112,6 +101,40 @@ def simulate(
         cache_changes=_cache_changes(replica),
     )
     return Run(settings, workload, replica, book, needed)
+
+
+def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
+    """What ``simulate`` has written down by a time: rows of the leaps that are over, stays that have begun.
+
+    For who asks no more of a load under which the last request is served much later.
+
+    Raises:
+        UserError, SimulationFault: as ``simulate``.
+    """
+    _, engine, _ = _start(settings, workload, is_grouped(settings, workload))
+    with _no_cycle_collection():
+        engine.env.run(until=end_ticks)
+    return engine.ledger
+
+
+def _start(
+    settings: Settings, workload: Workload, grouped: bool, step_cost: StepCost | None = None
+) -> tuple[Replica, Engine, np.ndarray]:
+    """A replica, the engine that is about to serve the workload with it, and what each request needs of the pool."""
+    sequences = workload.sequences
+    replica = build(settings, step_cost, workload if grouped else sequences, grouped)
+    check_fits(workload, replica.max_model_len)
+    needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
+    refused = needed > replica.num_blocks
+    env = simpy.Environment(initial_time=0)
+    if grouped:
+        source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
+    else:
+        sequence_refused = np.repeat(refused, workload.num_sequences)
+        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
+    edges = _edges(settings)
+    engine = Engine(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
+    return replica, engine, needed
 
 
 def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
@@ -140,18 +163,12 @@ def _edges(settings: Settings) -> tuple[int, ...]:
     return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
 
 
-def _run(
-    env: simpy.Environment,
-    engine: Engine,
-    source: OpenLoop,
-    workload: Workload,
-    progress: Callable[[int], None] | None,
-) -> None:
+def _run(engine: Engine, workload: Workload, progress: Callable[[int], None] | None) -> None:
     if progress is not None:
         for tick in _milestones(workload):
-            env.run(until=tick)
-            progress(source.delivered)
-    env.run(until=engine.process)
+            engine.env.run(until=tick)
+            progress(engine.source.delivered)
+    engine.env.run(until=engine.process)
     if progress is not None:
         progress(len(workload))
 

@@ -19,7 +19,7 @@ Gibibytes = Annotated[float, Field(ge=0, le=65_536)]
 Scale = Annotated[float, Field(ge=1e-3, le=1e3)]
 Seconds = Annotated[float, Field(ge=0, le=8.0e6)]
 #: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
-FITTED_BEAM_SURVIVAL = 0.924
+FITTED_BEAM_SURVIVAL = 0.92
 #: Pages that vAttention maps, in KiB: those of its driver, and CUDA's own.
 PAGE_SIZES = (64, 128, 256, 2048)
 

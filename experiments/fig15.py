@@ -1,0 +1,169 @@
+"""Fig 15 rerun: memory saved by sharing, published beside simulated, for samples and for beams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..sim.settings import FITTED_BEAM_SURVIVAL
+from .comparison import Payload, Row, row
+from .facts import Published
+from .fit_beams import ALPACA, BEAMS_ALPACA, FITTED_ON_BEAMS, SURVIVALS
+from .output import Report, as_json, require_writable, user_paths, write_whole
+from .pages import write_sharing_page
+from .paper import FIG15, FIG15_SHAREGPT, Experiment, Source
+from .sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
+from .telling import tell
+
+FIGURE = FIG15.figure
+SEQUENCES = (2, 4, 6)
+SAMPLES_ALPACA = "parallel sampling, Alpaca"
+SAMPLES_SHAREGPT, BEAMS_SHAREGPT = "parallel sampling, ShareGPT", "beam search, ShareGPT"
+CLOSED = "closed form, ShareGPT"
+#: Measurement and survival of each series.
+_SERIES: dict[str, tuple[Experiment, float | None]] = {
+    SAMPLES_ALPACA: (FIG15, None),
+    BEAMS_ALPACA: (FIG15, FITTED_BEAM_SURVIVAL),
+    SAMPLES_SHAREGPT: (FIG15_SHAREGPT, None),
+    BEAMS_SHAREGPT: (FIG15_SHAREGPT, FITTED_BEAM_SURVIVAL),
+}
+#: Long enough to see how the values move, in a third of the time.
+_SENSITIVITY = replace(FIG15, duration_s=300, window_s=(120, 300))
+_WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (1.5, 3, 5), CLOSED: (1, 1, 1)}
+Runs = dict[tuple[str, int], list[Saved]]
+
+
+def reproduce_fig15(source: Source, report: Report, out: str | PathLike[str] | None) -> None:
+    """Measure what samples and beams save, and report it; into ``out`` go the document and a page.
+
+    Args:
+        source: ShareGPT's lengths; those of Alpaca are always drawn.
+
+    Raises:
+        UserError: ``out`` cannot be written.
+    """
+    if out is not None:
+        require_writable(out, out, create=True)
+    payload = compare_sharing(source)
+    tell(payload, report)
+    if out is not None:
+        with user_paths(out):
+            Path(out).mkdir(parents=True, exist_ok=True)
+            write_whole(Path(out) / f"{FIGURE}.json", as_json(payload))
+            report.point_to("Page", write_sharing_page(payload, out))
+    report.data(payload)
+
+
+def compare_sharing(source: Source) -> Payload:
+    """The figure as a document: design.md's table, and what it rests on."""
+    sources = {FIG15: replace(ALPACA, seeds=source.seeds), FIG15_SHAREGPT: source}
+    rows = list(sharing_rows(_measured(sources)))
+    short = replace(ALPACA, seeds=source.seeds[:1])
+    return {
+        "figure": FIGURE,
+        "workload": "; ".join(lengths.told(experiment) for experiment, lengths in sources.items()),
+        "rows": rows,
+        "beam_survival": FITTED_BEAM_SURVIVAL,
+        "seeds": list(source.seeds),
+        "sensitivity": {"workload": short.told(_SENSITIVITY), "rows": list(_sensitivity(short))},
+        "findings": list(findings(rows)),
+        "basis": list(_basis()),
+        "remarks": list(_remarks()),
+    }
+
+
+def _measured(sources: Mapping[Experiment, Source]) -> Runs:
+    cases = {
+        (series, n): [SharingCase(experiment, seed, n, survival) for seed in sources[experiment].seeds]
+        for series, (experiment, survival) in _SERIES.items()
+        for n in SEQUENCES
+    }
+    found = measure_sharing([case for group in cases.values() for case in group], sources, FIGURE)
+    return {key: [found[case] for case in group] for key, group in cases.items()}
+
+
+def sharing_rows(runs: Runs) -> Iterator[Row]:
+    """Every value, published and simulated, and that of samples on ShareGPT once more, beside the closed form."""
+    for series, (experiment, _) in _SERIES.items():
+        published, how = experiment.published(), "label" if experiment is FIG15 else "text"
+        for n in SEQUENCES:
+            yield _row(series, n, published[series, n], how, runs[series, n])
+    for n in SEQUENCES:
+        mine = runs[SAMPLES_SHAREGPT, n]
+        yield _row(CLOSED, n, round(fmean(run.values[CLOSED_FORM] for run in mine), 3), "formula", mine)
+
+
+def _row(series: str, n: int, reference: float | None, how: str, runs: list[Saved]) -> Row:
+    kind = "fitted" if (series, n) == (BEAMS_ALPACA, FITTED_ON_BEAMS) else "predicted"
+    cells = row(series, SAVED, reference, runs, kind)
+    return cells | {"x": n, "how": None if reference is None else how}
+
+
+def _sensitivity(source: Source) -> Iterator[Row]:
+    """What beams save at every survival of ``SURVIVALS``."""
+    cases = [
+        SharingCase(_SENSITIVITY, source.seeds[0], n, survival) for n in SEQUENCES for survival in SURVIVALS
+    ]
+    found = measure_sharing(cases, {_SENSITIVITY: source}, f"{FIGURE}, survival {SURVIVALS[0]} to {SURVIVALS[-1]}")
+    published: Published = FIG15.published()
+    for case in cases:
+        yield {
+            "survival": case.survival,
+            "series": BEAMS_ALPACA,
+            "metric": SAVED,
+            "x": case.n,
+            "published": published[BEAMS_ALPACA, case.n],
+            "simulated": round(found[case].values[SAVED], 3),
+        }
+
+
+def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
+    """How near the values come, put to these rows: ``{"finding", "holds"}``."""
+    errors = {series: [row["error"] for row in rows if row["series"] == series] for series in (*_SERIES, CLOSED)}
+    texts = {
+        SAMPLES_ALPACA: "Samples save what the paper printed for Alpaca",
+        BEAMS_ALPACA: "Beams, fitted on two of them, are predicted for four and six",
+        CLOSED: "Samples save what the closed form makes of the requests that ran, on ShareGPT",
+    }
+    for series, text in texts.items():
+        # Adding zero turns -0.0 into 0.0.
+        told = ", ".join(f"{round(error, 2) + 0.0:+.2f}" for error in errors[series])
+        limits = _WITHIN_POINTS[series]
+        holds = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
+        within = "/".join(f"{limit:g}" for limit in dict.fromkeys(limits))
+        yield {"finding": f"{text}: {told} points, limit {within}.", "holds": holds}
+    for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
+        yield _in_range(series, [row for row in rows if row["series"] == series])
+
+
+def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:
+    low, high = (rows[end]["published"] for end in (0, -1))
+    values = [row["simulated"] for row in rows]
+    told = ", ".join(f"{value:.1f}" for value in values)
+    finding = f"{series}: {told} %, within the range in the paper's text, {low} to {high} %."
+    return {"finding": finding, "holds": low <= min(values) and max(values) <= high}
+
+
+def _basis() -> Iterator[str]:
+    fitted = FIG15.published()[BEAMS_ALPACA, FITTED_ON_BEAMS]
+    yield (
+        "Saved: 100 * (1 - 1 / mean(logical / physical blocks)), a mean over iterations. Logical blocks are the"
+        " entries of all block tables, physical ones the blocks that they name."
+    )
+    yield (
+        f"Beams: in every step each lives on with probability {FITTED_BEAM_SURVIVAL:g}, and one that does not becomes"
+        f" a copy of one that does. Fitted beforehand, on {FITTED_ON_BEAMS} beams on Alpaca ({fitted:g}) alone."
+    )
+
+
+def _remarks() -> Iterator[str]:
+    yield (
+        "Closed form: n samples share the full blocks of the prompt and nothing else, so in each decode step"
+        " (n - 1) * floor(prompt / 16) of n * ceil(tokens / 16) table entries are saved; added up over the decode"
+        " steps of the requests that ran in the window."
+    )
+    yield "Alpaca's pairs are drawn from a summary; the text's ranges for ShareGPT name no rate."

@@ -1,0 +1,91 @@
+"""``fragmeter reproduce fig15``: its document, its page and its terminal, over runs that are made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fragmeter.experiments import fig15
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.sharing import CLOSED_FORM, SAVED, Saved
+
+CONTRACT = ["series", "metric", "x", "published", "how", "simulated", "error"]
+SERIES = [f"{way}, {lengths}" for lengths in ("Alpaca", "ShareGPT") for way in ("parallel sampling", "beam search")]
+PUBLISHED = fig15.FIG15.published()
+
+
+def made_up(beyond: float):
+    """Stands for ``measure_sharing``: everything is so many points beyond what was published for Alpaca."""
+
+    def measured(cases, sources, subject):
+        assert all(case.experiment in sources for case in cases)
+        values = {case: PUBLISHED[_series(case), case.n] + beyond for case in cases}
+        return {case: Saved({SAVED: at, CLOSED_FORM: at - 0.5}, {SAVED: at + 1}) for case, at in values.items()}
+
+    return measured
+
+
+def _series(case) -> str:
+    return fig15.SAMPLES_ALPACA if case.survival is None else fig15.BEAMS_ALPACA
+
+
+def document(monkeypatch, tmp_path, beyond: float = 0.25, *more: str) -> dict:
+    monkeypatch.setattr(fig15, "measure_sharing", made_up(beyond))
+    target = tmp_path / "fig15.json"
+    assert status(["reproduce", "fig15", "--json", str(target), *more]) == DONE
+    return json.loads(target.read_text("utf-8"))
+
+
+def test_every_value_is_there_and_two_beams_are_the_ones_fitted(monkeypatch, tmp_path):
+    content = document(monkeypatch, tmp_path)
+    assert content["figure"] == "fig15"
+    rows = {(row["series"], row["x"]): row for row in content["rows"]}
+    assert [*rows] == [(series, n) for series in (*SERIES, "closed form, ShareGPT") for n in (2, 4, 6)]
+    assert all(list(row) == [*CONTRACT, "kind", "over_time"] for row in rows.values())
+    assert [key for key, row in rows.items() if row["kind"] == "fitted"] == [("beam search, Alpaca", 2)]
+    six = rows["parallel sampling, Alpaca", 6]
+    assert (six["published"], six["how"], six["simulated"], six["error"]) == (9.79, "label", 10.04, 0.25)
+    middle = rows["beam search, ShareGPT", 4]
+    assert (middle["published"], middle["how"], middle["error"]) == (None, None, None)
+    assert rows["beam search, ShareGPT", 6]["how"] == "text"
+    closed = rows["closed form, ShareGPT", 2]
+    assert (closed["how"], closed["error"]) == ("formula", 0.5)
+
+
+def test_the_values_of_beams_are_told_at_every_survival(monkeypatch, tmp_path):
+    told = [(row["x"], row["survival"]) for row in document(monkeypatch, tmp_path)["sensitivity"]["rows"]]
+    assert told == [(n, survival) for n in (2, 4, 6) for survival in (0.9, 0.91, 0.92, 0.93, 0.94, 0.95)]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "holds"), [(0.25, [True, True, True]), (2.0, [False, False, True]), (-1.6, [False, False, True])]
+)
+def test_a_finding_holds_within_its_limits(monkeypatch, tmp_path, beyond, holds):
+    found = document(monkeypatch, tmp_path, beyond)["findings"]
+    assert [finding["holds"] for finding in found][:3] == holds
+    assert f"{beyond:+.2f}, {beyond:+.2f}, {beyond:+.2f} points, limit 1.5." in found[0]["finding"]
+    # Values of Alpaca are no values of ShareGPT.
+    assert not found[3]["holds"] and "within the range in the paper's text, 16.2 to 30.5 %" in found[3]["finding"]
+
+
+def test_the_folder_holds_the_document_and_the_page(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "out"
+    content = document(monkeypatch, tmp_path, 0.25, "--out", str(out))
+    assert json.loads((out / "fig15.json").read_text("utf-8")) == content
+    page = (out / "reproduction.html").read_text("utf-8")
+    assert "Fig 15: memory saved by sharing" in page and "Memory saved by sharing, published and simulated" in page
+    assert f"Page: {out / 'reproduction.html'}" in capsys.readouterr().out
+
+
+def test_the_terminal_shows_both_tables_uncut(monkeypatch, tmp_path, capsys):
+    document(monkeypatch, tmp_path)
+    told = capsys.readouterr().out
+    assert "…" not in told
+    assert "fig15: mean memory saved, by beam survival q" in told
+    finding = "Holds: Samples save what the paper printed for Alpaca: +0.25, +0.25, +0.25 points, limit 1.5."
+    assert finding in " ".join(told.split())
+
+
+def test_no_seed_is_a_mistake(capsys):
+    assert status(["reproduce", "fig15", "--seeds", "0"]) == MISTAKE
+    assert capsys.readouterr().err == "fragmeter: seeds = 0: must be 1 or more\n"
