@@ -139,7 +139,7 @@ def _start(
 
 def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
     """Comings and goings of cached slots, of a memory that logs them."""
-    log = replica.cache_log
+    log = replica.cache_log or getattr(replica.memory, "cached_level", None)
     return Table(CACHE_CHANGE).columns() if log is None else log.changes.columns()
 
 

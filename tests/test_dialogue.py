@@ -74,7 +74,8 @@ def check_the_tables(chosen, work):
     """Invariants 2 and 3 on the way; and what the ledger says is what the tables hold."""
     walk = SharingWalk(settings(**chosen), work)
     walked = [moment[3:] for moment in walk.moments()]
-    rows = simulate(settings(**chosen, leap=False), work).book.rows
+    run = simulate(settings(**chosen, leap=False), work)
+    rows = run.book.rows | {"cached": run.accounts.at_rows()["cached"]}
     decodes = rows["steps"] > 0
     assert [*zip(*(rows[name][decodes].tolist() for name in ("live", "held", "saved", "cached")))] == walked
     assert walk.memory.free == walk.memory.num_blocks
@@ -158,7 +159,13 @@ def test_what_is_kept_is_cached_and_given_up_when_blocks_run_out():
     work = tree(FIRST, FIRST, (LATER, 25, 2), (LAST, 10, 2, 0, 9, False), (2 * LAST, 10, 2, 1, 9, False))
     run = simulate(settings(num_gpu_blocks_override=10, block_size=4, leap=False), work)
     assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 10, 1]
-    assert run.book.rows["cached"].tolist() == [0] * 5 + [3 * 4] * 4 + [1 * 4] * 2
+    assert run.accounts.at_rows()["cached"].tolist() == [0] * 5 + [3 * 4] * 4 + [1 * 4] * 2
+    # While nothing runs both are kept, until the large one comes.
+    ends = run.book.rows["start_ticks"] + run.book.rows["ticks"]
+    idle = run.accounts.window(int(ends[4]), LATER)
+    assert idle.slot_ticks["cached"] == 6 * 4 * (LATER - int(ends[4])) and idle.slot_ticks["live"] == 0
+    cache = summary(run)["prefix_cache"]
+    assert (cache["hit_tokens"], cache["evicted_blocks"]) == (9, 3)
     plenty = simulate(settings(num_gpu_blocks_override=20, block_size=4), work)
     assert [tokens for tokens in plenty.book.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 1, 1]
 

@@ -32,7 +32,7 @@ class Book:
         pinned_slots: Slots that are live whether anybody runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
-        cache_changes: int64 columns, of a memory that logs how many slots are cached, and does not tell its rows.
+        cache_changes: int64 columns, how many slots in no table keep their contents or their mapping.
     """
 
     rows: dict[str, np.ndarray]

@@ -29,7 +29,8 @@ from ..errors import SimulationFault
 from ..sequence import Sequence
 from ..state import State
 from .block_pool import BlockPool
-from .ledger import METER, Meter
+from .cache_log import CachedLevel
+from .ledger import Meter
 from .paged import BlockTables, PagedMemory
 
 
@@ -107,11 +108,11 @@ class DeferredMemory(PagedMemory):
         ids: Whether to keep tables of page groups.
     """
 
-    meter = (*METER[:2], "cached")
-
     def __init__(self, num_blocks: int, block_size: int, ids: bool = False) -> None:
         super().__init__(num_blocks, block_size)
         self.regions = Regions()
+        #: Slots that are mapped and in no table.
+        self.cached_level = CachedLevel(block_size)
         self.tables: RegionTables | None = RegionTables(num_blocks, block_size) if ids else None
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -127,6 +128,7 @@ class DeferredMemory(PagedMemory):
         for sequence in leaving:
             self.regions.leave(sequence, [0] * -(-sequence.held_tokens(clock) // self.block_size))
         super().release(leaving, clock)
+        self.cached_level.end_row(self.regions.cached)
 
     def steps_settled(self, clock: int, limit: int) -> int:
         """Steps from ``clock`` on, at most ``limit``, in which ``cached`` changes in the first one at the most.
@@ -148,10 +150,11 @@ class DeferredMemory(PagedMemory):
         return limit
 
     def pass_steps(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``; with the cached slots."""
+        """See ``PagedMemory``."""
         if steps and self.regions.cached:
             self._map_first(state.clock)
-        return (*super().pass_steps(state, steps), self.regions.cached * self.block_size)
+        self.cached_level.enter_row(self.regions.cached)
+        return super().pass_steps(state, steps)
 
     def _map_first(self, clock: int) -> None:
         """Pages for the growth of step ``clock``: spare ones, unmapped ones, and those of others."""

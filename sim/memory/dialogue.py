@@ -23,6 +23,7 @@ from typing import NamedTuple
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
 from ..state import State
+from .cache_log import CacheLog
 from .ledger import METER, Meter
 from .paged import BlockTables, PagedMemory, PagedTransaction
 
@@ -44,15 +45,19 @@ class DialogueMemory(PagedMemory):
     Attributes:
         kept: Tables of parents that are done, by request, the one used longest ago first.
         cached_blocks: Blocks that only those name.
+        cache_log: How many those were, and what admissions found.
+        evicted_blocks: Of those, the ones that were given up for want of blocks.
     """
 
-    meter = (*METER[:2], "cached", "saved")
+    meter = (*METER[:2], "saved")
     # What policies ask of a memory that shares.
     prefix_blocks = due_copies = 0
     searches = False
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
         super().__init__(num_blocks, block_size)
+        self.cache_log = CacheLog(block_size)
+        self.evicted_blocks = 0
         # Nothing goes to the host, not even victims whose blocks others hold too.
         self.host_free = -1
         self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
@@ -157,6 +162,7 @@ class DialogueMemory(PagedMemory):
             self._give_up(start.parent)
         self._make_free(-(-before // size) - len(start.shared) + self._phases[clock % size] + opens)
         self._copied_blocks += start.copied is not None
+        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         self.tables.tables[sequence] = list(start.shared)
         self._running[sequence.index] = sequence
         super().admit(sequence, clock, padded_tokens, past)
@@ -185,6 +191,7 @@ class DialogueMemory(PagedMemory):
         self._leave(leaving, clock)
         for sequence in leaving:
             self._has_no_more_use_for(self._parent[sequence.index])
+        self.cache_log.end_row(self.cached_blocks)
 
     def _has_no_more_use_for(self, parent: int) -> None:
         """A child of it is done; the last one takes its table with it."""
@@ -223,6 +230,7 @@ class DialogueMemory(PagedMemory):
     def _make_free(self, blocks: int) -> None:
         """Give up kept tables, the one used longest ago first, until so many blocks are in no table."""
         pool = self.tables.pool
+        free = pool.num_free
         for parent in sorted(self.kept, key=self._promised.__contains__):
             if pool.num_free >= blocks:
                 return
@@ -230,6 +238,8 @@ class DialogueMemory(PagedMemory):
                 self._cut(self.kept[parent], self._promised[parent])
             else:
                 self._give_up(parent)
+            self.evicted_blocks += pool.num_free - free
+            free = pool.num_free
 
     def _give_up(self, parent: int) -> None:
         """Nobody keeps the table of a parent any more."""
@@ -259,10 +269,11 @@ class DialogueMemory(PagedMemory):
         return copied * self.block_size
 
     def pass_steps(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``; with what is cached, and what tables name again."""
+        """See ``PagedMemory``; with what tables name again."""
         live, held = super().pass_steps(state, steps)
         saved = self._saved_blocks * self.block_size
-        return live - saved, held, self.cached_blocks * self.block_size, saved
+        self.cache_log.enter_row(self.cached_blocks)
+        return live - saved, held, saved
 
 
 class DialogueTables(BlockTables):

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
 from ..state import State
+from .cache_log import CacheLog
 from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
-from .ledger import METER, Meter
+from .ledger import Meter
 
 
 class DialogueTransaction(ContiguousTransaction):
@@ -50,8 +51,6 @@ class DialogueTransaction(ContiguousTransaction):
 class _Kept(ContiguousMemory):
     """What the two kinds have in common."""
 
-    meter = (*METER[:8], "cached")
-
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena) -> None:
         super().__init__(num_blocks, block_size, *arena)
         #: Pieces of parents that are done, by request, the one used longest ago first.
@@ -65,7 +64,13 @@ class _Kept(ContiguousMemory):
         # Kept pieces that admissions of this step count on.
         self._promised: set[int] = set()
         self._in_place: set[int] = set()
-        self._kept_slots = self._copied_slots = 0
+        self._kept_slots = self._copied_slots = self._evicted_slots = 0
+        self.cache_log = CacheLog(1)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks of the pieces that were given up for want of room."""
+        return self._evicted_slots // self.block_size
 
     def transaction(self, clock: int) -> DialogueTransaction:
         """See ``ContiguousMemory``."""
@@ -117,11 +122,16 @@ class _Kept(ContiguousMemory):
         own, found = self._parent[sequence.index], sequence.computed_tokens
         for parent in self.kept:
             if parent not in self._promised and not (found and parent == own):
-                return self._give_up(parent)
+                return self._evict(parent)
         if found and own in self.kept and own not in self._promised:
             sequence.computed_tokens = 0
-            return self._give_up(own)
+            return self._evict(own)
         return 0
+
+    def _evict(self, parent: int) -> int:
+        slots = self._give_up(parent)
+        self._evicted_slots += slots
+        return slots
 
     def _give_up(self, parent: int) -> int:
         grant = self.kept.pop(parent)
@@ -134,6 +144,7 @@ class _Kept(ContiguousMemory):
         """See ``ContiguousMemory``; what the parent computed is copied, unless the sequence is in its place."""
         super().admit(sequence, clock, padded_tokens, past)
         self._running[sequence.index] = sequence
+        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         if sequence.index not in self._in_place:
             self._copied_slots += sequence.computed_tokens
 
@@ -155,6 +166,7 @@ class _Kept(ContiguousMemory):
             else:
                 self.give_place(grant)
             self._has_no_more_use_for(self._parent[sequence.index])
+        self.cache_log.end_row(self._kept_slots)
 
     def _has_no_more_use_for(self, parent: int) -> None:
         """A child of it is done; the last one takes its piece with it."""
@@ -168,8 +180,9 @@ class _Kept(ContiguousMemory):
         return self.capacity_slots - self.used_slots - self._kept_slots
 
     def pass_steps(self, state: State, steps: int) -> Meter:
-        """See ``ContiguousMemory``; with what is kept."""
-        return (*super().pass_steps(state, steps), self._kept_slots)
+        """See ``ContiguousMemory``; what is kept is told apart."""
+        self.cache_log.enter_row(self._kept_slots)
+        return super().pass_steps(state, steps)
 
 
 class DialogueContiguousMemory(_Kept, ContiguousMemory):

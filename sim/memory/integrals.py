@@ -45,7 +45,7 @@ BUCKETS = (
 
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
-_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "cached", "prefill_tail", "skipped")
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped")
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
 
@@ -188,7 +188,7 @@ class Accounts:
         tails = book.tails
         tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but nobody runs in it.
-        levels = {**rows, "cached": rows["cached"] + self._cached.at_rows()}
+        levels = {**rows, "cached": self._cached.at_rows()}
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
 
 

@@ -36,7 +36,6 @@ METER = (
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
     "prefill_tail",  # block_tail of sequences whose prefill goes on, less what stays count of one block twice
-    "cached",  # slots in no table that keep their contents or their mapping
     "skipped",  # slots of the blocks that each sliding group has given back
     "saved",  # slots that tables name again, after a first table or a pin
 )
