@@ -11,7 +11,7 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
     orca      those three, and orca as its own paper has it
     batches   static and fastertransformer
     iteration what those below share: counts of tokens computed, chunks of prompts, real block tables
-    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, sglang
+    vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, sglang (with trie)
     vllm_v1_caching  vllm-v1 with prefix caching
     hybrid    KV groups over one pool of pages, under vllm-v1, vllm-v0 and vllm-sosp23
     story     for the tests: costs, a log of one line a step, random cases
