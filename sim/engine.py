@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable
-from math import isqrt
 from typing import Any
 
 import simpy
@@ -32,6 +31,7 @@ from .policy.base import Policy
 from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
+from .steps import causal_pairs, whole_steps
 
 #: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
 #: and wakes. None: everything carries on.
@@ -150,13 +150,13 @@ class Engine:
             # Causal: each token attends to itself and those before it.
             pairs += tokens * (tokens + 1) // 2
             if sequence.computed_tokens:
-                pairs -= _pairs(sequence.computed_tokens)
+                pairs -= causal_pairs(sequence.computed_tokens)
         for sequence, tokens in chunks:
             ledger.chunk(sequence, tokens, now)
-            pairs -= _pairs(sequence.computed_tokens)
+            pairs -= causal_pairs(sequence.computed_tokens)
             state.prefill(sequence, tokens)
             memory.prefill(sequence, clock)
-            pairs += _pairs(sequence.computed_tokens)
+            pairs += causal_pairs(sequence.computed_tokens)
         if self._shares:
             moves += self._copy(now, not pauses)
         if decodes or prefill:
@@ -237,7 +237,7 @@ class Engine:
         if wakes and limit > 1:
             ahead = self.source.next_ticks - now - first - 1
             # Up to the first boundary at or after the next arrival.
-            reach = 1 if ahead < 0 else 2 + (_whole_steps(ahead, second, growth) if growth else ahead // second)
+            reach = 1 if ahead < 0 else 2 + (whole_steps(ahead, second, growth) if growth else ahead // second)
             if reach < limit:
                 limit = reach
         if limit > 1:
@@ -270,7 +270,7 @@ class Engine:
         if not edges:
             return limit
         ahead = edges[-1] - now - first
-        return 1 if ahead < 0 else min(limit, 1 + _whole_steps(ahead, second, growth))
+        return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
 
     def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
         """Time that their blocks take to the host and back."""
@@ -297,17 +297,3 @@ class _Alarm(simpy.Event):
     def __init__(self, env: simpy.Environment) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
-
-
-def _pairs(tokens: int) -> int:
-    """Pairs of query and key in the causal attention of so many tokens."""
-    return tokens * (tokens + 1) // 2
-
-
-def _whole_steps(ticks: int, second: int, growth: int) -> int:
-    """Decode steps that fit in ``ticks``: the largest j with ``j*second + growth*j*(j-1)/2 <= ticks``."""
-    if not growth:
-        return ticks // second
-    # The root of the quadratic; flooring the square root first changes nothing, as the rest are integers.
-    linear = 2 * second - growth
-    return (isqrt(linear * linear + 8 * growth * ticks) - linear) // (2 * growth)
