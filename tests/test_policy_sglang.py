@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from unittest import mock
 
 import numpy as np
@@ -129,6 +130,27 @@ class TestStories:
             "102+104 | run 2 1 | prefill 2:1 1:3 | live 6 free 6",
             "206+120 | run 2 1 | decode 2 1 | live 8 free 4",
             "326+106 | run 3 | prefill 3:6 | live 6 free 6",
+        ]
+
+    def test_who_finishes_with_its_prefill_is_no_finish_of_a_decode(self):
+        """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its prefill:
+        2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which does; but
+        nobody has finished with a decode, and the batch stays full to 0's end."""
+        quick = NewTokenRatio.DECAY * 100
+        with (
+            mock.patch.object(NewTokenRatio, "DECAY", quick),
+            mock.patch.object(oracle, "DECAY", Fraction(quick, NewTokenRatio.UNIT)),
+        ):
+            told = tell(story([(0, 18, [(-1, 1)]), (120, 1, [(-2, 3)]), (120, 8, [(-3, 2)])], 21))
+        assert told[:5] + told[-8:-5] == [
+            "0+101 | run 0 | prefill 0:1 | live 1 free 20",
+            "101+110 | run 0 | decode 0 | live 2 free 19",
+            "211+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 16",
+            "314+110 | run 0 | decode 0 | live 3 cached 3 free 15",
+            "424+110 | run 0 | decode 0 | live 4 cached 3 free 14",
+            "2074+102 | run 2 | prefill 2:2 | live 2 cached 18 free 1",
+            "2176+110 | run 2 | decode 2 | live 3 cached 18",
+            "2286+110 | run 2 | decode 2 | live 4 cached 1 free 16",
         ]
 
     def test_no_more_than_the_input_is_computed_at_once(self):
