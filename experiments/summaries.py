@@ -43,6 +43,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     preemptions = content["preemptions"]
     table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    if content["copied_slots"]:
+        table.add_row("copied", f"{content['copied_slots']:,}", "slots on the device")
     host = content["host_pool"]
     if host is not None:
         table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")

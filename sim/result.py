@@ -49,8 +49,9 @@ def requests_table(run: Run) -> pd.DataFrame:
             "refused": run.refused,
         }
     )
-    if work.max_tokens is not None:
-        table["max_tokens"] = work.max_tokens
+    for name in ("max_tokens", "n"):
+        if name in work.columns():
+            table[name] = getattr(work, name)
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
         column = pd.array(np.zeros(len(work), dtype=np.int64), dtype="Int64")
         column[run.refused] = pd.NA

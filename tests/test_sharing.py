@@ -15,7 +15,7 @@ from fragmeter.sim.groups import Ancestry
 from fragmeter.sim.memory.block_pool import BlockPool
 from fragmeter.sim.memory.integrals import BUCKETS
 from fragmeter.sim.memory.sharing import SharingMemory
-from fragmeter.sim.result import expand, steps_table
+from fragmeter.sim.result import expand, requests_table, steps_table
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -284,6 +284,13 @@ def test_beams_survive_as_often_as_the_model_says():
 def test_requests_draw_their_beams_whatever_the_policy():
     first, second = Ancestry(0.5, 7, 1), Ancestry(0.5, 7, 2)
     assert [first.replaced(6) for _ in range(5)] != [second.replaced(6) for _ in range(5)]
+
+
+def test_the_table_of_requests_has_n_and_one_row_for_all_sequences():
+    run = simulate(settings(), requests((0, 20, 12, 3), (0, 9, 2, 1)))
+    table = requests_table(run)
+    assert table["n"].tolist() == [3, 1] and table["output_tokens"].tolist() == [12, 2]
+    assert "n" not in requests_table(simulate(settings(), Workload("w", *np.array([[0], [4], [4]]))))
 
 
 def test_a_workload_with_n_says_so_in_its_hash():
