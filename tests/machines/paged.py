@@ -270,11 +270,15 @@ class DeferredMachine(PagedMachine):
         assert len(self.model.cached) == cached
 
     def meter(self) -> tuple[int, ...]:
-        held = sum(len(table) for table in self.model.tables.values())
-        cached = len(self.model.cached)
+        """Invariant 1: what is not held is free or cached, which is told beside the meter."""
+        held, cached, size = sum(map(len, self.model.tables.values())), len(self.model.cached), self.memory.block_size
         assert held + cached + len(self.model.free) == self.memory.num_blocks
-        size = self.memory.block_size
-        return sum(self.tokens.values()), held * size, cached * size
+        assert self.told_cached() == cached * size
+        return sum(self.tokens.values()), held * size
+
+    def told_cached(self) -> int:
+        """Cached slots by the changes that were told so far."""
+        return int(self.memory.cached_level.changes.columns()["slots"].sum())
 
     def walk(self) -> None:
         """Every page is in a table, deferred, spare or unmapped; no two of these."""
@@ -289,5 +293,6 @@ class DeferredMachine(PagedMachine):
         counted, model = self.memory.regions, self.model
         assert self.memory.free == len(model.free) + len(model.cached)
         assert counted.cached == self.memory.tables.regions.cached == len(model.cached)
+        assert self.told_cached() == counted.cached * self.memory.block_size
         assert [len(region) for region in counted.deferred] == [len(region) for region in model.deferred]
         assert {s: len(pages) for s, pages in counted.spare.items()} == {s: len(p) for s, p in model.spare.items()}
