@@ -166,4 +166,8 @@ def _remarks() -> Iterator[str]:
         " (n - 1) * floor(prompt / 16) of n * ceil(tokens / 16) table entries are saved; added up over the decode"
         " steps of the requests that ran in the window."
     )
+    yield (
+        "The beams of a request have a parent in common, with one survival for all steps six of them some fifty steps"
+        " back, so that of outputs as long as ShareGPT's nearly all is shared."
+    )
     yield "Alpaca's pairs are drawn from a summary; the text's ranges for ShareGPT name no rate."

@@ -143,13 +143,13 @@ def fig13a(comparison: Comparison) -> go.Figure:
 
 def fig15(comparison: Comparison) -> go.Figure:
     """SOSP'23 Fig 15: percent of the blocks that sharing saves, published beside simulated, by series and number of
-    sequences (``x``)."""
-    rows = comparison["rows"]
+    sequences (``x``). Rows that stand beside a formula have no bars, but are among the figure's numbers."""
+    rows = [row for row in comparison["rows"] if row["how"] != "formula"]
     figure = blank(
         "Memory saved by sharing, published and simulated",
         "Percent of the blocks that sequences would hold if they shared none, mean over iterations.",
         96 + 50 * len(rows),
-        comparison_numbers(rows),
+        comparison_numbers(comparison["rows"]),
     )
     figure.update_xaxes(ticksuffix=" %")
     return _side_by_side(figure, rows)

@@ -16,6 +16,7 @@ from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Pool
+from sharing_walk import requests
 from strategies import crowded_cases, long_cases, small_cases
 
 ALL_AT_ONCE = 200
@@ -37,6 +38,58 @@ def test_every_request_is_finished_or_refused(policy, case, num_blocks, tiny):
     assert tokens["useful"] == sum(
         case.requests[index].prompt_tokens + case.requests[index].output_tokens - 1 for index in served
     )
+
+
+@st.composite
+def groups(draw):
+    """Settings, and requests of up to six samples or beams; pools from one block up, swap space from none up."""
+    size = draw(st.sampled_from((1, 2, 4, 16)))
+    arrival_ticks, tokens, n = st.sampled_from((0, 0, 0, 10**11)), st.integers(1, 30), st.integers(1, 6)
+    rows = st.tuples(arrival_ticks, tokens, tokens, n)
+    chosen = {
+        "max_model_len": 60,
+        "block_size": size,
+        "num_gpu_blocks_override": draw(st.one_of(st.integers(1, 12), st.integers(100 // size, 600 // size))),
+        "max_num_seqs": draw(st.sampled_from((1, 6, 40))),
+        "max_num_batched_tokens": draw(st.sampled_from((40, 2560))),
+        "watermark": draw(st.sampled_from((0, 0.01, 0.4))),
+        "preemption_mode": draw(st.sampled_from(("recompute", "swap"))),
+        # A block of 16 tokens takes 0.0122 GiB.
+        "swap_space": draw(st.sampled_from((0, 0.05, 20))),
+        "use_beam_search": draw(st.booleans()),
+        "beam_survival": draw(st.sampled_from((0.0, 0.5, 0.92, 1.0))),
+    }
+    return chosen, requests(*sorted(draw(st.lists(rows, min_size=1, max_size=10))))
+
+
+@pytest.mark.parametrize("policy", ("vllm-sosp23", "vllm-v0", "orca-oracle"))
+@settings(max_examples=120)
+@given(case=groups(), alone=st.booleans())
+def test_every_group_is_finished_or_refused(policy, case, alone):
+    """Refused are just those whose smallest pool is larger; and in its smallest pool each is served, if it is alone."""
+    chosen, work = case
+    if alone:
+        work = requests(*[(0, *(int(column[0]) for column in (work.prompt_tokens, work.output_tokens, work.n)))])
+        smallest = int(simulate(sim_settings(policy=policy, **chosen), work).smallest_pool_blocks[0])
+        chosen = chosen | {"num_gpu_blocks_override": smallest}
+    run = simulate(sim_settings(policy=policy, **chosen), work)
+    assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
+    assert not (alone and run.refused.any())
+    served = ~run.refused
+    content = summary(run)
+    assert content["completed"] == served.sum()
+    assert [refused["request"] for refused in content["refused_requests"]] == np.flatnonzero(run.refused).tolist()
+    assert content["total_output_tokens"] == (work.output_tokens * work.n)[served].sum()
+
+
+@pytest.mark.parametrize("policy", ("vllm-sosp23", "vllm-v0", "orca-oracle"))
+@pytest.mark.parametrize("swap_space", (0, 0.5, 20))
+def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):
+    """Six beams each; the largest request just about fits when it is alone."""
+    drawn = workload(synthetic_pairs("alpaca52k_opt", ALL_AT_ONCE, 0, 300), np.inf)
+    work = replace(drawn, n=np.full(len(drawn), 6))
+    chosen = sim_settings(policy=policy, num_gpu_blocks_override=6 * 32, use_beam_search=True, swap_space=swap_space)
+    assert summary(simulate(chosen, work))["completed"] == ALL_AT_ONCE
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from fragmeter.reports.figures import fig2, fig13a, ledger_over_time, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.figures import fig2, fig13a, fig15, ledger_over_time, scale_sensitivity, seeds, story, waste
 from fragmeter.reports.page import Section, write_page
 from fragmeter.reports.palette import BUCKETS, DARK, PAPER, contrast
 
@@ -53,7 +53,7 @@ def figures() -> list[go.Figure]:
     cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
     scales = [row | {"scale": scale} for row in rows for scale in (1.0, 1.25)]
     shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), "popular"), ledger()]
-    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story")]
+    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches())]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_every_figure_has_its_marks(driver, page):
     bars = """return [...document.querySelectorAll(".plot")].map((plot) =>
       [...plot.querySelectorAll(".barlayer .point path")].filter((bar) => bar.getBBox().width > 0).length)"""
     # In Fig 2: 12 simulated, 9 published and one "not published", less one of length 0.
-    assert driver.execute_script(bars) == [21, 2, 4, 5, 0, 0, 0, 4]
+    assert driver.execute_script(bars) == [21, 2, 4, 5, 0, 0, 0, 4, 2]
     count = "return document.querySelectorAll('#plot-{} {}').length"
     assert driver.execute_script(count.format(5, ".scatterlayer .js-fill")) == 9
     assert driver.execute_script(count.format(6, ".scatterlayer .js-line")) == 9
@@ -183,6 +183,6 @@ def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(drive
     assert reached[0][:2] == ["A", "#content"]
     assert [name for tag, name, *_ in reached if tag == "A"][1:] == ["#section-1", "#section-2"]
     plots = [found for found in reached if found[1].startswith("plot-")]
-    assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 9)]
+    assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 10)]
     assert all(label and outline == "solid" for _, _, label, outline in plots)
-    assert sum(tag == "SUMMARY" for tag, *_ in reached) == 8
+    assert sum(tag == "SUMMARY" for tag, *_ in reached) == 9

@@ -6,7 +6,7 @@ import re
 
 import plotly.io
 import pytest
-from fragmeter.reports.figures import fig2, fig13a, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.figures import fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
 from fragmeter.reports.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -108,6 +108,26 @@ class TestFig13a:
         payload["rows"][0] |= {"published": None, "error": None}
         published, simulated = fig13a(payload).data
         assert (list(published.x), list(simulated.x)) == ([30.42], [7.21, 30.5])
+
+
+class TestFig15:
+    ROWS = [
+        {"series": "beam search", "metric": "memory_saved_pct", "x": n, "how": how, "published": published}
+        | {"simulated": 53.0, "error": None if published is None else 53.0 - published, "fitted": n == 2}
+        for n, how, published in ((2, "label", 52.5), (4, None, None), (6, "formula", 50.0))
+    ]
+
+    def test_a_lane_says_how_many_sequences_and_what_was_fitted(self):
+        figure = fig15({"rows": self.ROWS, "workload": "made up"})
+        first, second = figure.layout.yaxis.ticktext
+        assert first.startswith("beam search, 2<br>") and "+0.5, fitted" in first
+        assert second == "beam search, 4"
+        assert figure.data[1].customdata[0] == ["beam search, 2", "53.0 %"]
+
+    def test_what_is_not_published_or_stands_beside_a_formula_has_no_bar(self):
+        figure = fig15({"rows": self.ROWS, "workload": "made up"})
+        assert [list(trace.x) for trace in figure.data] == [[52.5], [53.0, 53.0]]
+        assert [row[2] for row in figure.layout.meta["numbers"]["rows"]] == [2, 4, 6]
 
 
 WASTE_ROWS = [

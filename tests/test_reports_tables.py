@@ -106,6 +106,17 @@ def test_the_scale_table_has_a_column_a_scale():
     assert ["external & others", "20.4", "21.0", "21.1", "21.1", "21.1", "21.2", "21.2"] in table
 
 
+def test_a_value_at_several_x_has_a_line_each_in_either_table():
+    values = [row("beams", "memory_saved_pct", 50.0 + x, 51.0 + x, x=x) for x in (2, 4)]
+    compared = lines({"figure": "fig15", "workload": "made up", "rows": values})
+    assert ["memory saved", "4", "54.0", "55.0", "+1.0", "label", "predicted"] in compared and ["beams"] in compared
+    moved = [value | {"survival": at, "simulated": value["simulated"] + at} for value in values for at in (0.9, 0.95)]
+    table = lines({"figure": "fig15", "workload": "made up", "rows": moved})
+    assert ["published", "q=0.90", "q=0.95"] in table
+    assert ["memory saved, 4", "54.0", "55.9", "56.0"] in table
+    assert ["fig15: mean memory saved, by beam survival q"] in table
+
+
 @pytest.mark.parametrize("payload", [fig2(), fig2(minimum=17.96, maximum=22.0), FIG13A, WASTE, SCALE])
 def test_nothing_is_cut_or_wrapped_in_80_columns_and_a_pipe_gets_no_colour(payload):
     text = printed(payload)
