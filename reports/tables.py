@@ -51,9 +51,10 @@ def comparison_table(payload: Payload) -> Table:
     grouped = len(rows) > len(series_of(rows))
     at_x = any(row.get("x") is not None for row in rows)
     table = _table()
-    table.add_column("" if grouped else "series", no_wrap=True)
+    # Where there are many columns, the names of series give way.
+    table.add_column("" if grouped else "series", no_wrap=not at_x)
     for heading in _headings(ranged, at_x):
-        table.add_column(heading, justify="left" if heading in ("how", "origin") else "right")
+        table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
     for name in series_of(rows):
         mine = [row for row in rows if row["series"] == name]
         if grouped:

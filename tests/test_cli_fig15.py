@@ -64,6 +64,7 @@ def test_a_finding_holds_within_its_limits(monkeypatch, tmp_path, beyond, holds)
     found = document(monkeypatch, tmp_path, beyond)["findings"]
     assert [finding["holds"] for finding in found][:3] == holds
     assert f"{beyond:+.2f}, {beyond:+.2f}, {beyond:+.2f} points, limit 1.5." in found[0]["finding"]
+    assert found[1]["finding"].endswith(" points, limit 1.5/3/5.") and found[2]["finding"].endswith(" points, limit 1.")
     # Values of Alpaca are no values of ShareGPT.
     assert not found[3]["holds"] and "within the range in the paper's text, 16.2 to 30.5 %" in found[3]["finding"]
 
@@ -84,6 +85,13 @@ def test_the_terminal_shows_both_tables_uncut(monkeypatch, tmp_path, capsys):
     assert "fig15: mean memory saved, by beam survival q" in told
     finding = "Holds: Samples save what the paper printed for Alpaca: +0.25, +0.25, +0.25 points, limit 1.5."
     assert finding in " ".join(told.split())
+
+
+def test_several_seeds_give_means_with_their_range(monkeypatch, tmp_path, capsys):
+    rows = document(monkeypatch, tmp_path, 0.25, "--seeds", "2")["rows"]
+    assert all(row["minimum"] == row["maximum"] == row["simulated"] for row in rows)
+    told = capsys.readouterr().out
+    assert "…" not in told and "20 req/s, 900 s, mean of seeds 0 to 1" in " ".join(told.split())
 
 
 def test_no_seed_is_a_mistake(capsys):
