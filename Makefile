@@ -20,7 +20,7 @@ $(VENV)/.core: setup.cfg pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,kernels]'
 	@touch $@
 
 reproduce: $(VENV)/.core

@@ -5,7 +5,8 @@
     │   ├── SettingError      a flag or a setting
     │   ├── TraceError        a row or a column of a trace file
     │   └── MissingExtra      an optional package that the command needs
-    └── SimulationFault       a fault of ours: exit status 1
+    ├── SimulationFault       a fault of ours: exit status 1
+    └── KernelFault           a GPU kernel that fails on the CPU: exit status 1
 """
 
 from __future__ import annotations
@@ -58,3 +59,7 @@ class MissingExtra(UserError):
 
 class SimulationFault(FragmeterError):
     """An invariant of the simulator does not hold: a fault of ours."""
+
+
+class KernelFault(FragmeterError):
+    """A kernel, run on the CPU, deadlocks or reaches outside its arrays: a fault of ours, or wrong block ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,11 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("$ ")
 ]
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 EXAMPLES = [
-    pytest.param(block, id=f"{page.name}-{place}") for page in PAGES for place, block in enumerate(blocks(page, "python"))
+    pytest.param(block, id=f"{page.name}-{place}", marks=NEEDS_COMPILER if "fragmeter.gpu" in block else ())
+    for page in PAGES
+    for place, block in enumerate(blocks(page, "python"))
 ]
 
 

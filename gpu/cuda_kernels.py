@@ -1,0 +1,64 @@
+"""The kernels on a GPU, through CuPy. No GPU has run this file yet."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..sim.errors import MissingExtra
+from .arrays import Array
+from .cpu_kernels import Argument, Extent
+from .source import Kernel
+
+
+class CudaKernels:
+    """Launches kernels on one CUDA device, on the stream that is current when asked.
+
+    Raises:
+        MissingExtra: CuPy is not installed.
+    """
+
+    def __init__(self, device: int) -> None:
+        try:
+            self._cupy = importlib.import_module("cupy")
+        except ModuleNotFoundError as error:
+            raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
+        self._device = device
+        attributes = self._cupy.cuda.Device(device).attributes
+        self.multiprocessors: int = attributes["MultiProcessorCount"]
+        self._function = functools.cache(self._compiled)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Argument],
+        touched: Sequence[Array] = (),
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start the grid; the first launch of a kernel compiles it, so do that before a graph is captured."""
+        values = tuple(np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments)
+        if 0 in grid:
+            return
+        with self._cupy.cuda.Device(self._device), self._stream(arguments):
+            self._function(kernel)(grid, block, values, shared_mem=shared_bytes)
+
+    def _compiled(self, kernel: Kernel) -> Any:
+        module = self._cupy.RawModule(
+            code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,)
+        )
+        return module.get_function(kernel.expression)
+
+    def _stream(self, arguments: Sequence[Argument]) -> Any:
+        """torch's current stream where the arrays are torch's: CuPy knows only its own."""
+        torch = sys.modules.get("torch")
+        owners = (argument.owner for argument in arguments if isinstance(argument, Array))
+        if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
+            return self._cupy.cuda.ExternalStream(torch.cuda.current_stream(self._device).cuda_stream, self._device)
+        return self._cupy.cuda.get_current_stream()

@@ -1,0 +1,99 @@
+// Memory as a CUDA block sees it: shared memory that holds NaNs at first, and global memory in known ranges.
+#pragma once
+
+#include <cstring>
+
+#include "block.h"
+
+namespace shim {
+
+// An array that a launch may touch.
+struct Range {
+    uintptr_t begin;
+    uint64_t bytes;
+};
+
+struct Memory {
+    const Range *ranges;
+    unsigned count;
+    // Every byte is 0xff, a NaN in each type, when a block begins.
+    std::vector<uint4> fixed, dynamic;
+
+    bool holds(const void *address, size_t bytes) const {
+        const auto first = reinterpret_cast<uintptr_t>(address);
+        for (const Range *range = ranges; range < ranges + count; ++range)
+            if (first >= range->begin && first - range->begin + bytes <= range->bytes) return true;
+        return false;
+    }
+
+    void poison() {
+        for (std::vector<uint4> *shared : {&fixed, &dynamic})
+            if (!shared->empty()) std::memset(shared->data(), 0xff, shared->size() * sizeof(uint4));
+    }
+};
+
+inline thread_local Memory *memory = nullptr;
+
+inline void refuse_access(const char *why) {
+    block->fail("block (%u, %u, %u), thread %u: a 16-byte access %s", blockIdx.x, blockIdx.y, blockIdx.z,
+                block->running().rank, why);
+}
+
+// A 16-byte access to global memory: a GPU traps on a wrong alignment, and reads rubbish outside every array.
+inline void check_access(const void *address) {
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(uint4))
+        refuse_access("at an address that is no multiple of 16");
+    if (!memory->holds(address, sizeof(uint4))) refuse_access("outside every array of the launch");
+}
+
+template <class Storage> Storage &shared_memory() {
+    static_assert(alignof(Storage) <= alignof(uint4));
+    if (memory->fixed.empty()) {  // the first thread of the launch's first block
+        memory->fixed.resize((sizeof(Storage) + sizeof(uint4) - 1) / sizeof(uint4));
+        memory->poison();
+    }
+    return *reinterpret_cast<Storage *>(memory->fixed.data());
+}
+
+inline void carry_out(const PendingCopy &copy) {
+    if (copy.from)
+        std::memcpy(copy.to, copy.from, sizeof(uint4));
+    else
+        std::memset(copy.to, 0, sizeof(uint4));
+}
+
+// The hardware copies at any time between the issue and the wait; both ends are tried, by dice, because a read that
+// does not wait is seen only with the one, a buffer filled too early only with the other.
+inline void issue_copy(const PendingCopy &copy) {
+    if (copy.from) check_access(copy.from);
+    if (block->dice.below(2))
+        carry_out(copy);
+    else
+        block->running().copies.push_back(copy);
+}
+
+// What is under way may arrive at any barrier.
+inline void carry_out_some() {
+    std::vector<PendingCopy> &copies = block->running().copies;
+    size_t kept = 0;
+    for (const PendingCopy &copy : copies)
+        if (block->dice.below(2))
+            carry_out(copy);
+        else
+            copies[kept++] = copy;
+    copies.resize(kept);
+}
+
+// Until at most `groups` of the committed groups are under way.
+inline void wait_for_copies(unsigned groups) {
+    Thread &thread = block->running();
+    size_t kept = 0;
+    for (const PendingCopy &copy : thread.copies)
+        if (copy.group + groups < thread.copy_group)
+            carry_out(copy);
+        else
+            thread.copies[kept++] = copy;
+    thread.copies.resize(kept);
+}
+
+}  // namespace shim

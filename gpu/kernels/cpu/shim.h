@@ -1,0 +1,105 @@
+// CUDA C++ on a CPU: included before a .cu file, it lets a host compiler build the very source that NVRTC builds.
+//
+// A thread is a fibre, and the thread that calls launch() runs one block after the other to completion. Fibres
+// change places only at barriers and warp exchanges, in an order drawn from the launch's seed; a missing barrier
+// shows as NaNs or wrong results, a barrier that some threads do not reach as a deadlock, which is reported.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "block.h"
+#include "memory.h"
+#include "types.h"
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static thread_local
+
+using std::min;
+
+inline void __syncthreads() {
+    shim::block->barrier();
+    shim::carry_out_some();
+}
+
+namespace shim {
+
+// Every thread's value, of a warp that takes part as a whole: the kernels use no other mask.
+inline const uint32_t *exchange(unsigned mask, uint32_t value) {
+    if (mask != 0xffffffffu) block->fail("a warp exchange with mask %08x: only full warps are simulated", mask);
+    return block->exchange(value);
+}
+
+template <class Value> Value shuffle(unsigned mask, Value value, unsigned source_lane) {
+    const uint32_t *values = exchange(mask, bit_cast<uint32_t>(value));
+    if (source_lane >= block->warp_threads()) block->fail("a shuffle reads lane %u, which is not there", source_lane);
+    return bit_cast<Value>(values[source_lane]);
+}
+
+inline unsigned lane() { return block->running().rank % kWarp; }
+
+}  // namespace shim
+
+inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::exchange(mask, 0); }
+template <class Value> Value __shfl_sync(unsigned mask, Value value, int source_lane) {
+    return shim::shuffle(mask, value, source_lane % shim::kWarp);
+}
+template <class Value> Value __shfl_xor_sync(unsigned mask, Value value, int lane_mask) {
+    return shim::shuffle(mask, value, shim::lane() ^ lane_mask);
+}
+
+namespace shim {
+
+// What ctypes hands over; its mirror is in cpu_kernels.py.
+struct Launch {
+    dim3 grid, block;
+    uint64_t seed;
+    unsigned shared_bytes;
+    unsigned range_count;
+    const Range *ranges;
+    void **arguments;  // as for cuLaunchKernel: where each argument lies
+    char *message;
+    uint64_t message_bytes;
+};
+
+template <class... Parameters> struct Call {
+    static thread_local void (*kernel)(Parameters...);
+    static thread_local void **arguments;
+
+    static void enter() {
+        apply(std::index_sequence_for<Parameters...>{});
+        shim::block->end();
+    }
+    template <size_t... Places> static void apply(std::index_sequence<Places...>) {
+        kernel(*static_cast<Parameters *>(arguments[Places])...);
+    }
+};
+template <class... Parameters> thread_local void (*Call<Parameters...>::kernel)(Parameters...);
+template <class... Parameters> thread_local void **Call<Parameters...>::arguments;
+
+// Runs the whole grid; 0, or 1 with a message.
+template <class... Parameters> int launch(void (*kernel)(Parameters...), const Launch &launch) {
+    Fault fault{launch.message, launch.message_bytes};
+    Block threads(launch.block, fault, launch.seed);
+    Memory arrays{launch.ranges, launch.range_count, {}, std::vector<uint4>((launch.shared_bytes + 15) / 16)};
+    block = &threads, memory = &arrays;
+    Call<Parameters...>::kernel = kernel, Call<Parameters...>::arguments = launch.arguments;
+    gridDim = launch.grid, blockDim = launch.block;
+    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+    for (unsigned rank = 0; rank < blocks && !fault.raised; ++rank) {
+        blockIdx = {rank % gridDim.x, rank / gridDim.x % gridDim.y, rank / (gridDim.x * gridDim.y)};
+        arrays.poison();
+        threads.run(&Call<Parameters...>::enter);
+    }
+    return fault.raised;
+}
+
+}  // namespace shim
+
+// One exported function a kernel instance.
+#define FRAGMETER_EXPORT(name, ...) \
+    extern "C" int name(const shim::Launch *launch) { return shim::launch(&__VA_ARGS__, *launch); }

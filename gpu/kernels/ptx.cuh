@@ -1,0 +1,87 @@
+// Single instructions as functions, each with a C++ twin for the CPU. cp.async needs sm_80.
+#pragma once
+
+namespace ptx {
+
+// 2^x, within 2 units in the last place; subnormal results are zero.
+__device__ __forceinline__ float exp2(float exponent) {
+#ifdef __CUDACC__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
+#else
+    return std::exp2(exponent);
+#endif
+}
+
+// 16 bytes from global to shared memory, or zeros where `valid` is false (`from` is not read then).
+__device__ __forceinline__ void cp_async16(uint4 *to, const void *from, bool valid) {
+#ifdef __CUDACC__
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    shim::issue_copy({to, valid ? from : nullptr, shim::block->running().copy_group});
+#endif
+}
+
+// Closes the group of this thread's copies.
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    ++shim::block->running().copy_group;
+#endif
+}
+
+// Until all but the `kGroups` last groups of this thread have arrived.
+template <int kGroups> __device__ __forceinline__ void cp_async_wait() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#else
+    shim::wait_for_copies(kGroups);
+#endif
+}
+
+// 16 bytes that the kernel reads once: they need not stay in the L1 cache.
+__device__ __forceinline__ uint4 load16(const uint4 *from) {
+#ifdef __CUDACC__
+    uint4 bytes;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bytes.x), "=r"(bytes.y), "=r"(bytes.z), "=r"(bytes.w)
+                 : "l"(__cvta_generic_to_global(from)));
+    return bytes;
+#else
+    shim::check_access(from);
+    return *from;
+#endif
+}
+
+__device__ __forceinline__ void store16(uint4 *to, uint4 bytes) {
+#ifndef __CUDACC__
+    shim::check_access(to);
+#endif
+    *to = bytes;
+}
+
+// The block's static shared memory, one Storage a kernel: trivial, up to 48 KiB.
+template <class Storage> __device__ __forceinline__ Storage &shared_memory() {
+#ifdef __CUDACC__
+    __shared__ Storage storage;
+    return storage;
+#else
+    return shim::shared_memory<Storage>();
+#endif
+}
+
+// The block's dynamic shared memory, of the size that the launch gives.
+template <class Item> __device__ __forceinline__ Item *dynamic_shared_memory() {
+#ifdef __CUDACC__
+    extern __shared__ uint4 items[];
+#else
+    uint4 *items = shim::memory->dynamic.data();
+#endif
+    return reinterpret_cast<Item *>(items);
+}
+
+}  // namespace ptx

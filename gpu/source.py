@@ -1,0 +1,79 @@
+"""The kernels' source: one text a kernel, with the project's own headers written into it.
+
+CuPy's disk cache and the cache of CPU builds go by the text that is compiled; an included file would escape them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = Path(__file__).parent / "kernels"
+_INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
+#: The C++ type of a cache's dtype.
+SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+HEAD_DIMS = (64, 80, 96, 112, 128, 256)
+#: Query heads that a block can serve; larger groups take several blocks.
+GROUP_TILES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel instance.
+
+    Attributes:
+        text: The whole source that it is compiled from.
+        expression: Its name in C++, template arguments and all.
+    """
+
+    text: str
+    expression: str
+
+
+@functools.cache
+def inlined(path: Path) -> str:
+    """The text of a source file, each header of the project in place of its first ``#include``."""
+    return "\n".join(_lines(path, set())) + "\n"
+
+
+def _lines(path: Path, seen: set[Path]) -> list[str]:
+    seen.add(path)
+    # Compilers name the file that a person would open.
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        include = _INCLUDE.match(line)
+        if line == "#pragma once":
+            lines.append("")
+        elif not include:
+            lines.append(line)
+        else:
+            header = path.parent / include["name"]
+            lines += [*([] if header in seen else _lines(header, seen)), f'#line {number + 1} "{path.name}"']
+    return lines
+
+
+def decode_attention(dtype: str, head_dim: int, group: int) -> Kernel:
+    """Attention of ``group`` query heads a KV head."""
+    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(group)}>")
+
+
+def group_tile(group: int) -> int:
+    """Query heads that one block serves, of ``group`` a KV head."""
+    return next((tile for tile in GROUP_TILES if tile >= group), GROUP_TILES[-1])
+
+
+def merge_partitions(dtype: str, head_dim: int) -> Kernel:
+    """What brings the partitions of :func:`decode_attention` together."""
+    return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
+
+
+def plain(name: str) -> Kernel:
+    """A kernel without templates, in a file of its name."""
+    return Kernel(inlined(KERNELS / f"{name}.cu"), name)
+
+
+def attention(expression: str) -> Kernel:
+    """An instance of the attention kernels, by its name in C++."""
+    return Kernel(inlined(KERNELS / "paged_attention.cu"), expression)

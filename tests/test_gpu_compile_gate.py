@@ -1,0 +1,75 @@
+"""The compile gate: kernels compiled for GPUs on a machine without one."""
+
+from __future__ import annotations
+
+import gpu_cases
+import pytest
+
+pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
+
+from fragmeter.gpu import compile_gate, source
+from fragmeter.sim.errors import KernelFault, MissingExtra
+
+#: A thread of a block of 128 has all of its 255 registers up to here, and two such blocks fit a multiprocessor.
+MOST_REGISTERS = 255
+
+
+def check(found: compile_gate.Compiled) -> None:
+    assert found.spill_bytes == 0, found
+    assert 0 < found.registers <= MOST_REGISTERS, found
+    assert found.shared_bytes <= 48 * 1024, found
+
+
+#: The widest and the plainest instances, each dtype once.
+SOME = [
+    source.decode_attention("float16", 128, 8),
+    source.decode_attention("bfloat16", 80, 4),
+    source.decode_attention("float32", 256, 1),
+    source.merge_partitions("float16", 128),
+    source.plain("reshape_and_cache"),
+    source.plain("copy_blocks"),
+]
+
+
+@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+def test_some_instances_compile_without_spills(architecture):
+    found = compile_gate.compiled(SOME, architecture)
+    assert {one.expression for one in found} == {kernel.expression for kernel in SOME}
+    for one in found:
+        check(one)
+    decode = {one.expression: one.shared_bytes for one in found if one.expression.startswith("decode")}
+    assert min(decode.values()) >= 2 * 2 * 8192  # two stages of 8 KiB of keys and of values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+def test_every_instance_compiles_without_spills(architecture):
+    found = compile_gate.compiled(compile_gate.every_kernel(), architecture)
+    assert len(found) == 3 * 6 * (4 + 1) + 2
+    for one in found:
+        check(one)
+
+
+def test_the_gate_sees_spills():
+    """Eight blocks a multiprocessor leave 64 registers a thread, and this one needs over 200."""
+    wide = gpu_cases.planted(
+        source.decode_attention("float16", 128, 8),
+        "__launch_bounds__(kThreads)\n",
+        "__launch_bounds__(kThreads, 8)\n",
+    )
+    (found,) = compile_gate.compiled([wide], "sm_80")
+    assert found.registers <= 64
+    with pytest.raises(AssertionError):
+        check(found)
+
+
+def test_a_source_that_does_not_compile_names_its_line():
+    broken = source.Kernel('#line 7 "broken.cu"\n__global__ void broken() { wrong(); }', "broken")
+    with pytest.raises(KernelFault, match=r"^sm_80: broken.cu\(7\): error: .*wrong"):
+        compile_gate.compiled([broken], "sm_80")
+
+
+def test_without_the_headers_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(compile_gate, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install 'fragmeter\[kernels\]'"):
+        compile_gate.compiled(SOME, "sm_80")

@@ -1,0 +1,210 @@
+"""Decode attention: the kernels' own source, built for the CPU, against float64."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from fragmeter.gpu import paged_attention, source
+from fragmeter.sim.errors import KernelFault, SettingError
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+HEADS = [(32, 8), (40, 40), (64, 8), (16, 1), (14, 2), (4, 2)]
+BLOCK_SIZES = [1, 8, 16, 32, 64]
+#: Ragged: none, one token, a full block of any size, ends within one.
+CONTEXTS = [64, 70, 0, 1, 33]
+
+
+def check(given: gpu_cases.Case, **how) -> None:
+    dtype = given.query.dtype.name
+    assert gpu_cases.error(gpu_cases.run(given, **how), gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), list(itertools.product(gpu_cases.DTYPES, source.HEAD_DIMS)))
+def test_every_dtype_and_head_dim_agrees_with_float64(dtype, head_dim):
+    """Heads and block sizes take turns; test_the_whole_grid has every combination."""
+    turn = list(gpu_cases.DTYPES).index(dtype) + source.HEAD_DIMS.index(head_dim)
+    heads = HEADS[turn % len(HEADS)]
+    for seed, block_size in enumerate(BLOCK_SIZES[turn % 2 :: 2]):
+        check(gpu_cases.case(dtype, heads, head_dim, block_size, CONTEXTS, seed), seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "heads"), list(itertools.product(gpu_cases.DTYPES, [*HEADS, (64, 64)])))
+def test_the_whole_grid(dtype, heads):
+    for head_dim, block_size in itertools.product(source.HEAD_DIMS, BLOCK_SIZES):
+        check(gpu_cases.case(dtype, heads, head_dim, block_size, CONTEXTS))
+    check(gpu_cases.case(dtype, heads, 128, 16, [8192, 5]))
+
+
+@pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
+def test_partitions_are_merged(dtype):
+    """Ends at, before and after a partition's edge; a sequence that most partitions know nothing of; an empty one."""
+    check(gpu_cases.case(dtype, (8, 2), 64, 16, [300, 192, 1, 0, 65]), partition_tokens=64)
+
+
+def test_blocks_may_be_larger_than_any_context():
+    check(gpu_cases.case("float16", (8, 2), 64, 4096, [100, 3]))
+
+
+def test_the_size_of_partitions_changes_rounding_only():
+    given = gpu_cases.case("float32", (8, 2), 64, 16, [300, 17])
+    one, five = (gpu_cases.run(given, partition_tokens=tokens) for tokens in (4096, 64))
+    assert gpu_cases.error(one, five) < 1e-6
+
+
+def test_the_order_of_threads_changes_nothing():
+    given = gpu_cases.case("float16", (8, 2), 64, 16, CONTEXTS)
+    first, *others = (gpu_cases.run(given, seed=seed).tobytes() for seed in range(4))
+    assert others == [first] * 3
+
+
+def test_large_scores_do_not_overflow():
+    """Scores of about 1,000 apart: one token has all the weight."""
+    given = gpu_cases.case("float32", (4, 2), 64, 16, [40])
+    given.query[:] *= 200
+    check(given)
+
+
+def far_case() -> gpu_cases.Case:
+    """32,768 blocks of 64 tokens and 8 KV heads of 128: the last one begins past 2**31 scalars."""
+    near = gpu_cases.case("float16", (16, 8), 128, 64, [130])
+    # Zeros take memory only where they are written.
+    caches = [np.zeros((32768 + 1, 64, 8, 128), np.float16) for _ in "kv"]
+    tables = near.block_tables.copy()
+    tables[0, :3] = [32768, 5, 32767]
+    for far, cache in zip(caches, (near.key_cache, near.value_cache), strict=True):
+        far[tables[0, :3]] = cache[near.block_tables[0, :3]]
+    return gpu_cases.Case(near.query, *caches, tables, near.context_lens, 64, 130)
+
+
+def test_offsets_take_64_bits():
+    check(far_case())
+
+
+#: What is wrong; the line of the kernel; what it becomes.
+BUGS = {
+    "rows are read before they are written": ("            __syncthreads();\n            fetch", "            fetch"),
+    "the first rows are read too early": ("        __syncthreads();\n        fetch(0)", "        fetch(0)"),
+    "the ring is overwritten while it is read": ("    __syncthreads();  // the ring's memory changes hands\n", ""),
+    "warps are merged before all have come": ("(storage.warps);\n    __syncthreads();", "(storage.warps);"),
+    "copies are read before they arrive": ("cp_async_wait<1>();\n", "cp_async_wait<2>();\n"),
+    "copies arrive after the ring has gone": ("        ptx::cp_async_wait<0>();\n", ""),
+    "one token too many is read": ("if (token >= end)", "if (token > end)"),
+    "one token too many is weighed": ("row < tokens.end;", "row <= tokens.end;"),
+    "the last token is left out": ("row < tokens.end;", "row < tokens.end - 1;"),
+    "a head reads another KV head": ("kv_head, start, end}", "(kv_head + 1) % kv_heads, start, end}"),
+    "all queries are of the first KV head": ("+ kv_head) * group + first_head", ") * group + first_head"),
+    "block ids are taken for slots": ("* block_size + token % block_size", "+ token % block_size"),
+    "half a row's score is missing": ("distance = Of::kLanes / 2", "distance = Of::kLanes / 4"),
+    "old sums are not rescaled": ("        sum *= factor;\n", ""),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+    """Tiles are of 64 tokens, and a race at the end can be seen where the last is in the ring's first place."""
+    gpu_cases.plant_attention(monkeypatch, *BUGS[bug])
+    with pytest.raises((AssertionError, KernelFault)):
+        for seed in range(3):
+            check(gpu_cases.case("float16", (8, 2), 64, 16, [70, 130, 33]), seed=seed)
+
+
+def test_a_planted_32_bit_offset_is_caught(monkeypatch):
+    right = "return (slot * kv_heads + kv_head) * kHeadDim;"
+    gpu_cases.plant_attention(monkeypatch, right, right.replace("return ", "return (int)(").replace("Dim;", "Dim);"))
+    with pytest.raises(KernelFault, match="outside every array"):
+        check(far_case())
+
+
+def test_a_planted_bug_of_the_merge_is_caught(monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, "ceil_div(context_lens[blockIdx.y], partition_tokens)", "partitions")
+    with pytest.raises(AssertionError):
+        test_partitions_are_merged("float32")
+
+
+def test_a_wild_block_id_is_a_fault():
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])
+    given.block_tables[1, 1] = 10**6
+    with pytest.raises(KernelFault, match=r"<__half, 64, 4>: block \(\d, 0, 1\), .* outside every array"):
+        gpu_cases.run(given)
+
+
+def arguments(**changes) -> dict:
+    return vars(gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])) | changes
+
+
+def test_forward_takes_arrays_and_gives_one_like_the_query():
+    given = arguments()
+    out = paged_attention.forward(**given, check_ids=True)
+    assert out.dtype == np.float16
+    assert gpu_cases.error(out, gpu_cases.expected(gpu_cases.Case(**given))) <= 1e-3
+    filled = np.empty_like(out)
+    assert paged_attention.paged_attention_cuda_forward(filled, **given) is None
+    assert filled.tobytes() == out.tobytes()
+
+
+def test_an_empty_batch_gives_an_empty_array():
+    given = arguments()
+    for name in ("query", "block_tables", "context_lens"):
+        given[name] = given[name][:0]
+    assert paged_attention.forward(**given).shape == (0, 8, 64)
+
+
+MISTAKES = {
+    "head_dim = 72": dict(query=np.zeros((2, 8, 72), np.float16)),
+    "query.dtype = 'float64'": dict(query=np.zeros((2, 8, 64))),
+    "query.shape = (2, 64)": dict(query=np.zeros((2, 64), np.float16)),
+    "num_heads = 7": dict(query=np.zeros((2, 7, 64), np.float16)),
+    "key_cache.dtype = 'float32'": dict(key_cache=np.zeros((5, 16, 2, 64), np.float32)),
+    "key_cache.shape = (5, 8, 2, 64)": dict(key_cache=np.zeros((5, 8, 2, 64), np.float16)),
+    "value_cache.shape = (1, 16, 2, 64)": dict(value_cache=np.zeros((1, 16, 2, 64), np.float16)),
+    "block_tables.dtype = 'int64'": dict(block_tables=np.zeros((2, 4), np.int64)),
+    "block_tables.shape = (3, 4)": dict(block_tables=np.zeros((3, 4), np.int32)),
+    "context_lens.shape = (1,)": dict(context_lens=np.zeros(1, np.int32)),
+    "block_size = 0": dict(block_size=0),
+    "block_size = 5000": dict(block_size=5000),
+    "max_context_len = 65": dict(max_context_len=65),
+    "max_context_len = -1": dict(max_context_len=-1),
+    "query = 'list'": dict(query=[1, 2]),
+    "query = 'strides of (2, 8, 64)'": dict(query=np.zeros((2, 8, 128), np.float16)[..., ::2]),
+    "block_tables[1, 0] = 7": dict(block_tables=np.array([[0, 1, 2, -9], [7, 3, -9, -9]], np.int32)),
+    "block_tables[0, 2] = -1": dict(block_tables=np.array([[0, 1, -1, -9], [3, 4, -9, -9]], np.int32)),
+    "context_lens[1] = 41": dict(context_lens=np.array([40, 41], np.int32)),
+    "context_lens[0] = -1": dict(context_lens=np.array([-1, 41], np.int32)),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_one_clear_line(message):
+    with pytest.raises(SettingError) as caught:
+        paged_attention.forward(**arguments(**MISTAKES[message]), check_ids=True)
+    assert str(caught.value).startswith(f"{message}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_work_is_split_where_there_is_little_of_it():
+    size = paged_attention.partition_size
+    assert size(100, 8, 108) == 256  # nothing to split
+    assert size(16384, 8, 108) == 512  # one sequence of 8 KV heads on 432 places: 54 wanted, of 304 tokens
+    assert size(4096, 128 * 8, 108) == 4096  # enough blocks without
+    assert size(131072, 1024, 108) == 4096  # a long one among many
+
+
+@pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
+def test_torch_tensors_on_the_cpu_take_the_same_way(dtype):
+    torch = pytest.importorskip("torch")
+    given = gpu_cases.case(dtype, (8, 2), 64, 16, [40, 20])
+    tensors = dict(vars(given))
+    for name in ("query", "key_cache", "value_cache"):
+        tensors[name] = torch.from_numpy(tensors[name].astype(np.float32)).to(getattr(torch, dtype))
+    for name in ("block_tables", "context_lens"):
+        tensors[name] = torch.from_numpy(tensors[name])
+    out = paged_attention.forward(**tensors, check_ids=True)
+    assert out.dtype == tensors["query"].dtype
+    assert out.float().numpy().tobytes() == gpu_cases.run(given).astype(np.float32).tobytes()
