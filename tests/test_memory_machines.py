@@ -11,10 +11,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing, test_policy_sglang,
+#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing (copies), test_policy_sglang,
 #: test_dialogue.
 ELSEWHERE = {
-    *("CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory", "SharingMemory"),
+    *("CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory"),
     *("DialogueBuddyMemory", "DialogueContiguousMemory", "DialogueMemory"),
 }
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))

@@ -8,13 +8,14 @@ import hypothesis
 import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
-from fragmeter.sim.memory import DeferredMemory, HybridMemory, PagedMemory, ReservedMemory
+from fragmeter.sim.memory import DeferredMemory, HybridMemory, PagedMemory, ReservedMemory, SharingMemory
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.deferred import Regions
 from fragmeter.sim.memory.hybrid_tables import HybridTables
 from fragmeter.sim.memory.paged import BlockTables
 from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from fragmeter.sim.memory.sharing_tables import SharingTables
 from fragmeter.sim.memory.skipped import SkippedBlocks
 from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
@@ -84,6 +85,11 @@ def gives_its_first_pages_back_first(tables: HybridTables, sequence) -> None:
     drop(tables, sequence)
 
 
+def never_copies(tables: SharingTables, clock: int) -> None:
+    tables._copiers.clear()
+    BlockTables.grow_until(tables, clock)
+
+
 def takes_no_room(transaction: ContiguousTransaction, tokens: int) -> None:
     slots = transaction.memory.slots_of(tokens)
     transaction.places.append((tokens, slots, transaction.memory.take_place(slots)))
@@ -109,6 +115,8 @@ PLANTED = [
     ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
     ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
+    ("SharingMemory", SharingTables, "grow_until", never_copies),
+    ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
     ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),

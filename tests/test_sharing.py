@@ -172,6 +172,17 @@ def test_the_blocks_of_a_beam_that_dies_are_free_and_it_copies_what_it_writes_to
     ]
 
 
+@pytest.mark.parametrize("policy", SHARING)
+def test_beams_find_their_parents_for_every_token_also_where_they_are_computed_again(policy):
+    """Of sixteen tokens the leader's prefill draws the first one, and siblings fork for the second; then parents are
+    found for each. Three times the beams find them and give way at once: that counts for the prefill that follows."""
+    found = []
+    chosen = {"policy": policy, "num_gpu_blocks_override": 10, "block_size": 4, "watermark": 0, "swap_space": 0}
+    with mock.patch.object(Ancestry, "replaced", lambda self, beams: found.append(beams) or []):
+        run = simulate(settings(**chosen, use_beam_search=True), requests((0, 4, 13, 1), (0, 4, 16, 2)))
+    assert (summary(run)["preemptions"]["recompute"], len(found)) == (3, 16 - 2)
+
+
 def test_a_group_is_swapped_as_a_whole_where_a_sequence_alone_is_computed_again():
     """Nine blocks of 4. Both requests hold two blocks; the later one gives way when the blocks run out: as a
     group it goes to the host, once for what it shares, and alone it is recomputed."""

@@ -45,8 +45,8 @@ class SharingMemory(PagedMemory):
         # Table entries of those on the device less the blocks that they name, the prefix left out.
         self._saved_blocks = 0
         self._due: dict[Group, None] = {}
-        self._beams: dict[Group, None] = {}
-        self._branched_clock = -1
+        # The last step for which each found its parents.
+        self._beams: dict[Group, int] = {}
 
     @property
     def pinned_slots(self) -> int:
@@ -100,10 +100,10 @@ class SharingMemory(PagedMemory):
 
     def transaction(self, clock: int) -> PagedTransaction:
         """See ``PagedMemory``; before anything is decided, the beams find their parents."""
-        if self._beams and clock != self._branched_clock:
-            self._branched_clock = clock
-            self.tables.grow_until(clock)
-            for group in self._beams:
+        for group, branched_clock in self._beams.items():
+            if branched_clock < clock:
+                self._beams[group] = clock
+                self.tables.grow_until(clock)
                 self._branch(group, clock)
         transaction = super().transaction(clock)
         transaction.need += self.due_copies
@@ -142,7 +142,7 @@ class SharingMemory(PagedMemory):
             self._share(group, 1)
             self._owe(group, 1)
         if group.forked and group.ancestry:
-            self._beams[group] = None
+            self._beams[group] = clock
 
     def take_back(self, sequence: Sequence, clock: int) -> None:
         """See ``PagedMemory``; a group shares what it shared before."""

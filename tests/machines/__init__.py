@@ -8,6 +8,7 @@
     tables        models of pools with ids; the walk over block tables
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
+    sharing       paged memory of groups whose sequences share blocks
     reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
 
 After every operation all invariants are walked that the allocator answers for, by their numbers in the design.
@@ -23,6 +24,7 @@ from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
 from .radix import RadixMachine
 from .reservations import ReservationMachine
+from .sharing import SharingMachine
 
 __all__ = ["MACHINES"]
 
@@ -36,5 +38,6 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "ChunkedMemory": ChunkedMachine,
     "DeferredMemory": DeferredMachine,
     "HybridMemory": HybridMachine,
+    "SharingMemory": SharingMachine,
     **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
 }

@@ -1,4 +1,4 @@
-"""Models of pools with ids: a stack of free ones, a list a sequence, and pages that stay mapped."""
+"""Models of pools with ids: a stack of free ones, a list a sequence, tables that share, and pages that stay mapped."""
 
 from __future__ import annotations
 
@@ -37,6 +37,49 @@ class Tables:
 
     def drop(self, sequence: Sequence) -> None:
         self.free += self.tables.pop(sequence)
+
+
+class SharedTables(Tables):
+    """Blocks that several tables may name; those of ``pins`` are named by something else besides."""
+
+    def __init__(self, num_blocks: int, pinned: int = 0) -> None:
+        super().__init__(num_blocks)
+        self.pins = [[self.free.pop() for _ in range(pinned)]]
+
+    def names(self) -> Counter[int]:
+        """How many tables and pins name each block."""
+        return Counter(block for table in (*self.pins, *self.tables.values()) for block in table)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Blocks that nobody else names are free."""
+        table, names = self.tables.pop(sequence), self.names()
+        self.free += [block for block in table if not names[block]]
+
+    def write(self, sequence: Sequence, place: int) -> None:
+        """The token at ``place`` opens a block, or goes to the one before it, copied if another table names it."""
+        table = self.tables[sequence]
+        if place == len(table):
+            table.append(self.free.pop())
+        elif self.names()[table[place]] > 1:
+            table[place] = self.free.pop()
+
+    def move(self, sequence: Sequence, pool: SharedTables, moved: dict[int, int]) -> None:
+        """A table without its pinned blocks goes to another pool; ``moved`` says where blocks of other tables are."""
+        pinned = {block for pin in self.pins for block in pin}
+        table = [block for block in self.tables[sequence] if block not in pinned]
+        for block in table:
+            if block not in moved:
+                moved[block] = pool.free.pop()
+        self.drop(sequence)
+        pool.tables[sequence] = [*pool.pins[0], *(moved[block] for block in table)]
+
+    def check(self, pool: BlockPool, tables: dict[Sequence, list[int]]) -> None:
+        """Invariant 2: references are table entries and pins, and what nobody names is free. Invariant 1: that is all."""
+        assert tables == self.tables
+        named = Counter(block for table in (*self.pins, *tables.values()) for block in table)
+        assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
+        assert list(pool.free_ids) == self.free
+        assert sorted([*named, *pool.free_ids]) == list(range(pool.num_blocks))
 
 
 class MappedTables(Tables):
