@@ -67,9 +67,9 @@ class Dialogue:
             remedy = f"request {row} can begin with 1 to {int(most[row])} tokens of its parent"
             raise SettingError("parent_tokens", int(self.parent_tokens[row]), remedy)
 
-    def children(self) -> np.ndarray:
-        """How many requests each is the parent of, int64 [n]."""
-        return np.bincount(self.parent[self.parent != NO_PARENT], minlength=len(self))
+    def children(self, served: np.ndarray) -> np.ndarray:
+        """Of how many requests each is the parent, int64 [n]; of those alone that are ``served``, bool [n]."""
+        return np.bincount(self.parent[served & (self.parent != NO_PARENT)], minlength=len(self))
 
     def first(self, requests: int) -> Dialogue:
         """The first requests alone."""

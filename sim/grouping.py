@@ -96,6 +96,8 @@ def grouped_source(
     # Of a contiguous piece siblings share nothing.
     size = memory.block_size if isinstance(memory, PagedMemory) else 1
     prefix = settings.shared_prefix_tokens // size * size
+    if workload.dialogue is not None:
+        memory.expect(workload.dialogue.children(~refused))
     beams = partial(Ancestry, settings.beam_survival, settings.seed) if settings.use_beam_search else None
     source = GroupLoop(workload, refused, policy.limits.max_model_len, prefix, beams)
     return source, GroupState(policy.preempted_first, size, prefix)

@@ -20,6 +20,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
 from ..state import State
@@ -65,7 +67,7 @@ class DialogueMemory(PagedMemory):
         self.cached_blocks = 0
         self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
         self._rolls_back = dialogue.rolls_back.tolist()
-        self._children = dialogue.children().tolist()
+        self._children = [0] * len(dialogue)
         self._running: dict[int, Sequence] = {}
         # Whether anybody is admitted in this step.
         self._joining = False
@@ -76,16 +78,25 @@ class DialogueMemory(PagedMemory):
         # Kept tables that admissions of this step count on, and how many of their blocks.
         self._promised: dict[int, int] = {}
         self._taken: dict[int, Sequence] = {}
+        # Blocks that those admissions name or copy.
+        self._claimed: set[int] = set()
 
     def transaction(self, clock: int) -> PagedTransaction:
-        """See ``PagedMemory``; the blocks of the coming step are there, if giving up kept tables can help it."""
+        """See ``PagedMemory``."""
         self._promised.clear()
         self._joining = False
         self._taken.clear()
+        self._claimed.clear()
         self.tables.grow_until(clock)
-        transaction = super().transaction(clock)
-        self._make_free(transaction.need)
-        return transaction
+        return super().transaction(clock)
+
+    def go_on(self, need: int) -> None:
+        """The running sequences take so many blocks in the coming step, as far as they are there; then some give way."""
+        self._make_free(min(need, self.free))
+
+    def expect(self, children: np.ndarray) -> None:
+        """How many requests that will be served go on from each, int64 [n]."""
+        self._children = children.tolist()
 
     def look_up(self, sequence: Sequence, clock: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
@@ -109,6 +120,8 @@ class DialogueMemory(PagedMemory):
             if self._takes(sequence):
                 self._taken[parent] = sequence
             self._promised[parent] = max(-(-tokens // self.block_size), self._promised.get(parent, 0))
+            start = self._start(sequence)
+            self._claimed.update(start.shared, () if start.copied is None else (start.copied,))
 
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether the pool could hold it beside the block that it copies."""
@@ -141,11 +154,12 @@ class DialogueMemory(PagedMemory):
         return Start(table[:full], table[full] if rest else None, parent if takes else None)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
-        """By how much an admission lessens what is free: blocks taken, cached ones that are named again, and one
-        that is copied, which must stay until it is."""
+        """By how much an admission lessens what is free: blocks taken, cached ones that are named again and were
+        not in this step, and one that is copied, which must stay until it is."""
         (sequence,) = members
-        start = self._start(sequence)
-        again = sum(not self._named.get(block, 1) for block in start.shared) + (start.copied is not None)
+        start, claimed = self._start(sequence), self._claimed
+        again = sum(not self._named.get(block, 1) and block not in claimed for block in start.shared)
+        again += start.copied is not None
         return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
 
     def held_blocks(self, sequence: Sequence, clock: int) -> int:
@@ -154,13 +168,14 @@ class DialogueMemory(PagedMemory):
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
-        start, opens = self._start(sequence), not past and not (sequence.start_tokens - 1) % self.block_size
-        size, before = self.block_size, sequence.start_tokens - 1 + past
+        start, size, before = self._start(sequence), self.block_size, sequence.start_tokens - 1 + past
+        # Of the coming step, which is none where all stand still.
+        opens = 0 if past else self._phases[clock % size] + (not before % size)
         for block in start.shared:
             self._name(block)
         if start.parent is not None:
             self._give_up(start.parent)
-        self._make_free(-(-before // size) - len(start.shared) + self._phases[clock % size] + opens)
+        self._make_free(-(-before // size) - len(start.shared) + opens)
         self._copied_blocks += start.copied is not None
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         self.tables.tables[sequence] = list(start.shared)
@@ -205,6 +220,7 @@ class DialogueMemory(PagedMemory):
         """See ``PagedMemory``; victims keep nothing."""
         self.tables.grow_until(clock)
         self._leave(preempted, clock)
+        self._make_free(self._phases[clock % self.block_size])
 
     def _leave(self, leaving: tuple[Sequence, ...], clock: int) -> None:
         for sequence in leaving:

@@ -8,7 +8,11 @@ stays in the parent's piece where that is long enough for it, and copies where i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import numpy as np
 
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
@@ -21,19 +25,48 @@ from .ledger import Meter
 class DialogueTransaction(ContiguousTransaction):
     """Tentative reservations for which kept pieces are given up, or taken over; one piece a sequence."""
 
+    __slots__ = ("_given_up",)
+
     def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
-        """See ``ContiguousTransaction``; gives up what is kept until there is room, or nothing left."""
+        """See ``ContiguousTransaction``; says who would be given up, if anybody.
+
+        Where that is its own parent, nothing is found for the sequence any more.
+        """
+        self._given_up: list[int] | None = []
         if self._piece(sequence, tokens) is not None:
             return True
-        while not self.has_room(tokens):
-            given_up = self.memory.give_up_one(sequence)
-            if not given_up:
-                return False
-            self.free_slots += given_up
-        return True
+        memory = self.memory
+        self._given_up = self._victims(tokens, memory.unpromised(spared=memory.found_in(sequence)))
+        if self._given_up is None and sequence.computed_tokens:
+            self._given_up = self._victims(tokens, memory.unpromised())
+            if self._given_up is not None:
+                sequence.computed_tokens = 0
+        return self._given_up is not None
+
+    def _victims(self, tokens: int, candidates: list[int]) -> list[int] | None:
+        """The first of the candidates, as many as make room for ``tokens``; None where all of them do not.
+
+        It is tried and undone: who gives way for nothing would help nobody.
+        """
+        memory, free_slots = self.memory, self.free_slots
+        if free_slots + sum(memory.kept[parent].slots for parent in candidates) < memory.slots_of(tokens):
+            return None
+        with memory.tried():
+            for count, parent in enumerate(candidates):
+                if self.has_room(tokens):
+                    break
+                self.free_slots += memory.kept[parent].slots
+                memory.give_place(memory.kept[parent])
+            else:
+                count = len(candidates)
+            enough = self.has_room(tokens)
+        self.free_slots = free_slots
+        return candidates[:count] if enough else None
 
     def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
         """See ``ContiguousTransaction``; who rolls its parent back takes its piece over."""
+        for parent in self._given_up:
+            self.free_slots += self.memory.evict(parent)
         grant = self._piece(sequence, tokens)
         self.memory.promise(sequence)
         if grant is None:
@@ -57,7 +90,7 @@ class _Kept(ContiguousMemory):
         self.kept: OrderedDict[int, Grant] = OrderedDict()
         self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
         self._rolls_back = dialogue.rolls_back.tolist()
-        self._children = dialogue.children().tolist()
+        self._children = [0] * len(dialogue)
         self._running: dict[int, Sequence] = {}
         # Whether anybody is admitted in this step.
         self._joining = False
@@ -79,6 +112,10 @@ class _Kept(ContiguousMemory):
         self._transaction = DialogueTransaction(self)
         self._transaction.free_slots -= self._kept_slots
         return self._transaction
+
+    def expect(self, children: np.ndarray) -> None:
+        """How many requests that will be served go on from each, int64 [n]."""
+        self._children = children.tolist()
 
     def look_up(self, sequence: Sequence, clock: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
@@ -116,19 +153,21 @@ class _Kept(ContiguousMemory):
         self._kept_slots -= self.kept.pop(parent).slots
         self._in_place.add(sequence.index)
 
-    def give_up_one(self, sequence: Sequence) -> int:
-        """Give up the kept piece that was used longest ago, and nobody counts on, at last that of the sequence's own
-        parent; its slots, 0 where there is none."""
-        own, found = self._parent[sequence.index], sequence.computed_tokens
-        for parent in self.kept:
-            if parent not in self._promised and not (found and parent == own):
-                return self._evict(parent)
-        if found and own in self.kept and own not in self._promised:
-            sequence.computed_tokens = 0
-            return self._evict(own)
-        return 0
+    def found_in(self, sequence: Sequence) -> int:
+        """The parent in which something was found for a sequence, or ``NO_PARENT``."""
+        return self._parent[sequence.index] if sequence.computed_tokens else NO_PARENT
 
-    def _evict(self, parent: int) -> int:
+    def unpromised(self, spared: int = NO_PARENT) -> list[int]:
+        """Parents whose pieces nobody counts on in this step, the one used longest ago first."""
+        return [parent for parent in self.kept if parent not in self._promised and parent != spared]
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Whatever is placed and given up meanwhile is undone."""
+        yield
+
+    def evict(self, parent: int) -> int:
+        """Give up a kept piece for want of room; its slots."""
         slots = self._give_up(parent)
         self._evicted_slots += slots
         return slots
@@ -191,6 +230,13 @@ class DialogueContiguousMemory(_Kept, ContiguousMemory):
 
 class DialogueBuddyMemory(_Kept, BuddyMemory):
     """``BuddyMemory`` for trees of requests."""
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """See above."""
+        before = deepcopy(self.arena)
+        yield
+        self.arena, self._largest_run = before, None
 
     def largest_free_slots(self) -> int:
         """See ``BuddyMemory``."""

@@ -91,6 +91,9 @@ class SharingMemory(PagedMemory):
         """Whether what is found for a sequence may be more in a later step: nothing ever is."""
         return False
 
+    def go_on(self, need: int) -> None:
+        """Nothing has to be given up for those who run."""
+
     def promise(self, sequence: Sequence) -> None:
         """Nothing has to stay for a sequence that is admitted in this step."""
 

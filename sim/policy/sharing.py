@@ -35,6 +35,7 @@ class _Sharing(VllmSosp23):
     def _make_room(self, state: GroupState, transaction: PagedTransaction) -> Victims:
         """Phase 1, group by group in the order of arrival; the last ones give way."""
         memory: SharingMemory = transaction.memory
+        memory.go_on(transaction.need)
         need = transaction.need + sum(len(group.siblings) for group in state.forking)
         if transaction.free - need >= _most_seats(state):
             transaction.free -= need
