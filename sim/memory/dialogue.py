@@ -91,7 +91,7 @@ class DialogueMemory(PagedMemory):
         return super().transaction(clock)
 
     def go_on(self, need: int) -> None:
-        """The running sequences take so many blocks in the coming step, as far as they are there; then some give way."""
+        """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
         self._make_free(min(need, self.free))
 
     def expect(self, children: np.ndarray) -> None:

@@ -14,6 +14,9 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
     vllm_v0, vllm_v1, sarathi, tgi, trtllm, lightllm, fastgen, sglang (with trie)
     vllm_v1_caching  vllm-v1 with prefix caching
     hybrid    KV groups over one pool of pages, under vllm-v1, vllm-v0 and vllm-sosp23
+    families  requests of several sequences, or with parents: what goes in and comes out, and a clock of their own
+    families_blocks, families_paged, families_orca  groups: blocks with their holders, vllm-sosp23 and vllm-v0, pieces
+    trees_paged, trees_orca  dialogue trees over the same
     story     for the tests: costs, a log of one line a step, random cases
 """
 
