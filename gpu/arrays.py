@@ -93,7 +93,8 @@ def empty(field: str, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         torch = importlib.import_module("torch")
         made = torch.empty(shape, dtype=getattr(torch, dtype), device=like.owner.device)
     else:
-        made = importlib.import_module("cupy").empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
+        with like.owner.device:
+            made = importlib.import_module("cupy").empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
     return view(field, made)
 
 
@@ -104,7 +105,8 @@ def from_host(field: str, values: np.ndarray, like: Array) -> Array:
     elif type(like.owner).__module__.partition(".")[0] == "torch":
         made = importlib.import_module("torch").from_numpy(values).to(like.owner.device)
     else:
-        made = importlib.import_module("cupy").asarray(values)
+        with like.owner.device:
+            made = importlib.import_module("cupy").asarray(values)
     return view(field, made)
 
 

@@ -126,14 +126,17 @@ def built(kernel: Kernel) -> Path:
     """The shared library of a kernel, from the cache or built now.
 
     Raises:
-        UserError: There is no compiler.
+        UserError: There is no compiler, or no folder for the cache.
         KernelFault: The source does not compile; the text is the compiler's first error.
     """
     text = f"{_shim()}{kernel.text}\nFRAGMETER_EXPORT(run, {kernel.expression})\n"
     name = hashlib.sha256("\0".join((text, *_FLAGS, platform.machine())).encode()).hexdigest()
     library = cache_folder() / f"{name}.so"
     if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{library.parent} cannot be made ({error.strerror}): set XDG_CACHE_HOME") from error
         _compile(kernel, text, library)
     return library
 

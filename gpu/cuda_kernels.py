@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ from ..sim.errors import MissingExtra
 from .arrays import Array
 from .cpu_kernels import Argument, Extent
 from .source import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of another library, by its handle, under CUDA's stream protocol."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
 
 
 class CudaKernels:
@@ -60,5 +71,5 @@ class CudaKernels:
         torch = sys.modules.get("torch")
         owners = (argument.owner for argument in arguments if isinstance(argument, Array))
         if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
-            return self._cupy.cuda.ExternalStream(torch.cuda.current_stream(self._device).cuda_stream, self._device)
+            return self._cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(self._device).cuda_stream))
         return self._cupy.cuda.get_current_stream()

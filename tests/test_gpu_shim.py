@@ -203,6 +203,13 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, tmp_path):
         cpu_kernels.built(Kernel(KERNEL_TEXT, "places"))
 
 
+def test_where_nothing_can_be_kept_one_line_says_so(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="kernels cannot be made .*: set XDG_CACHE_HOME$"):
+        cpu_kernels.built(Kernel(KERNEL_TEXT, "places"))
+
+
 @needs_compiler
 def test_a_kernel_is_built_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

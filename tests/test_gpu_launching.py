@@ -1,0 +1,156 @@
+"""Which way arrays take. A CuPy that runs kernels on the CPU stands in for a GPU: what is packed, where it goes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import SimpleNamespace
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from fragmeter.gpu import arrays, cpu_kernels, launching, paged_attention
+from fragmeter.gpu.cache import copy_blocks
+from fragmeter.gpu.source import Kernel
+from fragmeter.sim.errors import MissingExtra, SettingError
+
+
+class Current:
+    """A device or a stream, which is current while it is entered."""
+
+    entered: list[Current] = []
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind, self.id, self.attributes = kind, number, {"MultiProcessorCount": 4}
+
+    def __enter__(self) -> None:
+        self.entered.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        self.entered.pop()
+
+    @classmethod
+    def now(cls, kind: str) -> int | None:
+        return next((one.id for one in reversed(cls.entered) if one.kind == kind), None)
+
+
+class DeviceArray:
+    """What of CuPy's ndarray is used, over numpy."""
+
+    made: list[DeviceArray] = []
+
+    def __init__(self, values: np.ndarray, device: int | None = None) -> None:
+        number = Current.now("device") or 0 if device is None else device
+        self.values, self.device = values, Current("device", number)
+        self.data = SimpleNamespace(ptr=values.ctypes.data)
+        self.shape, self.dtype, self.flags, self.nbytes = values.shape, values.dtype, values.flags, values.nbytes
+        self.made.append(self)
+
+    def get(self) -> np.ndarray:
+        return self.values
+
+
+DeviceArray.__module__ = "cupy"
+
+
+class FakeCupy:
+    """Devices and streams have numbers, CuPy's own stream is 0; what is launched where is written down."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple] = []
+        self.empty = lambda shape, dtype: DeviceArray(np.empty(shape, dtype))
+        self.asarray = DeviceArray
+        self.RawModule = lambda code, options, name_expressions: SimpleNamespace(
+            get_function=lambda name: lambda *call, shared_mem: self._run(Kernel(code, name), *call, shared_mem)
+        )
+        self.cuda = SimpleNamespace(
+            Device=lambda number: Current("device", number),
+            get_current_stream=lambda: Current("stream", 0),
+            Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
+        )
+
+    def _run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
+        self.launched.append((kernel.expression, grid, Current.now("device"), Current.now("stream")))
+        touched = [arrays.view("array", one.values) for one in DeviceArray.made]
+        cpu_kernels.CpuKernels().launch(kernel, grid, block, values, touched, shared_bytes)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(DeviceArray, "made", [])
+    launching._cuda.cache_clear()
+    yield fake
+    launching._cuda.cache_clear()
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+
+def on_device(given: gpu_cases.Case, device: int = 0) -> dict:
+    return {
+        name: DeviceArray(value, device) if isinstance(value, np.ndarray) else value
+        for name, value in vars(given).items()
+    }
+
+
+@needs_compiler
+def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy):
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0])
+    out = paged_attention.forward(**on_device(given, 3), check_ids=True)
+    assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
+    # 6 columns for the 16 places of 4 multiprocessors: 2 partitions of 768 tokens.
+    assert cupy.launched == [
+        ("decode_attention<__half, 64, 4>", (2, 2, 3), 3, 0),
+        ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
+    ]
+
+
+@needs_compiler
+def test_addresses_of_layers_go_to_the_device(cupy):
+    caches = [DeviceArray(np.arange(64, dtype=np.float16).reshape(4, 2, 1, 8) + layer) for layer in range(4)]
+    copy_blocks(caches[:2], caches[2:], DeviceArray(np.array([[0, 3]])))
+    for cache in caches:
+        assert (cache.get()[3] == cache.get()[0]).all()
+    assert [grid for _, grid, *_ in cupy.launched] == [(1, 2, 1)]
+
+
+def test_nothing_is_launched_for_an_empty_batch(cupy):
+    given = on_device(gpu_cases.case("float16", (8, 2), 64, 16, [5]))
+    for name in ("query", "block_tables", "context_lens"):
+        given[name] = DeviceArray(given[name].get()[:0])
+    assert paged_attention.forward(**given).shape == (0, 8, 64)
+    assert cupy.launched == []
+
+
+def test_torch_tensors_take_torchs_current_stream(cupy, monkeypatch):
+    class Tensor:
+        pass
+
+    current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=700 + device))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=current))
+    given = arrays.Array("query", 16, (0,), "int32", 0, "cuda:2", Tensor())
+    monkeypatch.setattr(cpu_kernels.CpuKernels, "launch", lambda *_: None)
+    launching.kernels_for(given).launch(Kernel("", "any"), (1, 1, 1), (1, 1, 1), (given,))
+    assert cupy.launched == [("any", (1, 1, 1), 2, 702)]
+
+
+def test_arrays_of_two_devices_do_not_mix(cupy):
+    given = on_device(gpu_cases.case("float16", (8, 2), 64, 16, [5]))
+    given["value_cache"] = given["value_cache"].get()
+    with pytest.raises(SettingError, match="value_cache = 'cpu': must be on cuda:0, as query is"):
+        paged_attention.forward(**given)
+
+
+def test_without_cupy_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    launching._cuda.cache_clear()
+    with pytest.raises(MissingExtra, match=r"pip install 'fragmeter\[gpu\]'"):
+        launching.kernels_for(arrays.Array("query", 0, (0,), "int32", 0, "cuda:0", None))
+
+
+def test_another_kind_of_device_is_refused():
+    with pytest.raises(SettingError, match="query = 'mps:0': must be on the CPU or on a CUDA device"):
+        launching.kernels_for(arrays.Array("query", 0, (0,), "int32", 0, "mps:0", None))
