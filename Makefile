@@ -34,6 +34,7 @@ test-all: $(VENV)/.test
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
+	$(BIN)/python benchmarks/policy_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py
 
 screenshots: $(VENV)/.test

@@ -170,6 +170,14 @@ def test_what_is_kept_is_cached_and_given_up_when_blocks_run_out():
     assert [tokens for tokens in plenty.book.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 1, 1]
 
 
+def test_who_is_given_up_is_the_parent_used_longest_ago():
+    """As above, but a child of 0 comes before the large request, which therefore takes the blocks of 1."""
+    child = (10, 2, 0, 9, False)
+    work = tree(FIRST, FIRST, (LATER, *child), (2 * LATER, 25, 2), (LAST, *child), (2 * LAST, 10, 2, 1, 9, False))
+    run = simulate(settings(num_gpu_blocks_override=10, block_size=4), work)
+    assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [12, 1, 25, 1, 10]
+
+
 @pytest.mark.parametrize("policy", CONTIGUOUS)
 def test_contiguous_policies_copy_a_fork_and_stay_in_place_to_roll_back(policy):
     """A fork copies 9 tokens, in bytes and in time; who rolls back finds them where they are."""
@@ -262,6 +270,13 @@ def test_a_trace_says_who_goes_on_from_whom(tmp_path):
 def test_what_a_trace_cannot_say(tmp_path, row, message):
     with pytest.raises(TraceError, match=message):
         read(trace(tmp_path, "0,6,5,,,", row))
+
+
+@pytest.mark.parametrize("column", ("fork_at", "truncate_to"))
+def test_a_column_of_tokens_without_one_of_parents_is_refused(tmp_path, column):
+    (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,{column}\n0,6,5,3\n")
+    with pytest.raises(TraceError, match=f"{column} says where a parent is left; name the parent"):
+        read(tmp_path / "t.csv")
 
 
 def test_what_a_workload_cannot_say():

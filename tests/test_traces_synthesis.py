@@ -99,6 +99,9 @@ def test_a_cap_that_nothing_meets_is_refused_and_does_not_hang():
     with pytest.raises(SettingError) as caught:
         sample(ALPACA, 10, stream(0, "test"), max_total_tokens=6)
     assert str(caught.value) == "max_total_tokens = 6: fewer than 1 in 1,000 of alpaca52k_opt fit; raise it"
+    # By the name of the flag, where it is one.
+    with pytest.raises(SettingError, match="max_model_len = 6: fewer than"):
+        synthetic_pairs(ALPACA, 10, 0, max_model_len=6)
 
 
 def test_the_catalogue_names_source_and_licence():

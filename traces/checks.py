@@ -53,6 +53,7 @@ def checked(name: str, table: Table) -> Trace:
         remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
         table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
     n = _sequences(table) if "n" in table.columns else None
+    _refuse_without_parents(table)
     dialogue = _dialogue(table, prompt_tokens, output_tokens) if "parent" in table.columns else None
     return Trace(name, prompt_tokens, output_tokens, _arrivals(table), max_tokens, table.rows, n=n, dialogue=dialogue)
 
@@ -62,6 +63,13 @@ def _refuse_repeated(table: Table) -> None:
     if twice is not None:
         found = shown(",".join(table.names))
         raise TraceError(table.path, table.header_line, "columns", found, f"{twice} is there twice; keep one")
+
+
+def _refuse_without_parents(table: Table) -> None:
+    alone = next((name for name in ("fork_at", "truncate_to") if name in table.columns), None)
+    if alone is not None and "parent" not in table.columns:
+        remedy = f"{alone} says where a parent is left; name the parent in a column of that name, or leave it out"
+        raise TraceError(table.path, table.header_line, "columns", shown(",".join(table.names)), remedy)
 
 
 def _required(table: Table, column: str) -> str:

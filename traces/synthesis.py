@@ -65,7 +65,11 @@ def synthetic_pairs(set_name: str, n: int, seed: int, max_model_len: int) -> Len
     Raises:
         SettingError: as ``sample``.
     """
-    return sample(set_name, n, stream(seed, f"lengths {set_name}"), max_model_len)
+    try:
+        return sample(set_name, n, stream(seed, f"lengths {set_name}"), max_model_len)
+    except SettingError as error:
+        field = "max_model_len" if error.field == "max_total_tokens" else error.field
+        raise SettingError(field, error.value, error.remedy) from None
 
 
 def _summary(set_name: str) -> Mapping[str, object]:
