@@ -106,9 +106,8 @@ def workload_of(requests: list[Asked]) -> Workload:
 def run_of(case: FamilyCase, leap: bool) -> Run:
     """The engine's run."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
-    chosen = settings_of(
-        case.policy, case.pool, case.limits, shared_prefix_tokens=case.prefix_tokens, seed=case.seed, leap=leap, **beams
-    )
+    switches = {"shared_prefix_tokens": case.prefix_tokens, "seed": case.seed, "leap": leap, **beams}
+    chosen = settings_of(case.policy, case.pool, case.limits, **switches)
     return simulate(chosen, workload_of(case.requests), case.cost)
 
 

@@ -71,8 +71,8 @@ class StoryCost(LineCost):
 
 
 def story(policy: str, requests: list[Asked], pool: Pool, *steps: tuple) -> None:
-    """Both are held to steps worked out by hand: (start, ticks, clock, width, prefill tokens, ticks of moves, and slots
-    live, held, saved, cached, held on the host). The same requests without siblings or parents are served otherwise."""
+    """Both are held to steps worked out by hand: (start, ticks, clock, width, prefill tokens, ticks of moves, and
+    slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
     case = FamilyCase(policy, requests, pool, Limits(96, max_num_seqs=40, watermark_fraction=0.0), cost=StoryCost())
     outcome = same(case)
     assert rows_of(run_of(case, leap=False)) == [RowSlots(*step) for step in steps]
@@ -82,8 +82,8 @@ def story(policy: str, requests: list[Asked], pool: Pool, *steps: tuple) -> None
 
 
 def test_a_group_gives_way_for_want_of_a_block_that_it_does_not_need():
-    """In step 2 one block is free. Neither needs one, but a group of two asks for two: it leaves with its three blocks,
-    the prompt's once. It comes back when three and two are free."""
+    """In step 2 one block is free. Neither needs one, but a group of two asks for two: it leaves with its three
+    blocks, the prompt's once. It comes back when three and two are free."""
     story(
         "vllm-sosp23",
         [Asked(0, 4, 6), Asked(0, 4, 4, n=2)],
@@ -100,7 +100,8 @@ def test_a_group_gives_way_for_want_of_a_block_that_it_does_not_need():
 
 
 def test_a_group_that_is_computed_again_finds_the_full_blocks_of_its_prompt():
-    """As above without a host. In step 3 the leader computes six tokens and its sibling two; in step 5 seven and three."""
+    """As above without a host. In step 3 the leader computes six tokens and its sibling two, in step 5 seven and
+    three."""
     story(
         "vllm-sosp23",
         [Asked(0, 4, 6), Asked(0, 4, 4, n=2)],
@@ -146,8 +147,8 @@ def test_a_step_that_only_prefills_gives_up_nothing_for_those_who_stand_still():
 
 
 def test_a_piece_is_not_given_up_for_a_head_that_does_not_fit_all_the_same():
-    """44 slots. At 238 request 2 asks for 30, and 26 would be free if request 0's six were given up. They stay, and at
-    458 request 3 copies five tokens from there."""
+    """44 slots. At 238 request 2 asks for 30, and 26 would be free if request 0's six were given up. They stay, and
+    at 458 request 3 copies five tokens from there."""
     story(
         "orca",
         [Asked(0, 4, 2, max_tokens=2), Asked(0, 14, 4, max_tokens=4), Asked(100, 20, 2, max_tokens=10),
@@ -183,8 +184,8 @@ def test_beams_find_their_parents_after_a_prefill_in_which_the_clock_stood_still
 
 
 def test_a_table_whose_blocks_all_run_is_not_given_up():
-    """At 625, where no block is free for it, and at 847, where an earlier request takes one, the child gives way. Nothing is
-    cached before it does, so nothing is given up; then its parent's two blocks are, and it finds them again."""
+    """At 625, where no block is free for it, and at 847, where an earlier request takes one, the child gives way.
+    Nothing is cached before it does, so nothing is given up; then its parent's two blocks are, and are found again."""
     story(
         "vllm-sosp23",
         [Asked(0, 7, 2), Asked(300, 4, 9), Asked(500, 9, 6, 1, 0, 8)],

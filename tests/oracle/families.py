@@ -1,10 +1,10 @@
 """Requests of several sequences, and requests that go on from others: what goes in, what comes out, and the clock.
 
-Here a *family* is one request with its sequences (``members``), the first of which prefills for all. They are admitted
-and leave together, and gain a token each in every step that computes them.
+Here a *family* is one request with its sequences (``members``), the first of which prefills for all. They are
+admitted and leave together, and gain a token each in every step that computes them.
 
-A *decode step* moves the decode clock on; a step that only prefills while who runs stands still (vllm-v0), or in which
-blocks are only swapped out, does not. A stay is a sequence on the device, from a step on; a cut ends one early.
+A *decode step* moves the decode clock on; a step that only prefills while who runs stands still (vllm-v0), or in
+which blocks are only swapped out, does not. A stay is a sequence on the device, from a step on; a cut ends one early.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vllm-sosp23 and vllm-v0 over groups of sequences that share blocks: samples, beams, and a pinned prefix.
 
 A group of n wants n free blocks to go on, and n seats. Its leader computes the prompt; before their first decode the
-others name all its blocks. Who writes into a block that others name copies it. Computed again, the leader computes all
-it knows, and each of the others what lies past the full blocks of the prompt.
+others name all its blocks. Who writes into a block that others name copies it. Computed again, the leader computes
+all it knows, and each of the others what lies past the full blocks of the prompt.
 """
 
 from __future__ import annotations

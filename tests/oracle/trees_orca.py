@@ -1,7 +1,7 @@
 """The Orca policies over dialogue trees: pieces of parents that are done are kept for those who go on from them.
 
-A fork copies the parent's tokens into a piece of its own. Who rolls back stays in the parent's piece, if that is kept,
-long enough, and copied by nobody else in this step; otherwise it copies too.
+A fork copies the parent's tokens into a piece of its own. Who rolls back stays in the parent's piece, if that is
+kept, long enough, and copied by nobody else in this step; otherwise it copies too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class TreeOrca(FamilySystem):
     """Pieces counted in slots, as its own paper has it.
 
-    ``kept`` are the pieces of who is done, the one used longest ago first; ``copied`` those who are copied in this step.
+    ``kept`` are the pieces of who is done, the one used longest ago first; ``copied`` those copied in this step.
     """
 
     def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:

@@ -1,7 +1,7 @@
-"""vllm-sosp23 and vllm-v0 over dialogue trees: tables of parents that are done are kept for those who go on from them.
+"""vllm-sosp23 and vllm-v0 over dialogue trees: tables of parents that are done are kept for who goes on from them.
 
-A block is *free* while no running table names it, kept or not. Admissions are decided by counts, and take what they were
-promised when all are decided: so what one of them counts on is still there.
+A block is *free* while no running table names it, kept or not. Admissions are decided by counts, and take what they
+were promised when all are decided: so what one of them counts on is still there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .model import Limits, Pool
 
 
 class KeepingBlocks(Blocks):
-    """``kept`` has the tables of those who are done, the one used longest ago first; ``wanted`` says of how many blocks
-    of them the admissions of this step count on."""
+    """``kept`` has the tables of those who are done, the one used longest ago first; ``wanted`` says on how many
+    blocks of them the admissions of this step count."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -87,7 +87,7 @@ class TreeSosp23(GroupedSosp23):
             self.begin(family, start)
         self.blocks.wanted = {}
 
-    def wanted(self) -> set[int]:
+    def claimed(self) -> set[int]:
         """Blocks that the admissions of this step name or copy."""
         named = {block for start in self.starts.values() for block in start.named}
         return named | {start.copied for start in self.starts.values() if start.copied is not None}
@@ -109,13 +109,10 @@ class TreeSosp23(GroupedSosp23):
             other is not family and other.asked.parent == asked.parent and start.tokens
             for other, start in self.starts.items()
         )
-        if asked.rolls_back and alone:
-            if half_full is None:
-                return Start(tokens, named, None, True)
-            if not self.is_named(half_full, parent):
-                return Start(tokens, (*named, half_full), None, True)
-            return Start(tokens, named, half_full, True)
-        return Start(tokens, named, half_full)
+        in_place = asked.rolls_back and alone
+        if in_place and half_full is not None and not self.is_named(half_full, parent):
+            named, half_full = (*named, half_full), None
+        return Start(tokens, named, half_full, in_place)
 
     def table_of(self, parent: Family | None, tokens: int) -> list[int] | None:
         """The parent's table, if it has so many tokens."""
@@ -132,7 +129,7 @@ class TreeSosp23(GroupedSosp23):
     def is_named(self, block: int, parent: Family) -> bool:
         """Whether somebody else, running, kept or admitted, names a block of the parent's table."""
         others = [table for family, table in self.blocks.kept.items() if family is not parent]
-        return bool(self.blocks.holders[block]) or any(block in table for table in others) or block in self.wanted()
+        return bool(self.blocks.holders[block]) or any(block in table for table in others) or block in self.claimed()
 
     def stored_tokens(self, family: Family) -> int:
         """Tokens stored before this step."""
@@ -144,8 +141,8 @@ class TreeSosp23(GroupedSosp23):
     def admission_blocks(self, family: Family) -> int:
         """All its blocks but for those that are in use anyway; and one for a copy, whose source must stay."""
         start = self.start_of(family)
-        wanted = self.wanted()
-        in_use = [block for block in start.named if self.blocks.holders[block] or block in wanted]
+        claimed = self.claimed()
+        in_use = [block for block in start.named if self.blocks.holders[block] or block in claimed]
         return self.blocks.blocks_for(family.known_tokens) - len(in_use) + (start.copied is not None)
 
     def prefill(self, family: Family) -> None:
