@@ -92,16 +92,34 @@ def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):
     assert summary(simulate(chosen, work))["completed"] == ALL_AT_ONCE
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_all_at_once_in_a_pool_that_they_overfill(policy):
-    """A peer was seen with 36,593 preemptions and 25 of these 200 requests done."""
-    work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", ALL_AT_ONCE, 0, 2048), np.inf)
+def flood(policy: str, count: int) -> dict:
+    """The summary of requests that are all there at the start, and whose true outputs are told, over 1,401 blocks."""
+    work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", count, 0, 2048), np.inf)
     told = replace(work, max_tokens=work.output_tokens)
     size = 1 if policy == "sglang" else 16
     pool = sim_settings(policy=policy, num_gpu_blocks_override=1401 * 16 // size, block_size=size)
-    content = summary(simulate(pool, told))
+    return summary(simulate(pool, told))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_at_once_in_a_pool_that_they_overfill(policy):
+    """A peer was seen with 36,593 preemptions and 25 of these 200 requests done."""
+    content = flood(policy, ALL_AT_ONCE)
     assert content["completed"] == ALL_AT_ONCE
     assert not content["work"]["thrashing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", (1_000, 10_000))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_thousands_at_once(policy, count):
+    assert flood(policy, count)["completed"] == count
+
+
+def test_guaranteed_no_evict_never_preempts_and_max_utilization_packs_more():
+    sure, full = (flood(name, ALL_AT_ONCE) for name in ("trtllm-no-evict", "trtllm-max-util"))
+    assert sure["preemptions"]["recompute"] == 0 < full["preemptions"]["recompute"]
+    assert full["mean_batch"] > 1.2 * sure["mean_batch"] and full["duration"] < sure["duration"]
 
 
 def test_thrashing_is_reported(capsys, tmp_path):
