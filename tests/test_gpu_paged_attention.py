@@ -52,6 +52,12 @@ def test_blocks_may_be_larger_than_any_context():
     check(gpu_cases.case("float16", (8, 2), 64, 4096, [100, 3]))
 
 
+def test_a_group_of_heads_may_end_within_a_block():
+    """Ten heads a KV head: eight in one block, two in another."""
+    check(gpu_cases.case("float16", (20, 2), 64, 16, CONTEXTS))
+    check(gpu_cases.case("float16", (20, 2), 64, 16, CONTEXTS), partition_tokens=32)
+
+
 def test_the_size_of_partitions_changes_rounding_only():
     given = gpu_cases.case("float32", (8, 2), 64, 16, [300, 17])
     one, five = (gpu_cases.run(given, partition_tokens=tokens) for tokens in (4096, 64))
