@@ -24,6 +24,8 @@ from sharing_walk import SharingWalk
 PAGED = ("vllm-sosp23", "vllm-v0")
 CONTIGUOUS = ("orca", "orca-max", "orca-pow2", "orca-oracle")
 LATER, LAST = 3 * 10**12, 6 * 10**12
+#: In the first decode step after two prompts that came at once.
+DECODING = 45 * 10**9
 unhurried = partial(hypothesis_settings, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -176,6 +178,16 @@ def test_who_is_given_up_is_the_parent_used_longest_ago():
     work = tree(FIRST, FIRST, (LATER, *child), (2 * LATER, 25, 2), (LAST, *child), (2 * LAST, 10, 2, 1, 9, False))
     run = simulate(settings(num_gpu_blocks_override=10, block_size=4), work)
     assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [12, 1, 25, 1, 10]
+
+
+def test_a_prompt_that_others_pause_for_gives_up_nothing_for_a_step_that_is_over():
+    """Four blocks of 4: one is kept for request 3, request 1 opened its second one in the step before request 2 comes,
+    and takes no other. The last free block holds request 2's prompt, and request 3 finds what was kept."""
+    work = tree((0, 4, 1), (0, 4, 4), (DECODING, 3, 1), (LATER, 5, 1, 0, 4, False))
+    run = simulate(settings(policy="vllm-v0", num_gpu_blocks_override=4, block_size=4, watermark=0), work)
+    assert run.book.rows["prefill_tokens"].tolist()[:3] == [8, 0, 3]
+    cache = summary(run)["prefix_cache"]
+    assert (cache["hit_tokens"], cache["evicted_blocks"]) == (4, 0)
 
 
 @pytest.mark.parametrize("policy", CONTIGUOUS)

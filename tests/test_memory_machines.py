@@ -11,12 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_sharing (copies), test_policy_sglang,
-#: test_dialogue.
-ELSEWHERE = {
-    *("CachedMemory", "CopyingBuddyMemory", "CopyingMemory", "RadixMemory"),
-    *("DialogueBuddyMemory", "DialogueContiguousMemory", "DialogueMemory"),
-}
+#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_policy_sglang.
+ELSEWHERE = {"CachedMemory", "RadixMemory"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 

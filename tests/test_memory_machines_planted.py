@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from unittest import mock
 
 import hypothesis
 import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
-from fragmeter.sim.memory import DeferredMemory, HybridMemory, PagedMemory, ReservedMemory, SharingMemory
+from fragmeter.sim.memory import CopyingMemory, DeferredMemory, DialogueContiguousMemory, DialogueMemory
+from fragmeter.sim.memory import HybridMemory, PagedMemory, ReservedMemory, SharingMemory
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.deferred import Regions
+from fragmeter.sim.memory.dialogue import Start
+from fragmeter.sim.memory.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.hybrid_tables import HybridTables
 from fragmeter.sim.memory.paged import BlockTables
 from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
@@ -20,6 +24,7 @@ from fragmeter.sim.memory.skipped import SkippedBlocks
 from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
+begins, make_free = DialogueMemory._start, DialogueMemory._make_free
 release_in_order, split, drop = HashedBlockPool.release, RadixTree._split, HybridTables.drop
 
 
@@ -90,9 +95,33 @@ def never_copies(tables: SharingTables, clock: int) -> None:
     BlockTables.grow_until(tables, clock)
 
 
+def names_a_half_full_block(memory: DialogueMemory, sequence) -> Start:
+    start = begins(memory, sequence)
+    return start if start.copied is None else Start([*start.shared, start.copied], None, start.parent)
+
+
+def gives_up_what_was_used_last(memory: DialogueMemory, blocks: int) -> None:
+    memory.kept = OrderedDict(reversed(memory.kept.items()))
+    make_free(memory, blocks)
+    memory.kept = OrderedDict(reversed(memory.kept.items()))
+
+
 def takes_no_room(transaction: ContiguousTransaction, tokens: int) -> None:
     slots = transaction.memory.slots_of(tokens)
     transaction.places.append((tokens, slots, transaction.memory.take_place(slots)))
+
+
+def keeps_the_pieces_of_a_trial(transaction: ContiguousTransaction, slots: int, pieces: int) -> bool:
+    memory = transaction.memory
+    return all(memory.has_place(slots) and memory.take_place(slots) is not None for _ in range(pieces))
+
+
+def spares_nobody(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
+    return [parent for parent in memory.kept if parent not in memory._promised]
+
+
+def takes_whatever_piece_there_is(transaction: DialogueTransaction, sequence, tokens: int):
+    return transaction.memory.piece_to_take(sequence)
 
 
 def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
@@ -117,6 +146,12 @@ PLANTED = [
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
+    ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
+    ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
+    ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
+    ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
+    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_nobody),
+    ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
     ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),

@@ -9,6 +9,8 @@
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
     sharing       paged memory of groups whose sequences share blocks
+    dialogue      paged memory of requests that go on from others
+    copies        contiguous memory of groups, which copy what paged memory shares; ``dialogue_copies``: of trees
     reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
 
 After every operation all invariants are walked that the allocator answers for, by their numbers in the design.
@@ -19,6 +21,9 @@ from __future__ import annotations
 from hypothesis.stateful import RuleBasedStateMachine
 
 from .arenas import ArenaMachine
+from .copies import CopyMachine
+from .dialogue import DialogueMachine
+from .dialogue_copies import DialogueCopyMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
@@ -39,5 +44,8 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "DeferredMemory": DeferredMachine,
     "HybridMemory": HybridMachine,
     "SharingMemory": SharingMachine,
+    "DialogueMemory": DialogueMachine,
+    **dict.fromkeys(("CopyingMemory", "CopyingBuddyMemory"), CopyMachine),
+    **dict.fromkeys(("DialogueContiguousMemory", "DialogueBuddyMemory"), DialogueCopyMachine),
     **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BuddyMemory", "BatchMemory"), ReservationMachine),
 }

@@ -176,9 +176,9 @@ class InBlocks(Counted):
 class InChunks(Counted):
     """Chunks of an arena, whose places are looked up in a bitmap."""
 
-    def __init__(self, num_blocks: int, block_size: int, arena: str) -> None:
-        super().__init__(BuddyMemory(num_blocks, block_size, 32, arena))
-        self.places = Blocks(arena, num_blocks)
+    def __init__(self, memory: BuddyMemory, arena: str) -> None:
+        super().__init__(memory)
+        self.places = Blocks(arena, memory.num_blocks)
 
     def blocked_by(self, tokens: int) -> int:
         return self.places.piece_blocks(self.blocks(tokens))
@@ -262,7 +262,8 @@ class ReservationMachine(RuleBasedStateMachine):
     @initialize(pool=combined(range(4, 33), range(1, 5), ARENAS))
     def build(self, pool):
         *pool, arena = pool
-        self.memories = [Counted(ContiguousMemory(*pool)), InBlocks(*pool), InChunks(*pool, arena), InBatches(*pool)]
+        chunks = InChunks(BuddyMemory(*pool, 32, arena), arena)
+        self.memories = [Counted(ContiguousMemory(*pool)), InBlocks(*pool), chunks, InBatches(*pool)]
 
     @rule(request=combined(range(1, 8), range(1, 13), range(7), EITHER))
     def admit(self, request):

@@ -6,6 +6,7 @@ of a leap. Steps in which somebody is admitted and those who run pause pass at o
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from fragmeter.sim.sequence import Sequence
@@ -15,6 +16,20 @@ from fragmeter.sim.state import State
 def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:
     """One or two of several, by a number."""
     return list(dict.fromkeys(sequences[place % len(sequences)] for place in (pick, pick // 8)))
+
+
+class Script:
+    """Which beams die and which they become copies of, in each step; the last word is remembered."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self.last: list[tuple[int, int]] = []
+
+    def replaced(self, beams: int) -> list[tuple[int, int]]:
+        survivors = self._random.sample(range(beams), self._random.randint(1, beams))
+        dead = [beam for beam in range(beams) if beam not in survivors]
+        self.last = [(beam, self._random.choice(survivors)) for beam in dead]
+        return self.last
 
 
 class Served:

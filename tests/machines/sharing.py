@@ -1,10 +1,9 @@
-"""Sharing memory against tables in which every token is written by itself, and each block is looked up for who names it."""
+"""Memory of groups against tables in which each token is written by itself, to a block that is looked up for others."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from random import Random
 
 from fragmeter.sim.groups import Group, GroupState, leads, present
 from fragmeter.sim.memory import SharingMemory
@@ -13,29 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from .draws import EITHER, combined
 from .paged import spans
-from .served import Served, chosen
+from .served import Script, Served, chosen
 from .tables import SharedTables
 
 #: What a step has come to: victims leave first, then others come back, then siblings fork, then others are admitted.
 OPEN, CAME_BACK, FORKED = range(3)
 
 
-class Script:
-    """Which beams die and which they become copies of, in each step; the last word is remembered."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = Random(seed)
-        self.last: list[tuple[int, int]] = []
-
-    def replaced(self, beams: int) -> list[tuple[int, int]]:
-        survivors = self._random.sample(range(beams), self._random.randint(1, beams))
-        dead = [beam for beam in range(beams) if beam not in survivors]
-        self.last = [(beam, self._random.choice(survivors)) for beam in dead]
-        return self.last
-
-
 class SharingMachine(Served, RuleBasedStateMachine):
-    """Groups of samples or beams: admitted, forked, preempted and swapped as a whole, with a pinned prefix or without.
+    """Groups of samples or beams, with a pinned prefix or without: admitted, forked, preempted and swapped as a whole.
 
     ``tokens`` are those with a slot before the coming step, in which all take theirs together.
     """
@@ -206,7 +191,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.state.swapped and self.stage in (None, OPEN, CAME_BACK))
     @rule()
     def come_back(self):
-        """The group that is first of the swapped, with slots for the next token of each; siblings may begin at once."""
+        """The first of the swapped groups, with slots for the next token of each; siblings may begin at once."""
         self.open()
         leader = self.state.swapped[0]
         members, group = present(leader), leader.group
@@ -230,7 +215,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as blocks reach, one by one where there are beams or siblings begin, stopping where somebody finishes."""
+        """As far as blocks reach, up to a finish; one by one where there are beams, or siblings begin."""
         while steps and self.tokens:
             self.open()
             if self.tokens:
@@ -285,7 +270,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             self.tokens[sequence] += 1
 
     def meter(self) -> tuple[int, ...]:
-        """Slots live, held, in tails beyond what each stay alone would have, and saved: each looked up where it lies."""
+        """Slots live, held, in tails (less those of each stay alone) and saved, each looked up where it lies."""
         size, tables, names = self.memory.block_size, self.model.tables, self.model.names()
         live = {(block, slot) for block in self.model.pins[0] for slot in range(size)}
         ends = ((s.target_tokens, table) for s, table in tables.items())

@@ -1,4 +1,4 @@
-"""Models of pools with ids: a stack of free ones, a list a sequence, tables that share, and pages that stay mapped."""
+"""Models of pools with ids: a stack of free ones, a list a sequence, tables that share, pages that stay mapped."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SharedTables(Tables):
         pool.tables[sequence] = [*pool.pins[0], *(moved[block] for block in table)]
 
     def check(self, pool: BlockPool, tables: dict[Sequence, list[int]]) -> None:
-        """Invariant 2: references are table entries and pins, and what nobody names is free. Invariant 1: that is all."""
+        """Invariant 2: references are table entries and pins; what nobody names is free. Invariant 1: that is all."""
         assert tables == self.tables
         named = Counter(block for table in (*self.pins, *tables.values()) for block in table)
         assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
