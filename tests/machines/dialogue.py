@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from fragmeter.sim.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.memory import DialogueMemory
 from fragmeter.sim.sequence import Sequence
@@ -39,7 +40,8 @@ class Tree(Served):
         """What is known of the requests before any of them arrives."""
         dialogue = tree(rows)
         self.parents, self.parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
-        self.rolls_back, self.children = dialogue.rolls_back.tolist(), dialogue.children().tolist()
+        self.rolls_back = dialogue.rolls_back.tolist()
+        self.children = [self.parents.count(row) for row in range(len(rows))]
         self.to_come = [Sequence(row, *lengths[:2], lengths[1]) for row, lengths in enumerate(rows)]
         return dialogue
 
@@ -67,9 +69,8 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     @initialize(pool=combined(range(4, 20, 3), range(1, 5), EITHER), rows=ROWS)
     def build(self, pool, rows):
         num_blocks, size, self.pauses = pool
-        dialogue = self.plant(rows)
-        self.serve(DialogueMemory(num_blocks, size, dialogue))
-        self.memory.expect(dialogue.children())
+        self.serve(DialogueMemory(num_blocks, size, self.plant(rows)))
+        self.memory.expect(np.array(self.children))
         self.state = State(self.pauses)
         self.model = SharedTables(num_blocks)
         #: Tables of those who are done and have children, the one used longest ago first.

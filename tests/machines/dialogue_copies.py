@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 from fragmeter.sim.dialogue import NO_PARENT
 from fragmeter.sim.memory import DialogueBuddyMemory, DialogueContiguousMemory
 from fragmeter.sim.memory.contiguous import Grant
@@ -25,9 +26,8 @@ class Kept(Tree, InSteps):
     def __init__(self, kind: type, num_blocks: int, block_size: int, rows: list[tuple], *arena: Any) -> None:
         self.kept: dict[int, Grant] = {}
         self.counted: set[int] = set()
-        dialogue = self.plant(rows)
-        super().__init__(kind(num_blocks, block_size, dialogue, *arena), *arena[1:])
-        self.memory.expect(dialogue.children())
+        super().__init__(kind(num_blocks, block_size, self.plant(rows), *arena), *arena[1:])
+        self.memory.expect(np.array(self.children))
 
     def open(self) -> None:
         if not self.opened:
@@ -77,7 +77,7 @@ class Kept(Tree, InSteps):
             self.kept[parent] = self.kept.pop(parent)
 
     def victims(self, sequence: Sequence, slots: int) -> list[int] | None:
-        """Whom it takes to give up, who was used longest ago first; its own parent where the others are not enough."""
+        """Who has to be given up, used longest ago first; its own parent only where the others are not enough."""
         idle = [row for row in self.kept if row not in self.counted]
         own = self.parents[sequence.index] if sequence.computed_tokens else NO_PARENT
         for rows in ([row for row in idle if row != own], idle):

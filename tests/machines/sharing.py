@@ -1,4 +1,4 @@
-"""Memory of groups against tables in which each token is written by itself, to a block that is looked up for others."""
+"""Memory of groups against tables written token by token, in which each block is looked up for who else names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN, CAME_BACK, FORKED = range(3)
 
 
 class SharingMachine(Served, RuleBasedStateMachine):
-    """Groups of samples or beams, with a pinned prefix or without: admitted, forked, preempted and swapped as a whole.
+    """Groups of samples or beams, with a pinned prefix or without: admitted, preempted and swapped as a whole.
 
     ``tokens`` are those with a slot before the coming step, in which all take theirs together.
     """
