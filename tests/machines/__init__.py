@@ -9,7 +9,8 @@
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
     sharing       paged memory of groups whose sequences share blocks
-    dialogue      paged memory of requests that go on from others
+    trees         requests that go on from others
+    dialogue      paged memory of trees of requests
     copies        contiguous memory of groups, which copy what paged memory shares; ``dialogue_copies``: of trees
     reservations  contiguous memory: counted, in chunks of an arena, in whole blocks, in static batches
 

@@ -16,8 +16,8 @@ from oracle.slots import FREE
 
 from .arenas import ARENAS
 from .copies import InSteps, PlacedInSteps
-from .dialogue import ROWS, Tree
 from .draws import combined
+from .trees import ROWS, Tree
 
 
 class Kept(Tree, InSteps):
