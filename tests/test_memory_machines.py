@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 
 ALLOCATORS = {"Arena", "Pool", "Memory", "Tree"}
-#: Memories that walks of their own are held to instead: test_engine_prefix_caching, test_policy_sglang.
-ELSEWHERE = {"CachedMemory", "RadixMemory"}
+#: A memory that a walk of its own is held to instead: test_engine_prefix_caching.
+ELSEWHERE = {"CachedMemory"}
 each_machine = pytest.mark.parametrize("machine", dict.fromkeys(MACHINES.values()))
 
 

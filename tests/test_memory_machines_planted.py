@@ -10,7 +10,7 @@ import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
 from fragmeter.sim.memory import CopyingMemory, DeferredMemory, DialogueContiguousMemory, DialogueMemory
-from fragmeter.sim.memory import HybridMemory, PagedMemory, ReservedMemory, SharingMemory
+from fragmeter.sim.memory import HybridMemory, PagedMemory, RadixMemory, ReservedMemory, SharingMemory
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.deferred import Regions
@@ -95,6 +95,17 @@ def never_copies(tables: SharingTables, clock: int) -> None:
     BlockTables.grow_until(tables, clock)
 
 
+def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
+    if memory.free < slots:
+        memory.free += memory.tree.evict(slots - memory.free)
+
+
+def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
+    node, _ = memory.tree.insert(memory._string(sequence, tokens), memory.tick())
+    memory.free += tokens - memory.holdings[sequence].tokens
+    return node
+
+
 def names_a_half_full_block(memory: DialogueMemory, sequence) -> Start:
     start = begins(memory, sequence)
     return start if start.copied is None else Start([*start.shared, start.copied], None, start.parent)
@@ -146,6 +157,8 @@ PLANTED = [
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
+    ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
+    ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),

@@ -2,6 +2,7 @@
 
     pools         blocks with reference counts, and vLLM's with hashes
     radix         SGLang's tree
+    radix_memory  the pool over it
     arenas        where contiguous pieces are placed
     draws         the numbers that are drawn, few and cheap
     served        what the models of memories share: a memory is served as the engine serves it
@@ -29,6 +30,7 @@ from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
 from .radix import RadixMachine
+from .radix_memory import RadixMemoryMachine
 from .reservations import ReservationMachine
 from .sharing import SharingMachine
 
@@ -44,6 +46,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "ChunkedMemory": ChunkedMachine,
     "DeferredMemory": DeferredMachine,
     "HybridMemory": HybridMachine,
+    "RadixMemory": RadixMemoryMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
     **dict.fromkeys(("CopyingMemory", "CopyingBuddyMemory"), CopyMachine),

@@ -1,0 +1,159 @@
+"""Memory over a radix tree against a count of its slots and a trie of single tokens."""
+
+from __future__ import annotations
+
+from fragmeter.sim.memory import RadixMemory
+from fragmeter.sim.sequence import Sequence
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from .draws import EITHER, combined, picks
+from .paged import spans
+from .radix import Trie, spelled, strings
+from .served import Served, chosen
+
+#: Slots that are made free for each who is left after a retraction, as SGLang does.
+RETRACTED = 20
+
+
+class Contents:
+    """Prompts of two kinds, which begin alike as far as both reach, and outputs of one's own."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, int, int]] = {}
+
+    def runs(self, row: int) -> tuple:
+        kind, prompt, _ = self.rows[row]
+        return ((kind, 0, prompt),)
+
+    def output_runs(self, row: int) -> tuple:
+        return ((2 + row, 0, self.rows[row][2]),)
+
+
+class RadixMemoryMachine(Served, RuleBasedStateMachine):
+    """Prefills in steps of their own, leaps of any length, retraction."""
+
+    @initialize(num_slots=combined(range(8, 60, 3)))
+    def build(self, num_slots):
+        self.contents = Contents()
+        self.serve(RadixMemory(*num_slots, self.contents))
+        self.trie, self.free, self.calls = Trie(), *num_slots, 0
+        # What each who runs has in the tree, in order of admission.
+        self.locked: dict[Sequence, tuple] = {}
+
+    def string(self, sequence: Sequence, tokens: int) -> tuple:
+        row = sequence.index
+        return spelled((*self.contents.runs(row), *self.contents.output_runs(row)))[:tokens]
+
+    def now(self) -> int:
+        """Times are calls of the tree."""
+        self.calls += 1
+        return self.calls
+
+    def evictable(self) -> int:
+        return sum(not locks for locks in self.trie.locks.values())
+
+    def make_free(self, slots: int) -> None:
+        """Where fewer are free, so many are evicted."""
+        if self.free < slots:
+            self.free += self.trie.evict(slots)
+
+    def take(self, slots: int) -> None:
+        self.make_free(slots)
+        self.free -= slots
+
+    @rule(request=combined(range(2), range(1, 9), range(1, 9), EITHER))
+    def admit(self, request):
+        """A new request, or one that was retracted: it locks what it finds, and gives that back if there is no room."""
+        kind, prompt, output, again = request
+        again = again and bool(self.state.waiting)
+        sequence = self.state.waiting[0] if again else self.arrive(prompt, output)
+        self.contents.rows.setdefault(sequence.index, (kind, prompt, output))
+        transaction = self.memory.transaction(self.state.clock)
+        key = self.string(sequence, sequence.start_tokens - 1)
+        found = self.trie.shared(key, self.now())
+        assert transaction.look_up(sequence) == found
+        self.trie.lock(key[:found], 1)
+        transaction.lock(sequence)
+        assert transaction.room == self.free + self.evictable()
+        if transaction.room < sequence.start_tokens - found:
+            transaction.unlock(sequence)
+            self.trie.lock(key[:found], -1)
+            return
+        transaction.enter(sequence)
+        if again:
+            self.state.waiting.popleft()
+        self.locked[sequence] = key[:found]
+        self.memory.admit(sequence, self.state.clock - 1, 0, True)
+        self.state.start(sequence, self.state.clock - 1)
+        self.take(sequence.start_tokens - found)
+        self.check_meter(0)
+        self.tokens[sequence] = sequence.start_tokens
+        self.insert(sequence)
+        if self.tokens[sequence] < sequence.target_tokens - 1:
+            self.locked[sequence] = self.string(sequence, sequence.start_tokens)
+            self.trie.lock(self.locked[sequence], 1)
+        self.leave()
+
+    def insert(self, sequence: Sequence) -> None:
+        """What it computed joins the tree, which frees what is there already, and its lock is taken off."""
+        known = self.trie.insert(self.string(sequence, self.tokens[sequence]), self.now())
+        locked = self.locked.pop(sequence)
+        self.free += known - len(locked)
+        self.trie.lock(locked, -1)
+
+    @precondition(lambda self: self.tokens)
+    @rule(steps=spans)
+    def leap(self, steps):
+        """As far as slots reach, stopping where somebody finishes."""
+        room = self.free + self.evictable()
+        steps = min(steps, self.steps_to_finish(), room // len(self.tokens))
+        if not steps:
+            return
+        self.take(len(self.tokens))
+        self.check_meter(steps)
+        for _ in range(steps - 1):
+            self.take(len(self.tokens))
+        self.tokens = {sequence: tokens + steps for sequence, tokens in self.tokens.items()}
+        self.state.clock += steps
+        self.leave()
+
+    def check_meter(self, steps: int) -> None:
+        """Invariant 1: what is neither free nor evictable is held, and live."""
+        held = self.memory.num_blocks - self.free - self.evictable()
+        assert self.memory.pass_steps(self.state, steps) == (held, held)
+
+    def leave(self) -> None:
+        """Those who are done leave what they computed in the tree, in order of admission."""
+        finished = self.finished()
+        assert self.state.take_finished() == finished
+        self.memory.release(finished, self.state.clock)
+        for sequence in [sequence for sequence in self.locked if sequence in finished]:
+            self.insert(sequence)
+        for sequence in finished:
+            del self.tokens[sequence]
+
+    @precondition(lambda self: self.tokens)
+    @rule(pick=picks)
+    def retract(self, pick):
+        """One or two give up their own slots and their locks."""
+        victims = chosen([*self.tokens], pick)
+        self.make_free(len(self.tokens))
+        for sequence in victims:
+            locked = self.locked.pop(sequence)
+            self.free += self.tokens.pop(sequence) - len(locked)
+            self.trie.lock(locked, -1)
+            self.make_free(RETRACTED * len(self.tokens))
+        self.memory.evict(tuple(victims), (), self.state.clock)
+        self.state.push_out(tuple(victims), ())
+
+    @invariant()
+    def holds(self):
+        """Invariant 1: slots are free, somebody's own, or in the tree, which is the trie."""
+        own = sum(self.tokens[sequence] - len(locked) for sequence, locked in self.locked.items())
+        assert self.free + own + len(self.trie.locks) == self.memory.num_blocks
+        assert self.memory.free == self.free
+        assert self.memory.tree.evictable_tokens == self.evictable()
+        assert strings(self.memory.tree) == self.trie.strings()
+        assert {s: holding.tokens for s, holding in self.memory.holdings.items()} == {
+            s: len(locked) for s, locked in self.locked.items()
+        }
