@@ -63,7 +63,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
 
     @rule(request=combined(range(2), range(1, 9), range(1, 9), EITHER))
     def admit(self, request):
-        """A new request, or one that was retracted: it locks what it finds, and gives that back if there is no room."""
+        """A new request, or one that was retracted: it locks what it finds, and unlocks it if there is no room."""
         kind, prompt, output, again = request
         again = again and bool(self.state.waiting)
         sequence = self.state.waiting[0] if again else self.arrive(prompt, output)
