@@ -24,7 +24,7 @@ Run = tuple[int, int, int]
 NO_SESSION = -1
 #: Streams of requests are numbered from here, beyond any id of a piece.
 _OWN = 1 << 63
-_COLUMNS = ("offsets", "ids", "tokens", "session_id")
+_COLUMNS = ("offsets", "ids", "tokens", "session_id", "same_as")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +38,15 @@ class PromptContent:
             which is its own.
         session_id: int64 [n], or None. Requests of one number are turns of one session, ``NO_SESSION`` is none.
             Where no request has pieces, a turn's prompt begins with the prompt and the output of the turn before.
+        same_as: int64 [n], or None: the row that has the very prompt of each, as sequences of one request have.
+            None is each its own.
     """
 
     offsets: np.ndarray
     ids: np.ndarray
     tokens: np.ndarray
     session_id: np.ndarray | None = None
+    same_as: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -58,9 +61,10 @@ class PromptContent:
                 raise SettingError(field, len(getattr(self, field)), remedy)
         if len(self.tokens) and self.tokens.min() < 1:
             raise SettingError("tokens", int(self.tokens.min()), "must be at least 1")
-        if self.session_id is not None and len(self.session_id) != len(self):
-            remedy = f"must have a value for each of {len(self)} requests"
-            raise SettingError("session_id", len(self.session_id), remedy)
+        for field in ("session_id", "same_as"):
+            column = getattr(self, field)
+            if column is not None and len(column) != len(self):
+                raise SettingError(field, len(column), f"must have a value for each of {len(self)} requests")
 
     @classmethod
     def of_sessions(cls, session_id: np.ndarray) -> PromptContent:
@@ -83,13 +87,13 @@ class PromptContent:
     def first(self, requests: int) -> PromptContent:
         """The contents of the first requests alone."""
         pieces = self.offsets[requests]
-        sessions = None if self.session_id is None else self.session_id[:requests]
-        return PromptContent(self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces], sessions)
+        rows = (None if column is None else column[:requests] for column in (self.session_id, self.same_as))
+        return PromptContent(self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces], *rows)
 
     def repeated(self, times: np.ndarray) -> PromptContent:
-        """The contents with each request so many times (int64 [n]), one after the other, as sequences of one request are.
+        """The contents with each request so many times (int64 [n]), one after the other, as its sequences are.
 
-        Of a session's turn only the first is one; what the others have in common with it nobody knows.
+        They have one prompt. A session goes on from the first of them.
         """
         rows = np.repeat(np.arange(len(self)), times)
         pieces = np.diff(self.offsets)[rows]
@@ -98,7 +102,7 @@ class PromptContent:
         sessions = None
         if self.session_id is not None:
             sessions = np.where(np.diff(rows, prepend=-1) > 0, self.session_id[rows], NO_SESSION)
-        return PromptContent(offsets, self.ids[place], self.tokens[place], sessions)
+        return PromptContent(offsets, self.ids[place], self.tokens[place], sessions, (np.cumsum(times) - times)[rows])
 
     def piece_tokens(self) -> np.ndarray:
         """Tokens of each request's pieces together, int64 [n]."""
@@ -124,6 +128,7 @@ class TokenRuns:
         # Tokens of each prompt that are not its own.
         self._known = np.where(self._before < 0, content.piece_tokens(), history).tolist()
         self._before = self._before.tolist()
+        self._same_as = range(len(content)) if content.same_as is None else content.same_as.tolist()
 
     @classmethod
     def of_dialogue(cls, dialogue: Dialogue, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> TokenRuns:
@@ -134,6 +139,7 @@ class TokenRuns:
 
     def runs(self, request: int) -> tuple[Run, ...]:
         """The prompt of a request."""
+        request = self._same_as[request]
         if self._before[request] >= 0:
             return self._turn(request)
         start, end = self._offsets[request], self._offsets[request + 1]

@@ -102,7 +102,7 @@ class Workload:
         rows = np.repeat(np.arange(len(self)), self.num_sequences)
         columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
         repeated = (None if column is None else column[rows] for column in columns)
-        content = None if self.content is None else self.content.repeated(self.num_sequences)
+        content = (self.content or PromptContent.unknown(len(self))).repeated(self.num_sequences)
         # No request that asks for several has a parent.
         return Workload(self.name, *repeated, content)
 

@@ -229,12 +229,25 @@ def test_contiguous_beams_copy_all_that_the_other_has():
     assert run.book.copies["slots"].tolist() == [2 * 4, 2 * 5, 2 * 6, 2 * 7]
 
 
-@pytest.mark.parametrize("policy", ("static", "vllm-v1", "tgi"))
+@pytest.mark.parametrize("policy", ("static", "sarathi", "tgi"))
 def test_where_groups_are_unknown_each_sequence_is_a_request_of_its_own(policy):
     together = simulate(settings(policy=policy), requests((0, 20, 12, 3), (0, 9, 2, 1)))
     apart = simulate(settings(policy=policy), requests(*[(0, 20, 12, 1)] * 3, (0, 9, 2, 1)))
     assert summary(together)["duration"] == summary(apart)["duration"]
     assert summary(together)["completed"] == 2 and summary(together)["total_output_tokens"] == 38
+
+
+@pytest.mark.parametrize(("policy", "computed"), (("vllm-v1", 400 + 3 * 16), ("sglang", 400 + 3 * 1)))
+def test_where_prefixes_are_cached_the_samples_of_a_request_find_its_prompt(policy, computed):
+    """Of 400 tokens vLLM finds the 24 full blocks that leave the last token out, and SGLang all but the last token.
+    In one step vLLM finds what it has begun to compute, and SGLang does not: here it runs one at a time."""
+    seats = 1 if policy == "sglang" else None
+    run = simulate(settings(policy=policy, max_num_seqs=seats), requests(*[(0, 400, 5, 4)] * 5))
+    assert run.book.rows["prefill_tokens"].sum() == 5 * computed
+    told = summary(run)["prefix_cache"]
+    assert told["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
+    off = simulate(settings(policy=policy, enable_prefix_caching=False), requests(*[(0, 400, 5, 4)] * 5))
+    assert off.book.rows["prefill_tokens"].sum() == 5 * 4 * 400
 
 
 def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():

@@ -226,17 +226,17 @@ class DialogueMemory(PagedMemory):
         for sequence in leaving:
             del self._running[sequence.index]
             for block in self.tables.tables[sequence]:
-                self._unname(block, kept=sequence.index in self.kept)
+                self._unname(block)
             # One by one: the pool then says whether a kept table names a block.
             super().release((sequence,), clock)
         self._recount()
 
-    def _unname(self, block: int, kept: bool) -> None:
+    def _unname(self, block: int) -> None:
         """One running table less names ``block``, which a kept one may still name."""
         left = self._named.get(block, 1) - 1
         if left:
             self._saved_blocks -= 1
-        elif kept or self.tables.pool.is_shared(block):
+        elif self.tables.pool.is_shared(block):
             self.cached_blocks += 1
         else:
             self._named.pop(block, None)
@@ -281,14 +281,14 @@ class DialogueMemory(PagedMemory):
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of half-full blocks write in the coming step."""
-        copied, self._copied_blocks = self._copied_blocks, 0
-        return copied * self.block_size
+        slots, self._copied_blocks = self._copied_blocks * self.block_size, 0
+        return slots
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with what tables name again."""
         live, held = super().pass_steps(state, steps)
-        saved = self._saved_blocks * self.block_size
         self.cache_log.enter_row(self.cached_blocks)
+        saved = self._saved_blocks * self.block_size
         return live - saved, held, saved
 
 
