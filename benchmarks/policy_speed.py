@@ -4,8 +4,8 @@
     python benchmarks/policy_speed.py vllm-v1 tgi     some
 
 ShareGPT-like requests (embedded set) whose clients tell the true output, OPT-13B on an A100-40GB, at 80 % of what the
-policy serves when all requests are there at the start. CPU seconds without drawing the workload, the ledger's integrals
-included, the best of three.
+policy serves when all requests are there at the start. CPU seconds without drawing the workload, the ledger's
+integrals included, the best of three.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def known(policy: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policies", nargs="*", type=known, default=list(POLICIES), metavar="POLICY", help="default: all")
-    report(parser.parse_args().policies)
+    parser.add_argument("policies", nargs="*", type=known, metavar="POLICY", help="all if none is named")
+    report(parser.parse_args().policies or list(POLICIES))
 
 
 if __name__ == "__main__":
