@@ -16,11 +16,8 @@ Tables always have ids here, so that what is free is what the pool says.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
 
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
@@ -28,6 +25,7 @@ from ..state import State
 from .cache_log import CacheLog
 from .ledger import METER, Meter
 from .paged import BlockTables, PagedMemory, PagedTransaction
+from .parents import Parents
 
 
 class Start(NamedTuple):
@@ -41,11 +39,11 @@ class Start(NamedTuple):
 _NOTHING = Start([], None, None)
 
 
-class DialogueMemory(PagedMemory):
+class DialogueMemory(Parents, PagedMemory):
     """As ``PagedMemory``, for trees of requests; victims are computed again.
 
     Attributes:
-        kept: Tables of parents that are done, by request, the one used longest ago first.
+        kept: Tables of parents that are done.
         cached_blocks: Blocks that only those name.
         cache_log: How many those were, and what admissions found.
         evicted_blocks: Of those, the ones that were given up for want of blocks.
@@ -58,19 +56,13 @@ class DialogueMemory(PagedMemory):
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
         super().__init__(num_blocks, block_size)
+        self.know(dialogue)
         self.cache_log = CacheLog(block_size)
         self.evicted_blocks = 0
         # Nothing goes to the host, not even victims whose blocks others hold too.
         self.host_free = -1
         self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
-        self.kept: OrderedDict[int, list[int]] = OrderedDict()
         self.cached_blocks = 0
-        self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
-        self._rolls_back = dialogue.rolls_back.tolist()
-        self._children = [0] * len(dialogue)
-        self._running: dict[int, Sequence] = {}
-        # Whether anybody is admitted in this step.
-        self._joining = False
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -94,22 +86,11 @@ class DialogueMemory(PagedMemory):
         """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
         self._make_free(min(need, self.free))
 
-    def expect(self, children: np.ndarray) -> None:
-        """How many requests that will be served go on from each, int64 [n]."""
-        self._children = children.tolist()
-
     def look_up(self, sequence: Sequence, clock: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
         found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, clock)
         sequence.computed_tokens = tokens if found else 0
-
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
-        """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
-        them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
-        runs = self._running.get(self._parent[sequence.index])
-        behind = runs is not None and runs.held_tokens(clock) < self._parent_tokens[sequence.index]
-        return self._joining or behind
 
     def promise(self, sequence: Sequence) -> None:
         """The sequence is admitted in this step: what it was found to begin with stays until then."""
@@ -131,7 +112,7 @@ class DialogueMemory(PagedMemory):
         if parent in self.kept:
             # Who takes the table over leaves nothing to others that look it up in this step.
             return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
-        return parent in self._running and self._running[parent].held_tokens(clock) >= tokens
+        return self._got_to(parent, tokens, clock)
 
     def _takes(self, sequence: Sequence) -> bool:
         """Whether it rolls back a parent that nobody else counts on in this step."""
@@ -206,15 +187,8 @@ class DialogueMemory(PagedMemory):
         self._leave(leaving, clock)
         for sequence in leaving:
             self._has_no_more_use_for(self._parent[sequence.index])
+        self._recount()
         self.cache_log.end_row(self.cached_blocks)
-
-    def _has_no_more_use_for(self, parent: int) -> None:
-        """A child of it is done; the last one takes its table with it."""
-        if parent != NO_PARENT:
-            self._children[parent] -= 1
-            if not self._children[parent] and parent in self.kept:
-                self._give_up(parent)
-                self._recount()
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``PagedMemory``; victims keep nothing."""

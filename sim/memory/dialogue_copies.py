@@ -7,12 +7,9 @@ stays in the parent's piece where that is long enough for it, and copies where i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-
-import numpy as np
 
 from ..dialogue import NO_PARENT, Dialogue
 from ..sequence import Sequence
@@ -20,6 +17,7 @@ from ..state import State
 from .cache_log import CacheLog
 from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
 from .ledger import Meter
+from .parents import Parents
 
 
 class DialogueTransaction(ContiguousTransaction):
@@ -81,19 +79,12 @@ class DialogueTransaction(ContiguousTransaction):
         return grant if grant is not None and self.memory.slots_of(tokens) <= grant.slots else None
 
 
-class _Kept(ContiguousMemory):
-    """What the two kinds have in common."""
+class _Kept(Parents, ContiguousMemory):
+    """What the two kinds have in common; ``kept`` are the pieces of parents that are done."""
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena) -> None:
         super().__init__(num_blocks, block_size, *arena)
-        #: Pieces of parents that are done, by request, the one used longest ago first.
-        self.kept: OrderedDict[int, Grant] = OrderedDict()
-        self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
-        self._rolls_back = dialogue.rolls_back.tolist()
-        self._children = [0] * len(dialogue)
-        self._running: dict[int, Sequence] = {}
-        # Whether anybody is admitted in this step.
-        self._joining = False
+        self.know(dialogue)
         # Kept pieces that admissions of this step count on.
         self._promised: set[int] = set()
         self._in_place: set[int] = set()
@@ -113,24 +104,11 @@ class _Kept(ContiguousMemory):
         self._transaction.free_slots -= self._kept_slots
         return self._transaction
 
-    def expect(self, children: np.ndarray) -> None:
-        """How many requests that will be served go on from each, int64 [n]."""
-        self._children = children.tolist()
-
     def look_up(self, sequence: Sequence, clock: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        runs = self._running.get(parent)
-        kept = parent != NO_PARENT and parent in self.kept
-        there = kept or (runs is not None and runs.held_tokens(clock) >= tokens)
+        there = parent in self.kept or self._got_to(parent, tokens, clock)
         sequence.computed_tokens = tokens if there else 0
-
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
-        """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
-        them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
-        runs = self._running.get(self._parent[sequence.index])
-        behind = runs is not None and runs.held_tokens(clock) < self._parent_tokens[sequence.index]
-        return self._joining or behind
 
     def promise(self, sequence: Sequence) -> None:
         """The sequence is admitted in this step: what it copies stays until then."""
@@ -206,13 +184,6 @@ class _Kept(ContiguousMemory):
                 self.give_place(grant)
             self._has_no_more_use_for(self._parent[sequence.index])
         self.cache_log.end_row(self._kept_slots)
-
-    def _has_no_more_use_for(self, parent: int) -> None:
-        """A child of it is done; the last one takes its piece with it."""
-        if parent != NO_PARENT:
-            self._children[parent] -= 1
-            if not self._children[parent] and parent in self.kept:
-                self._give_up(parent)
 
     def largest_free_slots(self) -> int:
         """See ``ContiguousMemory``."""
