@@ -1,6 +1,7 @@
 """Models by name, and from the ``config.json`` that Hugging Face stores beside the weights.
 
-The presets are such configurations too (``data/models.json``), so both take the same road.
+The presets are such configurations too (``data/models.json``), so both take the same road. ``toy-llama`` and
+``toy-opt`` are nobody's models: the same kinds of layers, so small that a CPU computes a step in milliseconds.
 """
 
 from __future__ import annotations
