@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 from ..sim.errors import KernelFault, MissingExtra
@@ -49,11 +50,11 @@ class Compiled:
 
 
 def every_kernel() -> Iterator[Kernel]:
-    """All instances that :mod:`paged_attention` and :mod:`cache` can ask for."""
+    """All instances that the modules of this package can ask for."""
     for dtype in source.SCALARS:
         for head_dim in source.HEAD_DIMS:
-            for tile in source.GROUP_TILES:
-                yield source.decode_attention(dtype, head_dim, tile)
+            for tile, slots in product(source.GROUP_TILES, source.SLOT_RULES):
+                yield source.decode_attention(dtype, head_dim, tile, slots)
             yield source.merge_partitions(dtype, head_dim)
     for name in ("reshape_and_cache", "copy_blocks"):
         yield source.plain(name)
@@ -116,9 +117,9 @@ def main() -> int:
     for architecture in ARCHITECTURES:
         for found in compiled(every_kernel(), architecture):
             rows[found.expression].append(found)
-    print(f"{'registers (spilled bytes)':<44}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
+    print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
     for expression, found in rows.items():
-        print(f"{expression:<44}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in found))
+        print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in found))
     return int(any(one.spill_bytes for found in rows.values() for one in found))
 
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..sim.errors import SettingError
-from . import source
+from . import checks, source
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
 
 THREADS = 128
-MAX_BLOCK_SIZE = 4096
 #: A partition is worth its merge from here on, and no longer than this: a long sequence must not keep a block alone.
 MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 4096
 #: Blocks that a multiprocessor holds at a time.
@@ -91,80 +89,82 @@ def paged_attention_cuda_forward(
         block_tables=block_tables,
         context_lens=context_lens,
     )
-    call = Call(*arrays, block_size, max_context_len)
-    call.check()
+    call = checked(*arrays, block_size, max_context_len)
     if check_ids:
-        call.check_ids()
+        lengths = on_host(call.context_lens)
+        checks.lengths("context_lens", lengths, "max_context_len", max_context_len)
+        checks.block_ids(call.slots.ids, lengths, block_size, call.key_cache.shape[0])
     call.run(kernels_for(call.query))
 
 
+def checked(
+    query: Array,
+    out: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_tables: Array,
+    context_lens: Array,
+    block_size: int,
+    max_context_len: int,
+) -> Decode:
+    """The call with these arguments of :func:`forward`.
+
+    Raises:
+        SettingError: A shape or dtype that does not fit.
+    """
+    checks.block_size(block_size)
+    checks.heads(query, out, key_cache, value_cache, None, block_size)
+    checks.limit("max_context_len", max_context_len)
+    checks.tables(block_tables, query.shape[0], block_size, max_context_len)
+    context_lens.expect((query.shape[0],), "int32")
+    slots = Slots("PagedSlots", block_tables, block_size)
+    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call, under the names of :func:`forward`."""
+class Slots:
+    """How the kernel finds the slots of a sequence's tokens.
+
+    Attributes:
+        rule: The kernel's type.
+        ids: ``[batch, ids of a sequence]``, or ``[batch]`` with one each.
+        block_size: Tokens that an id stands for.
+    """
+
+    rule: str
+    ids: Array
+    block_size: int
+
+    @property
+    def ids_per_sequence(self) -> int:
+        return math.prod(self.ids.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """A call of the decode kernels, checked; caches are ``[..., num_kv_heads, head_dim]``."""
 
     query: Array
     out: Array
     key_cache: Array
     value_cache: Array
-    block_tables: Array
+    slots: Slots
     context_lens: Array
-    block_size: int
     max_context_len: int
 
     @property
     def kv_heads(self) -> int:
-        return self.key_cache.shape[2]
+        return self.key_cache.shape[-2]
 
     @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.query.shape[1] // self.kv_heads
 
-    def check(self) -> None:
-        """Shapes and dtypes.
-
-        Raises:
-            SettingError: One that does not fit.
-        """
-        self.query.expect((None, None, None), *source.SCALARS)
-        batch, heads, head_dim = self.query.shape
-        if head_dim not in source.HEAD_DIMS:
-            raise SettingError("head_dim", head_dim, f"must be one of {', '.join(map(str, source.HEAD_DIMS))}")
-        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
-            raise SettingError("block_size", self.block_size, f"must be from 1 to {MAX_BLOCK_SIZE}")
-        if self.max_context_len < 0:
-            raise SettingError("max_context_len", self.max_context_len, "must not be negative")
-        self.out.expect(self.query.shape, self.query.dtype)
-        self.key_cache.expect((None, self.block_size, None, head_dim), self.query.dtype)
-        self.value_cache.expect(self.key_cache.shape, self.query.dtype)
-        self.block_tables.expect((batch, None), "int32")
-        self.context_lens.expect((batch,), "int32")
-        if self.kv_heads == 0 or heads % self.kv_heads:
-            raise SettingError("num_heads", heads, f"must be a multiple of the cache's {self.kv_heads} KV heads")
-        room = self.block_tables.shape[1] * self.block_size
-        if self.max_context_len > room:
-            raise SettingError("max_context_len", self.max_context_len, f"block_tables hold {room} tokens a sequence")
-
-    def check_ids(self) -> None:
-        """Every length, and every block id that a sequence uses.
-
-        Raises:
-            SettingError: The first that is out of range.
-        """
-        lengths, tables = on_host(self.context_lens), on_host(self.block_tables)
-        for sequence in np.flatnonzero((lengths < 0) | (lengths > self.max_context_len))[:1]:
-            remedy = f"must be from 0 to max_context_len = {self.max_context_len}"
-            raise SettingError(f"context_lens[{sequence}]", int(lengths[sequence]), remedy)
-        used = np.arange(tables.shape[1]) < -(-lengths[:, None] // self.block_size)
-        blocks = self.key_cache.shape[0]
-        for sequence, place in np.argwhere(used & ((tables < 0) | (tables >= blocks)))[:1]:
-            remedy = f"the cache has blocks 0 to {blocks - 1}"
-            raise SettingError(f"block_tables[{sequence}, {place}]", int(tables[sequence, place]), remedy)
-
     def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
         """Launch the kernels; ``partition_tokens`` overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
-        decode = source.decode_attention(self.query.dtype, head_dim, self.group)
+        decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule)
         columns = self.kv_heads * -(-self.group // source.group_tile(self.group))
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, kernels.multiprocessors)
         partitions = max(1, -(-self.max_context_len // tokens))
@@ -183,9 +183,10 @@ class Call:
                 self.query,
                 self.key_cache,
                 self.value_cache,
-                self.block_tables,
+                self.slots.ids,
                 self.context_lens,
-                *map(np.int32, (self.kv_heads, self.group, self.block_size, self.block_tables.shape[1], tokens)),
+                *map(np.int32, (self.kv_heads, self.group)),
+                *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
                 np.float32(math.log2(math.e) / math.sqrt(head_dim)),
             ),
         )

@@ -15,6 +15,8 @@ _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
 #: The C++ type of a cache's dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
+#: Where a token's slot is looked up: in a block table, or counted from the sequence's first one.
+SLOT_RULES = ("PagedSlots", "ContiguousSlots")
 #: Query heads that a block can serve; larger groups take several blocks.
 GROUP_TILES = (1, 2, 4, 8)
 
@@ -54,9 +56,9 @@ def _lines(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
-def decode_attention(dtype: str, head_dim: int, group: int) -> Kernel:
-    """Attention of ``group`` query heads a KV head."""
-    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(group)}>")
+def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots") -> Kernel:
+    """Attention of ``group`` query heads a KV head; ``slots`` is one of :data:`SLOT_RULES`."""
+    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(group)}, {slots}>")
 
 
 def group_tile(group: int) -> int:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from fragmeter.gpu import arrays, source
+from fragmeter.gpu import arrays, paged_attention, source
 from fragmeter.gpu.cpu_kernels import CpuKernels
-from fragmeter.gpu.paged_attention import Call
 from fragmeter.gpu.source import Kernel
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -91,8 +90,8 @@ def run(given: Case, partition_tokens: int | None = None, seed: int = 0) -> np.n
     """The kernels over it, threads in the order of ``seed``."""
     named = vars(given) | {"out": np.full_like(given.query, np.nan)}
     sizes = {name: named.pop(name) for name in ("block_size", "max_context_len")}
-    call = Call(**{name: arrays.view(name, array) for name, array in named.items()}, **sizes)
-    call.check()
+    views = {name: arrays.view(name, array) for name, array in named.items()}
+    call = paged_attention.checked(**views, **sizes)
     call.run(CpuKernels(seed), partition_tokens)
     return named["out"]
 

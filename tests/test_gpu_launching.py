@@ -103,7 +103,7 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
     assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
     # 6 columns for the 16 places of 4 multiprocessors: 2 partitions of 768 tokens.
     assert cupy.launched == [
-        ("decode_attention<__half, 64, 4>", (2, 2, 3), 3, 0),
+        ("decode_attention<__half, 64, 4, PagedSlots>", (2, 2, 3), 3, 0),
         ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
     ]
 

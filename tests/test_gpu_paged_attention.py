@@ -122,7 +122,7 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 
 
 def test_a_planted_32_bit_offset_is_caught(monkeypatch):
-    right = "return (slot * kv_heads + kv_head) * kHeadDim;"
+    right = "return (slots.of(token) * kv_heads + kv_head) * kHeadDim;"
     gpu_cases.plant_attention(monkeypatch, right, right.replace("return ", "return (int)(").replace("Dim;", "Dim);"))
     with pytest.raises(KernelFault, match="outside every array"):
         check(far_case())
@@ -137,7 +137,7 @@ def test_a_planted_bug_of_the_merge_is_caught(monkeypatch):
 def test_a_wild_block_id_is_a_fault():
     given = gpu_cases.case("float16", (8, 2), 64, 16, [40, 20])
     given.block_tables[1, 1] = 10**6
-    with pytest.raises(KernelFault, match=r"<__half, 64, 4>: block \(\d, 0, 1\), .* outside every array"):
+    with pytest.raises(KernelFault, match=r"<__half, 64, 4, PagedSlots>: block \(\d, 0, 1\), .* outside every array"):
         gpu_cases.run(given)
 
 

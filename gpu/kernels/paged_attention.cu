@@ -1,4 +1,5 @@
-// Decode attention over a paged KV cache: one query token a sequence, its keys and values found by a block table.
+// Decode attention over a KV cache: one query token a sequence, its keys and values found by a block table, or one
+// after the other.
 //
 // A block of threads serves up to kGroup query heads of one KV head, over one partition of one sequence, so a key
 // is read once for all of them. kLanes threads share a token's row, 16 bytes each; the block goes through its
@@ -74,30 +75,48 @@ template <class Scalar, int kHeadDim, int kGroup> struct Storage {
 };
 constexpr long long kNoRow = -1;
 
+// The slots of a sequence's tokens: `ids` are its row of what the caller gave.
+struct PagedSlots {
+    using Id = int;  // a block
+    const Id *ids;
+    int block_size;
+
+    __device__ __forceinline__ long long of(int token) const {
+        return (long long)ids[token / block_size] * block_size + token % block_size;
+    }
+};
+struct ContiguousSlots {
+    using Id = long long;  // the first token's slot
+    const Id *ids;
+    int block_size;  // is 1
+
+    __device__ __forceinline__ long long of(int token) const { return *ids + token; }
+};
+
 // The tokens [start, end) of a sequence, as one KV head sees them.
-template <class Scalar> struct Tokens {
+template <class Scalar, class Slots> struct Tokens {
     const Scalar *keys, *values;
-    const int *block_table;
-    int block_size, kv_heads, kv_head, start, end;
+    Slots slots;
+    int kv_heads, kv_head, start, end;
 
     template <int kHeadDim> __device__ __forceinline__ long long row(int token) const {
         if (token >= end) return kNoRow;
-        const long long slot = (long long)block_table[token / block_size] * block_size + token % block_size;
-        return (slot * kv_heads + kv_head) * kHeadDim;
+        return (slots.of(token) * kv_heads + kv_head) * kHeadDim;
     }
 };
 
-template <class Scalar, int kHeadDim, int kGroup> struct Decoder {
+template <class Scalar, int kHeadDim, int kGroup, class Slots> struct Decoder {
     using Of = Shape<Scalar, kHeadDim>;
     using Ring = typename Storage<Scalar, kHeadDim, kGroup>::Ring;
 
-    const Tokens<Scalar> tokens;
+    const Tokens<Scalar, Slots> tokens;
     Ring &ring;
     const int row = threadIdx.x / Of::kLanes, lane = threadIdx.x % Of::kLanes;
     float query[kGroup][Of::kScalars];
     Online<Of::kScalars> online[kGroup];
 
-    __device__ __forceinline__ Decoder(const Tokens<Scalar> &tokens, Ring &ring) : tokens(tokens), ring(ring) {}
+    __device__ __forceinline__ Decoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
+        : tokens(tokens), ring(ring) {}
 
     // Which scalar of the row is this lane's `place`.
     __device__ __forceinline__ int dimension(int place) const {
@@ -230,12 +249,13 @@ template <class Scalar, int kHeadDim, int kGroup> struct Decoder {
 
 // grid: KV heads x tiles of kGroup query heads (KV heads fastest, so that neighbours read neighbouring memory),
 // partitions, sequences. With one partition `out` is written; with several, `partial_states` [sequences, heads,
-// partitions] (maximum and sum, base 2) and `partial_values` [..., head_dim], for merge_partitions.
-template <class Scalar, int kHeadDim, int kGroup>
+// partitions] (maximum and sum, base 2) and `partial_values` [..., head_dim], for merge_partitions. `ids` are
+// `ids_per_sequence` a sequence, for Slots.
+template <class Scalar, int kHeadDim, int kGroup, class Slots>
 __global__ void __launch_bounds__(kThreads)
     decode_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
-                     const Scalar *key_cache, const Scalar *value_cache, const int *block_tables,
-                     const int *context_lens, int kv_heads, int group, int block_size, int max_blocks_per_seq,
+                     const Scalar *key_cache, const Scalar *value_cache, const typename Slots::Id *ids,
+                     const int *context_lens, int kv_heads, int group, int block_size, int ids_per_sequence,
                      int partition_tokens, float scale) {
     const int kv_head = blockIdx.x % kv_heads, first_head = blockIdx.x / kv_heads * kGroup;
     const int partition = blockIdx.y, partitions = gridDim.y, sequence = blockIdx.z;
@@ -244,9 +264,9 @@ __global__ void __launch_bounds__(kThreads)
     if (partition > 0 && start >= end) return;
 
     auto &storage = ptx::shared_memory<Storage<Scalar, kHeadDim, kGroup>>();
-    const int *block_table = block_tables + (long long)sequence * max_blocks_per_seq;
-    Decoder<Scalar, kHeadDim, kGroup> decoder(
-        {key_cache, value_cache, block_table, block_size, kv_heads, kv_head, start, end}, storage.ring);
+    const Slots slots{ids + (long long)sequence * ids_per_sequence, block_size};
+    Decoder<Scalar, kHeadDim, kGroup, Slots> decoder({key_cache, value_cache, slots, kv_heads, kv_head, start, end},
+                                                     storage.ring);
     const long long head = ((long long)sequence * kv_heads + kv_head) * group + first_head;
     const int heads = min(kGroup, group - first_head);
     decoder.load_queries(query + head * kHeadDim, heads, scale);
