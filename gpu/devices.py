@@ -1,0 +1,130 @@
+"""Where recorded plans and skeletons of models run: the CPU by torch, the kernels' CPU build, or a GPU.
+
+All of them take torch tensors on ``torch_device`` and share one set of calls. Nothing here imports torch before a
+device is opened: the simulator runs without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from ..sim.errors import MissingExtra, SettingError, UserError
+from .devices_cpu import CpuDevice
+from .devices_kernels import CudaDevice, ShimDevice
+from .probe import probe
+
+
+class Device(Protocol):
+    """One device. Shapes and dtypes are those of the kernels' own functions, which the calls name.
+
+    Attributes:
+        name: As it was opened.
+        torch_device: What tensors are made on.
+    """
+
+    name: str
+    torch_device: str
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for a report: device, driver, clocks, versions; as JSON takes it."""
+
+    def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Memory of the host that swaps go to; pinned where that matters."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for is done."""
+
+    def decode_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        block_size: int,
+        max_context_len: int,
+    ) -> None:
+        """:func:`paged_attention.forward` into ``out``."""
+
+    def prefill_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        query_start_loc: Any,
+        context_lens: Any,
+        block_size: int,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> None:
+        """:func:`prefill.forward` into ``out``."""
+
+    def contiguous_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        slot_starts: Any,
+        context_lens: Any,
+        max_context_len: int,
+    ) -> None:
+        """:func:`contiguous.forward` into ``out``."""
+
+    def reshape_and_cache(
+        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
+    ) -> None:
+        """:func:`cache.reshape_and_cache`."""
+
+    def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
+        """:func:`cache.copy_blocks`."""
+
+    def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
+        """:func:`cache.swap_blocks`."""
+
+
+def open(name: str) -> Device:
+    """The device of a name: ``cpu``, ``shim`` (the kernels' CPU build; slow), ``cuda`` or ``cuda:`` and a number.
+
+    Raises:
+        MissingExtra: torch or CuPy is not installed.
+        UserError: There is no GPU to work with; the text says why.
+        SettingError: No such name, or no GPU of that number.
+    """
+    kind = re.fullmatch(r"(?P<kind>cpu|shim|cuda)(:(?P<number>\d+))?", name)
+    if kind is None or (kind["number"] and kind["kind"] != "cuda"):
+        raise SettingError("device", name, "must be cpu, shim, cuda, or cuda: and a number")
+    torch = _torch()
+    if kind["kind"] == "cuda":
+        return CudaDevice(torch, _gpu(torch, name, int(kind["number"] or 0)))
+    if kind["kind"] == "shim":
+        return ShimDevice(torch)
+    return CpuDevice(torch)
+
+
+def _torch() -> ModuleType:
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("running on a device needs torch: pip install 'fragmeter[torch]'") from error
+
+
+def _gpu(torch: ModuleType, name: str, number: int) -> int:
+    """The number of a GPU that is there and that CuPy and torch can use."""
+    report = probe()
+    if report.state == "no-cupy":
+        raise MissingExtra(report.text)
+    if torch.version.cuda is None:
+        raise UserError(f"torch {torch.__version__} is built for the CPU only: install a build of it for CUDA")
+    if report.state != "ready":
+        raise UserError(f"no GPU to work with: {report.text}")
+    if number >= len(report.devices):
+        raise SettingError("device", name, f"there are {len(report.devices)}, numbered from 0")
+    return number

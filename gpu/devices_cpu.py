@@ -1,0 +1,143 @@
+"""The CPU as a device of its own: torch gathers by block table and computes in fp32."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class CpuDevice:
+    """:class:`devices.Device` on the CPU; fast enough to be measured and simulated like any other."""
+
+    name = torch_device = "cpu"
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+
+    def describe(self) -> dict[str, Any]:
+        """Processor, cores, threads that torch uses, versions."""
+        return {
+            "device": self.name,
+            "name": _processor(),
+            "cores": os.cpu_count(),
+            "threads": self._torch.get_num_threads(),
+            "driver": None,
+            "clocks_mhz": None,
+            "versions": {"torch": self._torch.__version__, "cupy": None, "cuda": None},
+        }
+
+    def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Plain memory."""
+        return self._torch.empty(tuple(shape), dtype=dtype)
+
+    def synchronize(self) -> None:
+        """Nothing: what is asked for is done when the call returns."""
+
+    def decode_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        block_size: int,
+        max_context_len: int,
+    ) -> None:
+        """One sequence after the other, so that the time goes with the tokens that are held."""
+        for sequence, context in enumerate(context_lens.tolist()):
+            table = block_tables[sequence, : -(-context // block_size)]
+            held = (_gathered(cache, table, context) for cache in (key_cache, value_cache))
+            out[sequence] = self._decoded(query[sequence], *held)
+
+    def prefill_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        query_start_loc: Any,
+        context_lens: Any,
+        block_size: int,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> None:
+        """One sequence after the other."""
+        torch, starts = self._torch, query_start_loc.tolist()
+        for sequence, context in enumerate(context_lens.tolist()):
+            rows = slice(starts[sequence], starts[sequence + 1])
+            queries = rows.stop - rows.start
+            if not queries:
+                continue
+            table = block_tables[sequence, : -(-context // block_size)]
+            held = [_gathered(cache, table, context) for cache in (key_cache, value_cache)]
+            # Query i of q sees context - q + i + 1 tokens.
+            seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
+            heads = [one.float().transpose(0, 1)[None] for one in (query[rows], *held)]
+            found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True)
+            out[rows] = found[0].transpose(0, 1).to(out.dtype)
+
+    def contiguous_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        slot_starts: Any,
+        context_lens: Any,
+        max_context_len: int,
+    ) -> None:
+        """One sequence after the other; nothing is gathered."""
+        for sequence, (start, context) in enumerate(zip(slot_starts.tolist(), context_lens.tolist(), strict=True)):
+            held = (cache[start : start + context] for cache in (key_cache, value_cache))
+            out[sequence] = self._decoded(query[sequence], *held)
+
+    def reshape_and_cache(
+        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
+    ) -> None:
+        """New keys and values into their slots, -1 left out."""
+        kept = slot_mapping >= 0
+        if not bool(kept.all()):
+            key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+        for new, cache in ((key, key_cache), (value, value_cache)):
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+
+    def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
+        """Whole blocks within each cache."""
+        sources, destinations = block_mapping.unbind(1)
+        for cache in (*key_caches, *value_caches):
+            cache.index_copy_(0, destinations, cache.index_select(0, sources))
+
+    def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
+        """Whole blocks from one cache to another."""
+        sources, destinations = block_mapping.unbind(1)
+        destination.index_copy_(0, destinations, source.index_select(0, sources))
+
+    def _decoded(self, query: Any, keys: Any, values: Any) -> Any:
+        """``query`` ``[heads, head_dim]`` over ``[tokens, kv_heads, head_dim]``; zeros over none."""
+        tokens, kv_heads, head_dim = keys.shape
+        if not tokens:
+            return self._torch.zeros_like(query)
+        # The query heads of a KV head are its rows.
+        rows = query.float().reshape(kv_heads, -1, head_dim)[None]
+        held = (one.float().transpose(0, 1)[None] for one in (keys, values))
+        found = self._torch.nn.functional.scaled_dot_product_attention(rows, *held)
+        return found.reshape(query.shape).to(query.dtype)
+
+
+def _gathered(cache: Any, table: Any, context: int) -> Any:
+    """``[context, kv_heads, head_dim]``, by a block table."""
+    return cache.index_select(0, table).flatten(0, 1)[:context]
+
+
+def _processor() -> str:
+    """Its name, as the system knows it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, None) or platform.processor() or platform.machine()
