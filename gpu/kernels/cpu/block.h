@@ -16,6 +16,11 @@ namespace shim {
 
 constexpr unsigned kWarp = 32;
 
+// What a thread gives to its warp at once: as many registers as an mma reads.
+struct Words {
+    uint32_t at[6];
+};
+
 // What went wrong; the first one counts.
 struct Fault {
     char *text;
@@ -58,7 +63,7 @@ struct Thread {
 struct Warp {
     unsigned threads = 0;
     std::vector<unsigned> ready, waiting;
-    uint32_t values[2][kWarp];
+    Words words[2][kWarp];
 };
 
 // A warp runs as far as it can before the next one does, in an order that is drawn anew now and then: so one warp
@@ -103,17 +108,17 @@ class Block {
         release(at_barrier_);
     }
 
-    // Deposits `value`; returns what the warp's threads deposited.
-    const uint32_t *exchange(uint32_t value) {
+    // Deposits `given`; returns what the warp's threads deposited.
+    const Words *exchange(const Words &given) {
         Warp &warp = warps_[running_->rank / kWarp];
-        uint32_t *values = warp.values[running_->exchanges++ % 2];
-        values[running_->rank % kWarp] = value;
+        Words *words = warp.words[running_->exchanges++ % 2];
+        words[running_->rank % kWarp] = given;
         warp.waiting.push_back(running_->rank);
         if (warp.waiting.size() < warp.threads)
             running_->fibre.suspend();
         else
             release(warp.waiting);
-        return values;
+        return words;
     }
 
     unsigned warp_threads() const { return warps_[running_->rank / kWarp].threads; }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "block.h"
+#include "matrix.h"
 #include "memory.h"
 #include "types.h"
 
@@ -28,23 +29,21 @@ inline void __syncthreads() {
 
 namespace shim {
 
-// Every thread's value, of a warp that takes part as a whole: the kernels use no other mask.
-inline const uint32_t *exchange(unsigned mask, uint32_t value) {
+// What every thread gives, of a warp that takes part as a whole: the kernels use no other mask.
+inline const Words *exchange(unsigned mask, const Words &given) {
     if (mask != 0xffffffffu) block->fail("a warp exchange with mask %08x: only full warps are simulated", mask);
-    return block->exchange(value);
+    return block->exchange(given);
 }
 
 template <class Value> Value shuffle(unsigned mask, Value value, unsigned source_lane) {
-    const uint32_t *values = exchange(mask, bit_cast<uint32_t>(value));
+    const Words *words = exchange(mask, {{bit_cast<uint32_t>(value)}});
     if (source_lane >= block->warp_threads()) block->fail("a shuffle reads lane %u, which is not there", source_lane);
-    return bit_cast<Value>(values[source_lane]);
+    return bit_cast<Value>(words[source_lane].at[0]);
 }
-
-inline unsigned lane() { return block->running().rank % kWarp; }
 
 }  // namespace shim
 
-inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::exchange(mask, 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::exchange(mask, {}); }
 template <class Value> Value __shfl_sync(unsigned mask, Value value, int source_lane) {
     return shim::shuffle(mask, value, source_lane % shim::kWarp);
 }
