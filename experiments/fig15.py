@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.settings import FITTED_BEAM_SURVIVAL
 from .comparison import Payload, Row, row
 from .facts import Published
 from .fit_beams import ALPACA, BEAMS_ALPACA, FITTED_ON_BEAMS, SURVIVALS
-from .output import Report, as_json, require_writable, user_paths, write_whole
+from .output import Report
 from .pages import write_sharing_page
 from .paper import FIG15, FIG15_SHAREGPT, Experiment, Source
 from .sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing

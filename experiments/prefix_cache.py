@@ -14,9 +14,10 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError
+from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..traces import HashedTrace, read_hashed
 from .comparison import Payload, Row
-from .output import Report, as_json, require_writable, track, user_paths, write_whole
+from .output import Report, track
 from .prefix_cache_replay import INFINITE, POLICIES, PrefixTrace, hit_tokens, prefix_trace
 from .telling import findings_told
 

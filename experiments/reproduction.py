@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+from ..sim.files import as_json, require_writable, user_paths, write_whole
 from .bench import Bench
 from .comparison import Payload, compare
 from .fit import Fit, fit
-from .output import Report, as_json, require_writable, user_paths, write_whole
+from .output import Report
 from .pages import PAGE, Page
 from .paper import FIG2, FIG13A, Source
 from .telling import tell

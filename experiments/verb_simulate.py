@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..sim.errors import SettingError, UserError
+from ..sim.files import require_writable, user_paths
 from ..sim.result import check_target, write
 from ..sim.run import Run
 from ..sim.run import simulate as serve
@@ -22,7 +23,7 @@ from ..sim.summary import summary
 from ..sim.workload import Workload
 from ..traces import Trace, check_fits, read_with_content, synthetic_pairs, workload
 from ..traces.trace import Rows
-from .output import RESULTS, JsonTarget, Report, require_writable, user_paths
+from .output import RESULTS, JsonTarget, Report
 from .summaries import print_summary
 
 REPLICA = Group("Replica", sort_key=0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.cli import FAULT, MISTAKE, status
-from fragmeter.experiments.output import write_whole
 from fragmeter.sim.errors import UserError
+from fragmeter.sim.files import write_whole
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import model_names
 

@@ -131,5 +131,5 @@ class TestDoctor:
         found = data("doctor")
         packages = {package["name"]: package for package in found["packages"]}
         assert packages["numpy"]["extra"] is None and packages["numpy"]["found"]
-        assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "gpu"
+        assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "torch"
         assert found["fragmeter"] == fragmeter.__version__
