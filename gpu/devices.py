@@ -23,11 +23,11 @@ class Device(Protocol):
 
     Attributes:
         name: As it was opened.
-        torch_device: What tensors are made on.
+        torch_device: What tensors are made on, a ``torch.device``.
     """
 
     name: str
-    torch_device: str
+    torch_device: Any
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a report: device, driver, clocks, versions; as JSON takes it."""

@@ -13,10 +13,10 @@ from typing import Any
 class CpuDevice:
     """:class:`devices.Device` on the CPU; fast enough to be measured and simulated like any other."""
 
-    name = torch_device = "cpu"
+    name = "cpu"
 
     def __init__(self, torch: ModuleType) -> None:
-        self._torch = torch
+        self._torch, self.torch_device = torch, torch.device("cpu")
 
     def describe(self) -> dict[str, Any]:
         """Processor, cores, threads that torch uses, versions."""

@@ -45,7 +45,8 @@ class CudaDevice(_KernelDevice):
 
     def __init__(self, torch: ModuleType, number: int) -> None:
         self._torch, self._number = torch, number
-        self.name = self.torch_device = f"cuda:{number}"
+        self.name = f"cuda:{number}"
+        self.torch_device = torch.device("cuda", number)
 
     def describe(self) -> dict[str, Any]:
         """Device, memory, driver, clocks in MHz now and at most, versions."""

@@ -136,6 +136,7 @@ def test_what_a_gpu_lacks_is_said_in_one_line(report, cuda, complaint, monkeypat
 
 def test_a_gpu_that_is_there_is_opened(monkeypatch):
     monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200", "H200"))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0")))
-    assert devices.open("cuda").torch_device == "cuda:0"
-    assert devices.open("cuda:1").torch_device == "cuda:1"
+    fake = SimpleNamespace(device=torch.device, version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    assert devices.open("cuda").torch_device == torch.device("cuda", 0)
+    assert devices.open("cuda:1").torch_device == torch.device("cuda", 1)
