@@ -1,4 +1,4 @@
-"""Writing to a paged KV cache and copying its blocks, on the GPU or the CPU that it lies on."""
+"""Writing to a paged KV cache, copying its blocks, and swapping them to and from the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from ..sim.errors import SettingError
 from . import source
-from .arrays import Array, from_host, on_host, views
-from .launching import kernels_for
+from .arrays import Array, from_host, on_host, view, views
+from .launching import Span, kernels_for
 
 #: Threads of a block: a row of 4,096 bytes in one go.
 THREADS = 256
@@ -91,6 +91,44 @@ def copy_blocks(
     )
 
 
+def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -> None:
+    """Copy whole blocks between two caches, as between a GPU's and one in host memory (vLLM's swap in and out).
+
+    Blocks that lie side by side in both caches are one copy. The copies go to the caller's current stream; on a GPU
+    they overlap its work where that stream is another than the one that computes, and the host's cache is pinned.
+
+    Args:
+        source_cache: ``[num_blocks, ...]``, one layer's keys or values.
+        destination_cache: As ``source_cache``, of any number of blocks; changed in place.
+        block_mapping: int64 ``[pairs, 2]``, on the host: source and destination block. A destination is named once,
+            and within one cache is no source.
+
+    Raises:
+        SettingError: A shape, dtype, device or block id that does not fit; host memory that is not pinned.
+    """
+    source_cache = view("source_cache", source_cache)
+    destination_cache = view("destination_cache", destination_cache)
+    mapping = view("block_mapping", block_mapping)
+    destination_cache.expect((None, *source_cache.shape[1:]), source_cache.dtype)
+    mapping.expect((None, 2), "int64")
+    if mapping.device != "cpu":
+        raise SettingError("block_mapping", mapping.device, "must be on the CPU: the host issues the copies")
+    pairs = on_host(mapping)
+    _check_range("block_mapping", pairs, 0, [source_cache.shape[0], destination_cache.shape[0]])
+    _check_destinations(pairs, one_cache=source_cache.pointer == destination_cache.pointer)
+    block_bytes = source_cache.nbytes // max(1, source_cache.shape[0])
+    on_device = next((cache for cache in (source_cache, destination_cache) if cache.device != "cpu"), source_cache)
+    kernels_for(on_device).copy(source_cache, destination_cache, _spans(pairs, block_bytes))
+
+
+def _spans(pairs: np.ndarray, block_bytes: int) -> list[Span]:
+    """Runs of pairs in which both blocks follow on, as byte offsets and sizes; their order does not matter."""
+    ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    breaks = np.flatnonzero((np.diff(ordered, axis=0) != 1).any(axis=1)) + 1
+    runs = np.split(ordered, breaks) if len(ordered) else []
+    return [(*(int(block) * block_bytes for block in run[0]), len(run) * block_bytes) for run in runs]
+
+
 def _loads(what: str, cache: Array, parts: int) -> int:
     """16-byte loads of one of the cache's equal parts."""
     part_bytes = cache.nbytes // max(1, parts)
@@ -99,14 +137,23 @@ def _loads(what: str, cache: Array, parts: int) -> int:
     return part_bytes // LOAD_BYTES
 
 
-def _check_range(field: str, ids: np.ndarray, lowest: int, end: int) -> None:
-    for place in np.argwhere((ids < lowest) | (ids >= end))[:1]:
+def _check_range(field: str, ids: np.ndarray, lowest: int, end: int | list[int]) -> None:
+    """Every id from ``lowest`` up to its column's ``end``."""
+    ends = np.broadcast_to(end, ids.shape)
+    for place in map(tuple, np.argwhere((ids < lowest) | (ids >= ends))[:1]):
         where = ", ".join(map(str, place))
-        raise SettingError(f"{field}[{where}]", int(ids[tuple(place)]), f"must be from {lowest} to {end - 1}")
+        raise SettingError(f"{field}[{where}]", int(ids[place]), f"must be from {lowest} to {ends[place] - 1}")
 
 
 def _check_pairs(pairs: np.ndarray, blocks: int) -> None:
     _check_range("block_mapping", pairs, 0, blocks)
+    _check_destinations(pairs, one_cache=True)
+
+
+def _check_destinations(pairs: np.ndarray, *, one_cache: bool) -> None:
     destinations, counts = np.unique(pairs[:, 1], return_counts=True)
-    for block in destinations[(counts > 1) | np.isin(destinations, pairs[:, 0])][:1]:
+    wrong = counts > 1
+    if one_cache:
+        wrong |= np.isin(destinations, pairs[:, 0])
+    for block in destinations[wrong][:1]:
         raise SettingError("block_mapping", int(block), "a destination is named once, and is no source")

@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ from .source import KERNELS, Kernel, inlined
 #: What a kernel takes: an array, or a numpy scalar of the parameter's size.
 Argument = Array | np.generic
 Extent = tuple[int, int, int]
+#: Bytes to copy: where from and where to, as offsets, and how many.
+Span = tuple[int, int, int]
 
 # Kernels read 16 bytes as scalars of another type, as CUDA allows; no contraction, so that machines agree.
 _FLAGS = (
@@ -115,6 +117,11 @@ class CpuKernels:
         )
         if 0 not in grid and _function(kernel)(ctypes.byref(settings)):
             raise KernelFault(f"{kernel.expression}: {message.value.decode()}")
+
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays."""
+        for origin, target, nbytes in spans:
+            ctypes.memmove(destination.pointer + target, source.pointer + origin, nbytes)
 
 
 @functools.cache

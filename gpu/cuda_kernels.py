@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..sim.errors import MissingExtra
+from ..sim.errors import MissingExtra, SettingError
 from .arrays import Array
-from .cpu_kernels import Argument, Extent
+from .cpu_kernels import Argument, Extent, Span
 from .source import Kernel
 
 
@@ -60,13 +60,38 @@ class CudaKernels:
         with self._cupy.cuda.Device(self._device), self._stream(arguments):
             self._function(kernel)(grid, block, values, shared_mem=shared_bytes)
 
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays, of which one may be in pinned memory of the host.
+
+        Raises:
+            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
+        """
+        runtime = self._cupy.cuda.runtime
+        with self._cupy.cuda.Device(self._device):
+            for array in (source, destination):
+                self._check_reach(array)
+            stream = self._stream((source, destination)).ptr
+            for origin, target, nbytes in spans:
+                addresses = destination.pointer + target, source.pointer + origin
+                runtime.memcpyAsync(*addresses, nbytes, runtime.memcpyDefault, stream)
+
+    def _check_reach(self, array: Array) -> None:
+        if array.device not in ("cpu", f"cuda:{self._device}"):
+            raise SettingError(array.field, array.device, f"must be on the host or on cuda:{self._device}")
+        runtime = self._cupy.cuda.runtime
+        # The host would wait for every copy from memory that can be paged out.
+        pinned = runtime.pointerGetAttributes(array.pointer).type != runtime.memoryTypeUnregistered
+        if array.nbytes and not pinned:
+            remedy = "must be pinned (torch: pin_memory=True; numpy: cupyx.empty_pinned)"
+            raise SettingError(array.field, "pageable memory", remedy)
+
     def _compiled(self, kernel: Kernel) -> Any:
         module = self._cupy.RawModule(
             code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,)
         )
         return module.get_function(kernel.expression)
 
-    def _stream(self, arguments: Sequence[Argument]) -> Any:
+    def _stream(self, arguments: Iterable[Argument]) -> Any:
         """torch's current stream where the arrays are torch's: CuPy knows only its own."""
         torch = sys.modules.get("torch")
         owners = (argument.owner for argument in arguments if isinstance(argument, Array))

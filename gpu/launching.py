@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..sim.errors import SettingError
 from .arrays import Array
-from .cpu_kernels import Argument, CpuKernels, Extent
+from .cpu_kernels import Argument, CpuKernels, Extent, Span
 from .cuda_kernels import CudaKernels
 from .source import Kernel
 
@@ -36,6 +36,13 @@ class Kernels(Protocol):
             arguments: In the kernel's order.
             touched: Arrays that the kernel reaches by addresses in memory.
             shared_bytes: Dynamic shared memory.
+        """
+
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays, of which one may be on the host, on the caller's stream.
+
+        Raises:
+            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
         """
 
 

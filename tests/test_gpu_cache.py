@@ -8,8 +8,8 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import source
-from fragmeter.gpu.cache import copy_blocks, reshape_and_cache
+from fragmeter.gpu import cpu_kernels, source
+from fragmeter.gpu.cache import copy_blocks, reshape_and_cache, swap_blocks
 from fragmeter.sim.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
@@ -63,6 +63,70 @@ def test_no_pairs_copy_nothing():
     before = key_cache.tobytes()
     copy_blocks([key_cache], [value_cache], np.zeros((0, 2), np.int64))
     assert key_cache.tobytes() == before
+
+
+@pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
+def test_blocks_are_swapped_and_neighbours_go_together(dtype, monkeypatch):
+    rng = np.random.default_rng(2)
+    device, host = drawn(rng, (9, 5, 3, 80), dtype), drawn(rng, (6, 5, 3, 80), dtype)
+    pairs = np.array([[5, 2], [0, 4], [4, 1], [3, 0], [6, 5], [1, 3]])
+    wanted = host.copy()
+    for block, place in pairs:
+        wanted[place] = device[block]
+    copied, copy = [], cpu_kernels.CpuKernels.copy
+
+    def watched(kernels, source, destination, spans):
+        copied.extend(spans)
+        copy(kernels, source, destination, spans)
+
+    monkeypatch.setattr(cpu_kernels.CpuKernels, "copy", watched)
+    swap_blocks(device, host, pairs)
+    assert host.tobytes() == wanted.tobytes()
+    size = device[0].nbytes
+    # Blocks 3, 4 and 5 follow on in both caches; 0 and 1, and 5 and 6, only on the device.
+    assert [tuple(place // size for place in span) for span in copied] == [(0, 4, 1), (1, 3, 1), (3, 0, 3), (6, 5, 1)]
+
+
+def test_swapping_there_and_back_restores_a_block():
+    rng = np.random.default_rng(3)
+    device, host = drawn(rng, (4, 2, 1, 64), "float16"), np.zeros((2, 2, 1, 64), np.float16)
+    before = device.copy()
+    swap_blocks(device, host, np.array([[3, 0], [1, 1]]))
+    device[:] = 0
+    swap_blocks(host, device, np.array([[0, 3], [1, 1]]))
+    assert device[[1, 3]].tobytes() == before[[1, 3]].tobytes()
+    assert not device[[0, 2]].any()
+    swap_blocks(device, host, np.zeros((0, 2), np.int64))
+
+
+SWAP_MISTAKES = {
+    "block_mapping[1, 0] = 4": dict(block_mapping=np.array([[0, 1], [4, 0]])),
+    "block_mapping[0, 1] = 2": dict(block_mapping=np.array([[0, 2], [1, 0]])),
+    "block_mapping[0, 0] = -1": dict(block_mapping=np.array([[-1, 2]])),
+    "block_mapping = 1": dict(block_mapping=np.array([[0, 1], [2, 1]])),
+    "block_mapping.dtype = 'int32'": dict(block_mapping=np.zeros((1, 2), np.int32)),
+    "block_mapping = 'list'": dict(block_mapping=[(0, 1)]),
+    "destination_cache.dtype = 'float32'": dict(destination_cache=np.zeros((2, 2, 1, 64), np.float32)),
+    "destination_cache.shape = (2, 4, 1, 64)": dict(destination_cache=np.zeros((2, 4, 1, 64), np.float16)),
+}
+
+
+@pytest.mark.parametrize("message", SWAP_MISTAKES)
+def test_a_swapping_mistake_is_one_clear_line(message):
+    right = dict(
+        source_cache=np.zeros((4, 2, 1, 64), np.float16),
+        destination_cache=np.zeros((2, 2, 1, 64), np.float16),
+        block_mapping=np.array([[0, 1]]),
+    )
+    with pytest.raises(SettingError) as caught:
+        swap_blocks(**right | SWAP_MISTAKES[message])
+    assert str(caught.value).startswith(f"{message}: ")
+
+
+def test_within_one_cache_no_source_is_a_destination():
+    cache = np.zeros((4, 2, 1, 64), np.float16)
+    with pytest.raises(SettingError, match="block_mapping = 1: a destination is named once, and is no source"):
+        swap_blocks(cache, cache, np.array([[0, 1], [1, 2]]))
 
 
 #: What is wrong; in which kernel; its line; what it becomes.

@@ -23,8 +23,9 @@ def case(dtype: str, heads: tuple[int, int], head_dim: int, contexts: list[int])
     given = gpu_cases.case(dtype, heads, head_dim, 1, contexts)
     slots = sum(contexts) + 5 * len(contexts)
     starts = np.cumsum([0, *contexts[:-1]]) + 5 * np.arange(len(contexts))
-    caches = [np.full((slots, *cache.shape[1:]), np.nan, cache.dtype) for cache in (given.key_cache, given.value_cache)]
-    for laid, cache in zip(caches, (given.key_cache, given.value_cache), strict=True):
+    scattered = given.key_cache, given.value_cache
+    caches = [np.full((slots, *cache.shape[1:]), np.nan, cache.dtype) for cache in scattered]
+    for laid, cache in zip(caches, scattered, strict=True):
         for start, table, context in zip(starts, given.block_tables, contexts, strict=True):
             laid[start : start + context] = cache[table[:context]]
     tables = (starts[:, None] + np.arange(max(contexts))).astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sys
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fragmeter.gpu import arrays, cpu_kernels, launching, paged_attention
-from fragmeter.gpu.cache import copy_blocks
+from fragmeter.gpu.cache import copy_blocks, swap_blocks
 from fragmeter.gpu.source import Kernel
 from fragmeter.sim.errors import MissingExtra, SettingError
 
@@ -22,7 +23,7 @@ class Current:
     entered: list[Current] = []
 
     def __init__(self, kind: str, number: int) -> None:
-        self.kind, self.id, self.attributes = kind, number, {"MultiProcessorCount": 4}
+        self.kind, self.id, self.ptr, self.attributes = kind, number, number, {"MultiProcessorCount": 4}
 
     def __enter__(self) -> None:
         self.entered.append(self)
@@ -59,6 +60,7 @@ class FakeCupy:
 
     def __init__(self) -> None:
         self.launched: list[tuple] = []
+        self.pinned: list[int] = []
         self.empty = lambda shape, dtype: DeviceArray(np.empty(shape, dtype))
         self.asarray = DeviceArray
         self.RawModule = lambda code, options, name_expressions: SimpleNamespace(
@@ -68,7 +70,18 @@ class FakeCupy:
             Device=lambda number: Current("device", number),
             get_current_stream=lambda: Current("stream", 0),
             Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
+            runtime=SimpleNamespace(
+                memcpyAsync=self._copy, memcpyDefault=4, pointerGetAttributes=self._attributes, memoryTypeUnregistered=0
+            ),
         )
+
+    def _copy(self, target: int, origin: int, nbytes: int, kind: int, stream: int) -> None:
+        self.launched.append(("copy", nbytes, Current.now("device"), stream))
+        ctypes.memmove(target, origin, nbytes)
+
+    def _attributes(self, pointer: int) -> SimpleNamespace:
+        known = [one.data.ptr for one in DeviceArray.made] + self.pinned
+        return SimpleNamespace(type=int(pointer in known))
 
     def _run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
         self.launched.append((kernel.expression, grid, Current.now("device"), Current.now("stream")))
@@ -115,6 +128,24 @@ def test_addresses_of_layers_go_to_the_device(cupy):
     for cache in caches:
         assert (cache.get()[3] == cache.get()[0]).all()
     assert [grid for _, grid, *_ in cupy.launched] == [(1, 2, 1)]
+
+
+def test_blocks_are_swapped_on_the_current_stream_from_pinned_memory(cupy):
+    device = DeviceArray(np.arange(64, dtype=np.float16).reshape(4, 2, 1, 8), 3)
+    host = np.zeros((4, 2, 1, 8), np.float16)
+    pairs = np.array([[2, 0], [3, 1], [0, 3]])
+    with pytest.raises(SettingError, match="destination_cache = 'pageable memory': must be pinned"):
+        swap_blocks(device, host, pairs)
+    cupy.pinned.append(host.ctypes.data)
+    swap_blocks(device, host, pairs)
+    assert host[[0, 1, 3]].tobytes() == device.get()[[2, 3, 0]].tobytes()
+    assert cupy.launched == [("copy", 32, 3, 0), ("copy", 64, 3, 0)]
+
+
+def test_two_gpus_swap_nothing(cupy):
+    one, other = (DeviceArray(np.zeros((4, 2, 1, 8), np.float16), device) for device in (0, 1))
+    with pytest.raises(SettingError, match="destination_cache = 'cuda:1': must be on the host or on cuda:0"):
+        swap_blocks(one, other, np.array([[0, 0]]))
 
 
 def test_nothing_is_launched_for_an_empty_batch(cupy):
