@@ -1,0 +1,203 @@
+"""One step of a skeleton: what a plan says of it, on the host, and the same on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+#: Contiguous rows are handed to paged prefill as consecutive blocks of at most so many tokens.
+MOST_CONTIGUOUS_BLOCK = 256
+
+
+class Batch(NamedTuple):
+    """The rows of one step, in any order: each a sequence with one new token (a decode) or several.
+
+    Attributes:
+        query_lens: int ``[rows]``, new tokens of each row.
+        context_lens: int ``[rows]``, all its tokens, the new ones included.
+        token_ids: int64 ``[tokens]``, row after row; taken modulo the vocabulary.
+        slot_mapping: int64 ``[tokens]``, where their keys and values go: ``block * block_size + offset``.
+        block_tables: int ``[rows, most blocks]``; None where caches are contiguous.
+        slot_starts: int64 ``[rows]``, the first slot of each row; None where caches are paged.
+    """
+
+    query_lens: np.ndarray
+    context_lens: np.ndarray
+    token_ids: np.ndarray
+    slot_mapping: np.ndarray
+    block_tables: np.ndarray | None = None
+    slot_starts: np.ndarray | None = None
+
+    @classmethod
+    def paged(
+        cls,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        token_ids: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        block_size: int,
+    ) -> Batch:
+        """Rows whose tables are lists of block ids; the slots of the new tokens follow from them."""
+        padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
+        lens, contexts = np.asarray(query_lens), np.asarray(context_lens)
+        rows, positions = _positions(lens, contexts)
+        slots = padded[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        return cls(lens, contexts, np.asarray(token_ids), slots, block_tables=padded)
+
+    @classmethod
+    def contiguous(
+        cls,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        token_ids: Sequence[int],
+        slot_starts: Sequence[int],
+    ) -> Batch:
+        """Rows that lie in one piece each, from ``slot_starts`` on."""
+        lens, contexts, starts = map(np.asarray, (query_lens, context_lens, slot_starts))
+        rows, positions = _positions(lens, contexts)
+        return cls(lens, contexts, np.asarray(token_ids), starts[rows] + positions, slot_starts=starts)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every row has one new token."""
+        return bool((self.query_lens == 1).all())
+
+    def padded(self, rows: int, columns: int) -> Batch:
+        """Paged decodes filled up to ``rows`` rows with tables of ``columns`` blocks: empty sequences that write nowhere."""
+        more, (_, blocks) = rows - len(self.query_lens), self.block_tables.shape
+        tables = self.block_tables[:, :columns]
+        return Batch(
+            np.pad(self.query_lens, (0, more), constant_values=1),
+            np.pad(self.context_lens, (0, more)),
+            np.pad(self.token_ids, (0, more)),
+            np.pad(self.slot_mapping, (0, more), constant_values=-1),
+            np.pad(tables, ((0, more), (0, max(0, columns - blocks)))),
+        )
+
+
+def _positions(query_lens: np.ndarray, context_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row and position of every new token, row after row."""
+    rows = np.repeat(np.arange(len(query_lens)), query_lens)
+    ends = np.cumsum(query_lens)
+    return rows, np.arange(len(rows)) - np.repeat(ends - context_lens, query_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that attend in one call; ``query_start_loc`` is None for decodes, which have one token each.
+
+    Attributes:
+        tokens: Which tokens of the step are theirs.
+        block_tables: int32 ``[rows, blocks]``; None for decodes over contiguous caches.
+        slot_starts: int64 ``[rows]``, these decodes' first slots.
+    """
+
+    tokens: slice
+    context_lens: Tensor
+    max_context_len: int
+    block_size: int
+    block_tables: Tensor | None = None
+    slot_starts: Tensor | None = None
+    query_start_loc: Tensor | None = None
+    max_query_len: int = 1
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        found = (self.context_lens, self.block_tables, self.slot_starts, self.query_start_loc)
+        return [tensor for tensor in found if tensor is not None]
+
+
+Place = Callable[[np.ndarray], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A batch as tensors, decodes before prefills; ``last_tokens`` keeps the batch's own order of rows."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    last_tokens: Tensor
+    decodes: Rows | None
+    prefills: Rows | None
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, in one order."""
+        rows = [tensor for part in (self.decodes, self.prefills) if part for tensor in part.tensors()]
+        return [self.token_ids, self.positions, self.slot_mapping, self.last_tokens, *rows]
+
+    def load(self, other: Inputs) -> None:
+        """Take over the values of ``other``, which has the same shapes."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs, non_blocking=True)
+
+
+class Stager:
+    """Brings batches to a device.
+
+    Args:
+        vocab_size: Token ids are taken modulo this.
+        block_size: Tokens of a block of the paged caches.
+        num_slots: Slots of the caches.
+    """
+
+    def __init__(self, vocab_size: int, block_size: int, num_slots: int) -> None:
+        self._vocab_size, self._block_size, self._num_slots = vocab_size, block_size, num_slots
+
+    def inputs(self, batch: Batch, place: Place, max_context_len: int | None = None) -> Inputs:
+        """The batch as tensors, each made by ``place``; ``max_context_len`` where it is more than the rows' own."""
+        row_of_token, positions = _positions(batch.query_lens, batch.context_lens)
+        prefills = batch.query_lens > 1
+        tokens = np.argsort(prefills[row_of_token], kind="stable")
+        decoding, prompts = np.flatnonzero(~prefills), np.flatnonzero(prefills)
+        ends = np.empty(len(batch.query_lens), np.int64)
+        order = np.concatenate((decoding, prompts))
+        ends[order] = np.cumsum(batch.query_lens[order]) - 1
+        return Inputs(
+            place(batch.token_ids[tokens] % self._vocab_size),
+            place(np.maximum(positions[tokens], 0)),
+            place(batch.slot_mapping[tokens].astype(np.int64)),
+            place(ends),
+            self._decodes(batch, decoding, place, max_context_len) if len(decoding) else None,
+            self._prefills(batch, prompts, len(decoding), place) if len(prompts) else None,
+        )
+
+    def _decodes(self, batch: Batch, rows: np.ndarray, place: Place, max_context_len: int | None) -> Rows:
+        contexts = batch.context_lens[rows].astype(np.int32)
+        paged = batch.block_tables is not None
+        return Rows(
+            slice(0, len(rows)),
+            place(contexts),
+            max_context_len or int(contexts.max()),
+            self._block_size,
+            block_tables=place(batch.block_tables[rows].astype(np.int32)) if paged else None,
+            slot_starts=None if paged else place(batch.slot_starts[rows].astype(np.int64)),
+        )
+
+    def _prefills(self, batch: Batch, rows: np.ndarray, first_token: int, place: Place) -> Rows:
+        lens, contexts = batch.query_lens[rows], batch.context_lens[rows].astype(np.int32)
+        block_size, tables = self._block_size, batch.block_tables
+        if tables is None:
+            block_size, tables = self._consecutive(batch.slot_starts, batch.context_lens)
+        return Rows(
+            slice(first_token, first_token + int(lens.sum())),
+            place(contexts),
+            int(contexts.max()),
+            block_size,
+            block_tables=place(tables[rows].astype(np.int32)),
+            query_start_loc=place(np.concatenate(([0], np.cumsum(lens))).astype(np.int32)),
+            max_query_len=int(lens.max()),
+        )
+
+    def _consecutive(self, starts: np.ndarray, contexts: np.ndarray) -> tuple[int, np.ndarray]:
+        """Contiguous rows as tables of consecutive blocks, of the largest size on whose multiples all rows start."""
+        block_size = math.gcd(MOST_CONTIGUOUS_BLOCK, self._num_slots, *map(int, starts))
+        blocks = np.arange(-(-int(contexts.max()) // block_size))
+        return block_size, starts[:, None] // block_size + blocks
