@@ -22,16 +22,12 @@ class _KernelDevice:
     contiguous_attention = staticmethod(contiguous.forward_into)
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     copy_blocks = staticmethod(cache.copy_blocks)
+    swap_blocks = staticmethod(cache.swap_blocks)
 
     @staticmethod
     def prefill_attention(*arguments: Any) -> None:
         """As :class:`devices.Device` has it."""
         importlib.import_module(".prefill", __package__).forward_into(*arguments)
-
-    @staticmethod
-    def swap_blocks(source: Any, destination: Any, block_mapping: Any) -> None:
-        """As :class:`devices.Device` has it."""
-        cache.swap_blocks(source, destination, block_mapping)
 
 
 class ShimDevice(_KernelDevice, CpuDevice):

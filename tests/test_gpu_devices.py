@@ -82,8 +82,9 @@ def test_tokens_are_written_and_blocks_copied(name):
         assert torch.equal(cache.flatten(0, 1), wanted)
 
 
-def test_blocks_go_to_the_host_and_back():
-    device = devices.open("cpu")
+@BOTH
+def test_blocks_go_to_the_host_and_back(name):
+    device = devices.open(name)
     cache, host = torch.randn(4, 2, 1, 64), device.host_empty((2, 2, 1, 64), torch.float32)
     before = cache.clone()
     device.swap_blocks(cache, host, torch.tensor([[1, 0], [3, 1]]))
