@@ -9,20 +9,14 @@
 //
 //   tile of kTile tokens:   step 0   | token 0: lane 0 .. kLanes-1 | token 1: ... |  ...  kRows tokens at a time
 //                           step 1   | token kRows ...
-#include "ptx.cuh"
+#include "attention.cuh"
 #include "scalar.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = 2;
-constexpr unsigned kFullWarp = 0xffffffffu;
-// Below every score, and no infinity, so that the difference of two of them is a number; beside it a masked score
-// has no weight.
-constexpr float kNoScore = -1e30f;
-constexpr float kMasked = 2 * kNoScore;
 
 __device__ constexpr int lanes_for(int loads) { return loads > 16 ? 32 : loads > 8 ? 16 : 8; }
-__device__ constexpr int ceil_div(int whole, int part) { return (whole + part - 1) / part; }
 
 template <class Scalar, int kHeadDim> struct Shape {
     static constexpr int kRowLoads = kHeadDim / kPerLoad<Scalar>;
@@ -72,37 +66,6 @@ template <class Scalar, int kHeadDim, int kGroup> struct Storage {
         Ring ring;
         Warps warps;
     };
-};
-constexpr long long kNoRow = -1;
-
-// The slots of a sequence's tokens: `ids` are its row of what the caller gave.
-struct PagedSlots {
-    using Id = int;  // a block
-    const Id *ids;
-    int block_size;
-
-    __device__ __forceinline__ long long of(int token) const {
-        return (long long)ids[token / block_size] * block_size + token % block_size;
-    }
-};
-struct ContiguousSlots {
-    using Id = long long;  // the first token's slot
-    const Id *ids;
-    int block_size;  // is 1
-
-    __device__ __forceinline__ long long of(int token) const { return *ids + token; }
-};
-
-// The tokens [start, end) of a sequence, as one KV head sees them.
-template <class Scalar, class Slots> struct Tokens {
-    const Scalar *keys, *values;
-    Slots slots;
-    int kv_heads, kv_head, start, end;
-
-    template <int kHeadDim> __device__ __forceinline__ long long row(int token) const {
-        if (token >= end) return kNoRow;
-        return (slots.of(token) * kv_heads + kv_head) * kHeadDim;
-    }
 };
 
 template <class Scalar, int kHeadDim, int kGroup, class Slots> struct Decoder {
