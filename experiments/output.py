@@ -69,9 +69,13 @@ class Report:
         """A paragraph of text, wrapped to the terminal."""
         self.console.print(text, style=style, markup=False)
 
+    def line(self, text: str) -> None:
+        """A line that is not wrapped, however long."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
     def point_to(self, label: str, path: str | os.PathLike[str]) -> None:
         """Where something lies, on one line however long."""
-        self.console.print(f"{label}: {os.fspath(path)}", markup=False, soft_wrap=True)
+        self.line(f"{label}: {os.fspath(path)}")
 
     def data(self, document: Any) -> None:
         """The command's data, when it is done."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 from ..sim.errors import KernelFault, MissingExtra
 from . import source
@@ -76,7 +77,7 @@ def compiled(kernels: Iterable[Kernel], architecture: str) -> list[Compiled]:
 
 
 def _compile(text: str, expressions: list[str], architecture: str) -> list[Compiled]:
-    nvrtc, include = _toolkit()
+    nvrtc, include = toolkit()
     program = nvrtc.createProgram(text, "kernel.cu", [], [])
     try:
         for expression in expressions:
@@ -100,13 +101,18 @@ def _compiled(expression: str, architecture: str, entry: re.Match[str]) -> Compi
     return Compiled(expression, architecture, int(entry["registers"]), spills, int(shared[1]) if shared else 0)
 
 
-def _toolkit():
-    """NVRTC, and the folder of the CUDA headers."""
+def toolkit() -> tuple[ModuleType, Path]:
+    """NVRTC, and the folder of the CUDA headers.
+
+    Raises:
+        MissingExtra: One of them is not installed.
+    """
     try:
         nvrtc = importlib.import_module("cupy.cuda").nvrtc
-        include = next(Path(folder, "include") for folder in find_spec("nvidia.cu13").submodule_search_locations)
+        folders = (Path(folder, "include") for folder in find_spec("nvidia.cu13").submodule_search_locations)
+        include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
         nvrtc.getVersion()
-    except (ImportError, AttributeError, RuntimeError) as error:
+    except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
         raise MissingExtra("compiling kernels needs NVRTC: pip install 'fragmeter[kernels]'") from error
     return nvrtc, include
 

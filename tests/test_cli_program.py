@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -107,12 +108,58 @@ GPUS = {
 }
 
 
+def doctored(folder: Path, monkeypatch: pytest.MonkeyPatch, **missing: object) -> dict[str, dict]:
+    """What doctor says of every part, with modules replaced."""
+    for name, module in missing.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert status(["doctor", "--json", str(folder / "doctor.json")]) == DONE
+    parts = json.loads((folder / "doctor.json").read_text())["parts"]
+    for part in parts:
+        assert (part["remedy"] is None) is part["works"], part
+        assert "\n" not in part["found"]
+    return {part["name"]: part for part in parts}
+
+
 class TestDoctor:
     @pytest.mark.parametrize(("devices", "report"), GPUS.values(), ids=GPUS)
-    def test_says_what_the_gpu_is_or_why_there_is_none(self, devices, report, monkeypatch, capsys):
-        monkeypatch.setitem(sys.modules, "cupy", cupy(devices))
+    def test_says_what_the_gpu_is_or_why_there_is_none(self, devices, report, monkeypatch, tmp_path):
+        gpu = doctored(tmp_path, monkeypatch, cupy=cupy(devices))["GPU"]
         assert probe() == report
-        assert f"GPU: {report.text}" in printed(capsys, "doctor").replace("\n", " ")
+        assert (gpu["works"], gpu["found"]) == (report.state == "ready", report.text)
+
+    def test_the_simulator_and_its_reports_work_without_everything_else(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        parts = doctored(tmp_path, monkeypatch, cupy=None, torch=None, flashinfer=None)
+        assert [name for name, part in parts.items() if part["works"]] == ["simulator", "reports"]
+        assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
+        assert parts["compile gate"]["remedy"] == "pip install 'fragmeter[kernels]'"
+        assert parts["torch"] | {"remedy": 0} == {"name": "torch", "works": False, "found": "not installed", "remedy": 0}
+        assert "fragmeter[gpu12]" in parts["CuPy"]["remedy"]
+        assert "fragmeter[gpu]" in parts["GPU"]["found"]
+
+    def test_what_is_installed_and_broken_does_not_work(self, monkeypatch, tmp_path):
+        """A file that lacks a module of its own, and a library that lacks one of the system's."""
+        (tmp_path / "torch.py").write_text("import sympy_of_torch\n")
+        (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.13: cannot open\\nshared object')\n")
+        for name in ("torch", "flashinfer"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        parts = doctored(tmp_path, monkeypatch)
+        assert parts["torch"]["found"] == "lacks sympy_of_torch"
+        assert parts["FlashInfer"]["found"] == "cannot be imported: libcudart.so.13: cannot open shared object"
+
+    def test_says_what_torch_is_built_for(self, monkeypatch, tmp_path):
+        for cuda, found in {None: "2.13.0, built for the CPU only", "13.0": "2.13.0, built for CUDA 13.0"}.items():
+            torch = SimpleNamespace(__version__="2.13.0", version=SimpleNamespace(cuda=cuda))
+            assert doctored(tmp_path, monkeypatch, torch=torch)["torch"]["found"] == found
+
+    def test_tells_people_what_helps(self, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "flashinfer", None)
+        lines = printed(capsys, "doctor").splitlines()
+        place = lines.index("no   FlashInfer    not installed")
+        assert lines[place + 1].strip() == "optional, on a GPU: pip install flashinfer-python"
+        assert any(line.startswith("yes  simulator     fragmeter ") for line in lines)
+
 
     def test_says_that_cupy_is_not_installed(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cupy", None)
