@@ -11,11 +11,16 @@ from typing import Any
 
 
 class CpuDevice:
-    """:class:`devices.Device` on the CPU; fast enough to be measured and simulated like any other."""
+    """:class:`devices.Device` on one core of the CPU; fast enough to be measured and simulated like any other.
+
+    Opening it leaves torch with one thread, for the whole process: several wait for the slowest, and with others at
+    work on the machine that is no figure of the device.
+    """
 
     name = "cpu"
 
     def __init__(self, torch: ModuleType) -> None:
+        torch.set_num_threads(1)
         self._torch, self.torch_device = torch, torch.device("cpu")
 
     def describe(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Skeleton:
         self.weights = draw_weights(model, device.torch_device, DTYPES[dtype], seed)
         self.pool = KvPool(model, device, num_blocks, block_size, DTYPES[dtype], host_blocks)
         self.stager = Stager(model.vocab_size, block_size, self.pool.num_slots)
-        self._on_gpu = torch.device(device.torch_device).type == "cuda"
+        self._on_gpu = device.torch_device.type == "cuda"
         captures = self._on_gpu if graphs is None else graphs
         self._graphs = DecodeGraphs(self.stager, block_size, self.place, self.forward) if captures else None
 

@@ -149,7 +149,7 @@ def check_shape(model: ModelSpec) -> None:
             raise SettingError("model", model.name, f"has {feature}; take one like OPT or Llama, which can be run")
 
 
-def draw_weights(model: ModelSpec, device: str, dtype: torch.dtype, seed: int) -> Weights:
+def draw_weights(model: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
     """Random weights, all different and none zero, of a size that keeps the hidden states within fp16."""
     draw = _Draw(model, device, dtype, torch.Generator(device).manual_seed(seed))
     embedding = draw.normal(model.vocab_size, model.hidden_size)
@@ -168,7 +168,7 @@ def draw_weights(model: ModelSpec, device: str, dtype: torch.dtype, seed: int) -
 @dataclass(frozen=True, slots=True)
 class _Draw:
     model: ModelSpec
-    device: str
+    device: torch.device
     dtype: torch.dtype
     generator: torch.Generator
 
@@ -199,7 +199,7 @@ class _Draw:
         return Norm(weight, self.normal(self.model.hidden_size).mul_(0.1) if self.model.norm_vectors == 2 else None)
 
 
-def _rotary(model: ModelSpec, device: str, dtype: torch.dtype) -> Rotary:
+def _rotary(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> Rotary:
     exponents = torch.arange(0, model.head_dim, 2, device=device, dtype=torch.float32) / model.head_dim
     positions = torch.arange(model.max_model_len, device=device, dtype=torch.float32)
     angles = torch.outer(positions, ROTARY_BASE**-exponents)[:, None]

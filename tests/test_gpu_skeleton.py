@@ -189,7 +189,7 @@ def parameters(part) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("spec", [LLAMA, OPT, model("toy-llama"), model("toy-opt")], ids=lambda spec: spec.name)
 def test_weights_are_as_many_as_the_spec_says_and_all_different(spec):
-    weights = draw_weights(spec, "cpu", torch.float32, 0)
+    weights = draw_weights(spec, torch.device("cpu"), torch.float32, 0)
     assert sum(tensor.numel() for tensor in parameters(weights)) == spec.num_params
     flat = torch.cat([layer.down.weight.flatten() for layer in weights.layers])
     assert not (flat == 0).any() and len(flat.unique()) > 0.9 * len(flat)
