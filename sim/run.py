@@ -69,19 +69,21 @@ def simulate(
     workload: Workload,
     step_cost: StepCost | None = None,
     progress: Callable[[int], None] | None = None,
+    engine_of: Callable[..., Engine] = Engine,
 ) -> Run:
     """Serve a workload to the last request.
 
     Args:
         step_cost: Used in place of the settings' own.
         progress: Told now and then how many requests have arrived.
+        engine_of: Makes the engine, from the arguments of ``Engine``.
 
     Raises:
         UserError: A request is longer than the model, or a setting cannot be.
         SimulationFault: An invariant does not hold.
     """
     grouped = is_grouped(settings, workload)
-    replica, engine, needed = _start(settings, workload, grouped, step_cost)
+    replica, engine, needed = _start(settings, workload, grouped, step_cost, engine_of)
     with _no_cycle_collection():
         _run(engine, workload, progress)
     sequences = workload.sequences
@@ -118,7 +120,11 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
 
 
 def _start(
-    settings: Settings, workload: Workload, grouped: bool, step_cost: StepCost | None = None
+    settings: Settings,
+    workload: Workload,
+    grouped: bool,
+    step_cost: StepCost | None = None,
+    engine_of: Callable[..., Engine] = Engine,
 ) -> tuple[Replica, Engine, np.ndarray]:
     """A replica, the engine that is about to serve the workload with it, and what each request needs of the pool."""
     sequences = workload.sequences
@@ -133,7 +139,7 @@ def _start(
         sequence_refused = np.repeat(refused, workload.num_sequences)
         source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
     edges = _edges(settings)
-    engine = Engine(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
+    engine = engine_of(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
     return replica, engine, needed
 
 

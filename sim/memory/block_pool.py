@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..errors import SimulationFault
 
 
@@ -19,6 +21,10 @@ class BlockPool:
         self._taken: set[int] = set()
         # References beyond the first, of blocks that are shared.
         self._further: dict[int, int] = {}
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out those that are free now in a random order."""
+        random.shuffle(self._free_ids)
 
     @property
     def num_free(self) -> int:

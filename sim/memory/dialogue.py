@@ -162,6 +162,7 @@ class DialogueMemory(Parents, PagedMemory):
         self.tables.tables[sequence] = list(start.shared)
         self._running[sequence.index] = sequence
         super().admit(sequence, clock, padded_tokens, past)
+        self.tables.copy(start.copied, sequence, len(start.shared))
         self._recount()
 
     def _name(self, block: int) -> None:
@@ -274,3 +275,8 @@ class DialogueTables(BlockTables):
         self.grow_until(clock + past)
         self.hold(sequence, sequence.start_tokens - 1 + past)
         self.join(sequence, phase)
+
+    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
+        """The block at ``place`` of its table begins as a copy, if there is one."""
+        if block is not None and self.moves is not None:
+            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))

@@ -23,6 +23,7 @@ from ..sequence import Sequence
 from ..state import State
 from .block_pool import BlockPool
 from .ledger import METER, Meter
+from .moves import Moves
 
 
 class PagedTransaction:
@@ -220,7 +221,12 @@ class BlockTables:
 
     Tables grow when somebody comes, goes or looks: whoever looks in step ``clock`` first calls
     ``grow_until(clock + 1)``, which changes nothing but the tables.
+
+    Attributes:
+        moves: Is told of blocks whose contents change place; None where nobody records.
     """
+
+    moves: Moves | None = None
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks)
@@ -244,9 +250,12 @@ class BlockTables:
     def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
         """A table that grows from step ``clock`` on; one that comes from the host gets new device ids."""
         self.grow_until(clock + 1)
-        if sequence in self.host_tables:
-            self.host_pool.release(self.host_tables.pop(sequence))
+        swapped = self.host_tables.pop(sequence, [])
+        self.host_pool.release(swapped)
         self.hold(sequence, sequence.start_tokens)
+        if self.moves is not None:
+            # The token of the coming step may open a block of its own.
+            self.moves.swap_ins += zip(swapped, self.tables[sequence], strict=False)
         self.join(sequence, phase)
 
     def join(self, sequence: Sequence, phase: int) -> None:
@@ -281,5 +290,7 @@ class BlockTables:
     def swap_out(self, sequence: Sequence) -> None:
         """Move the table to the host pool."""
         table = self.tables.pop(sequence)
-        self.host_tables[sequence] = self.host_pool.take_many(len(table))
+        self.host_tables[sequence] = swapped = self.host_pool.take_many(len(table))
         self.pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_outs += zip(table, swapped, strict=True)

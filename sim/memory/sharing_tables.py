@@ -72,6 +72,8 @@ class SharingTables(BlockTables):
                 table.append(self.pool.take())
             elif self.pool.is_shared(table[-1]):
                 copy = self.pool.take()
+                if self.moves is not None:
+                    self.moves.copies.append((table[-1], copy, self._block_size))
                 self.pool.release(table[-1:])
                 table[-1] = copy
         self._copiers.clear()
@@ -90,6 +92,8 @@ class SharingTables(BlockTables):
             table = self.tables.pop(member)
             self.host_tables[member] = _rename(table[len(self.prefix) :], moved, self.host_pool)
             self.pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_outs += moved.items()
 
     def _swap_in(self, members: tuple[Sequence, ...]) -> None:
         moved: dict[int, int] = {}
@@ -97,6 +101,8 @@ class SharingTables(BlockTables):
             table = self.host_tables.pop(member)
             self.tables[member] = self._name(self.prefix) + _rename(table, moved, self.pool)
             self.host_pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_ins += moved.items()
 
 
 def _rename(table: list[int], moved: dict[int, int], pool: BlockPool) -> list[int]:

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 
+import numpy as np
+
 from ...errors import SimulationFault
 from .history import BlockHistory
 
@@ -94,6 +96,10 @@ class HashedBlockPool:
         # By name the block that was published first, and those of the same name, if any, in the order of theirs.
         self._published: dict[int, int] = {}
         self._copies: dict[int, dict[int, None]] = {}
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Queue those that are free now in a random order."""
+        self._free = OrderedDict.fromkeys(random.permutation(list(self._free)).tolist())
 
     @property
     def num_free(self) -> int:

@@ -1,0 +1,8 @@
+"""Recorded plans: what the block tables of a run did, step by step, for who carries it out on real memory."""
+
+from __future__ import annotations
+
+from .recorded import SCHEMA_VERSION, Plan, PlanStep, load
+from .recording import record
+
+__all__ = ["SCHEMA_VERSION", "Plan", "PlanStep", "load", "record"]

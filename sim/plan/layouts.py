@@ -1,0 +1,101 @@
+"""Where the tokens of a memory lie: through block tables, or in one piece."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import SettingError
+from ..memory import HybridMemory
+from ..memory.moves import Moves
+from ..sequence import Sequence
+from ..state import State
+from .recorded import PAGED
+
+
+class Layout(Protocol):
+    """What a recorder asks of a memory.
+
+    Attributes:
+        name: "paged" or "contiguous".
+        unit_slots: Slots of what moves count: of a block, or one.
+        num_slots, num_host_slots: Slots of the pool and of the swap space.
+        moves: What changed place since they were cleared.
+    """
+
+    name: str
+    unit_slots: int
+    num_slots: int
+    num_host_slots: int
+    moves: Moves
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """Let the tables reach to the end of the step that is about to run, if it decodes."""
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """The block table of a sequence; empty in a contiguous layout."""
+
+    def start(self, sequence: Sequence) -> int:
+        """The slot of its first token; 0 in a paged layout."""
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """Slots of its tokens from ``first`` to before ``stop``, int64."""
+
+    def pinned_slots(self) -> np.ndarray:
+        """Slots of a prefix that is there from the start, int64."""
+
+
+class PagedLayout:
+    """Blocks by the ids that the tables of a memory name."""
+
+    name = PAGED
+
+    def __init__(self, memory: Any) -> None:
+        self._tables, self.unit_slots = memory.tables, memory.block_size
+        self._tables.moves = self.moves = Moves()
+        self.num_slots = memory.num_blocks * self.unit_slots
+        self.num_host_slots = getattr(memory, "host_blocks", 0) * self.unit_slots
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out blocks in a random order."""
+        self._tables.pool.shuffle(random)
+        self._tables.host_pool.shuffle(random)
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``."""
+        self._tables.grow_until(state.clock + decodes)
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """See ``Layout``."""
+        return self._tables.tables[sequence]
+
+    def start(self, sequence: Sequence) -> int:
+        """See ``Layout``."""
+        return 0
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """See ``Layout``."""
+        size = self.unit_slots
+        block, offset = np.divmod(np.arange(first, stop), size)
+        table = np.array(self.table(sequence)[first // size : -(-stop // size)], dtype=np.int64)
+        return table[block - first // size] * size + offset
+
+    def pinned_slots(self) -> np.ndarray:
+        """See ``Layout``."""
+        blocks = np.array(getattr(self._tables, "prefix", []), dtype=np.int64)
+        return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
+
+
+def layout_of(memory: Any, policy: str) -> Layout:
+    """How to read a memory.
+
+    Raises:
+        SettingError: A plan cannot say where its tokens lie.
+    """
+    if isinstance(memory, HybridMemory):
+        remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
+        raise SettingError("record_plan", policy, remedy)
+    if getattr(memory, "tables", None) is None:
+        raise SettingError("record_plan", policy, "has no block tables to record; take a paged policy")
+    return PagedLayout(memory)

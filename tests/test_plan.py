@@ -1,0 +1,100 @@
+"""Recorded plans: the tables hold what the sequences do (invariant 8), and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from engine_runs import settings_of, workload_of
+from fragmeter.sim import simulate, summary
+from fragmeter.sim.plan import Plan, load, record
+from fragmeter.sim.result import expand, requests_table, steps_table
+from fragmeter.sim.run import Run
+from fragmeter.sim.work import work
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from plan_cases import caching_case, caching_plan, swapping_case, swapping_plan
+from plan_replay import replay
+from strategies import Case, crowded_cases, medium_cases, small_cases
+
+PAGED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen")
+cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
+
+
+def told(run: Run) -> str:
+    """All that a run says of itself."""
+    tables = (requests_table(run), steps_table(run))
+    return json.dumps(summary(run)) + "".join(table.to_csv() for table in tables)
+
+
+def recorded(settings, workload, cost=None, **window) -> tuple[Run, Plan]:
+    """A run and its plan, which are held to what ``simulate`` says."""
+    run, plan = record(settings, workload, step_cost=cost, **window)
+    plain = simulate(settings, workload, cost)
+    assert json.dumps(summary(run)) == json.dumps(summary(plain))
+    assert requests_table(run).to_csv() == requests_table(plain).to_csv()
+    assert expand(steps_table(run)).to_csv() == expand(steps_table(plain)).to_csv()
+    return run, plan
+
+
+def check(run: Run, plan: Plan) -> None:
+    """The plan can be replayed, and has the steps and the tokens of the ledger."""
+    replay(plan)
+    rows, tokens = run.book.rows, work(run.book).tokens
+    assert plan.start_ticks.tolist() == rows["start_ticks"].tolist()
+    assert plan.ticks.tolist() == rows["ticks"].tolist()
+    assert int(plan.query_tokens.sum()) == tokens["useful"] + tokens["recomputed"]
+    assert int(plan.padding_tokens.sum()) == tokens["padding"]
+    assert int(plan.copied_slots.sum()) == int(run.book.copies["slots"].sum())
+    assert (plan.prefill_tokens + plan.decodes).sum() == plan.query_tokens.sum()
+
+
+@pytest.mark.parametrize("policy", PAGED)
+@hypothesis_settings(max_examples=25)
+@given(case=cases, shuffle=st.booleans())
+def test_tables_hold_what_sequences_do(policy, case: Case, shuffle):
+    """Invariant 8, on plain lists."""
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    check(*recorded(settings, workload, case.cost, shuffle_ids=shuffle))
+
+
+@pytest.mark.parametrize(("case", "plan"), [(swapping_case, swapping_plan), (caching_case, caching_plan)])
+def test_the_cases_are_sound(case, plan):
+    run, found = recorded(*case(), shuffle_ids=True)
+    check(run, found)
+    assert found.meta == plan().meta
+
+
+def same_from(plan: Plan, whole: Plan, first: int) -> None:
+    """A plan of a window is the part of the whole one from its first step on."""
+    for step in range(plan.num_steps):
+        mine, theirs = plan.step(step), whole.step(first + step)
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        for row in range(len(mine.sequence)):
+            assert plan.logical_tokens(step, row).tolist() == whole.logical_tokens(first + step, row).tolist()
+            assert plan.block_table(step, row).tolist() == whole.block_table(first + step, row).tolist()
+
+
+@pytest.mark.parametrize("plan_of", [swapping_plan, caching_plan])
+def test_a_window_begins_with_what_lies_in_the_slots(plan_of):
+    whole = plan_of()
+    for first in range(0, whole.num_steps, 3):
+        window = plan_of(first_step=first, num_steps=9)
+        assert window.num_steps == min(9, whole.num_steps - first)
+        same_from(window, whole, first)
+        replay(window)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    plan = swapping_plan()
+    for name in ("one.npz", "two.npz"):
+        plan.save(tmp_path / name)
+    found = load(tmp_path / "one.npz")
+    assert found.meta == plan.meta
+    for name, array in vars(plan).items():
+        if name != "meta" and not name.startswith("_"):
+            assert array.dtype == getattr(found, name).dtype and np.array_equal(array, getattr(found, name))
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
