@@ -1,0 +1,221 @@
+"""Caches and queries to try the kernels on, and what is right for them in float64.
+
+The same code makes them of numpy arrays, which run through the kernels' CPU build, and of torch tensors on a GPU,
+where the reference is computed too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+#: Relative L2 error allowed of each dtype.
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of ``paged_attention.forward``, under its names."""
+
+    query: Any
+    key_cache: Any
+    value_cache: Any
+    block_tables: Any
+    context_lens: Any
+    block_size: int
+    max_context_len: int
+
+
+class Host:
+    """Makes numpy arrays."""
+
+    #: Where table entries past a sequence's end point: far outside, the CPU build names who reads them.
+    wild_block: int | None = 2**30
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def full(self, shape: Sequence[int], value: float, dtype: str) -> np.ndarray:
+        """An array of one value; memory of zeros is taken where it is written."""
+        return np.full(shape, value, numpy_dtype(dtype)) if value else np.zeros(shape, numpy_dtype(dtype))
+
+    def normal(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """Random numbers."""
+        return self._rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+    def ints(self, values: np.ndarray) -> np.ndarray:
+        """Integers as they are."""
+        return values
+
+    #: As they are, too: everything is on the host.
+    host_ints = ints
+
+    def on_host(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """Memory that blocks can be swapped out to."""
+        return self.full(shape, 0, dtype)
+
+
+class OnDevice:
+    """Makes torch tensors on a device."""
+
+    #: A read outside would end the process's GPU context: point at NaNs instead.
+    wild_block = None
+
+    def __init__(self, torch_device: Any, seed: int = 0) -> None:
+        self._torch, self._device = importlib.import_module("torch"), torch_device
+        self._generator = self._torch.Generator(torch_device).manual_seed(seed)
+
+    def full(self, shape: Sequence[int], value: float, dtype: str) -> Any:
+        """As :meth:`Host.full`."""
+        return self._torch.full(tuple(shape), value, dtype=getattr(self._torch, dtype), device=self._device)
+
+    def normal(self, shape: Sequence[int], dtype: str) -> Any:
+        """As :meth:`Host.normal`."""
+        made = self._torch.randn(tuple(shape), generator=self._generator, device=self._device)
+        return made.to(getattr(self._torch, dtype))
+
+    def ints(self, values: np.ndarray) -> Any:
+        """Integers on the device."""
+        return self._torch.asarray(values, device=self._device)
+
+    def host_ints(self, values: np.ndarray) -> Any:
+        """Integers on the host."""
+        return self._torch.asarray(values)
+
+    def on_host(self, shape: Sequence[int], dtype: str) -> Any:
+        """As :meth:`Host.on_host`, pinned where there is a GPU."""
+        pinned = self._torch.cuda.is_available()
+        return self._torch.zeros(tuple(shape), dtype=getattr(self._torch, dtype), pin_memory=pinned)
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """By its name; numpy has no bfloat16 of its own."""
+    return np.dtype(importlib.import_module("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def case(
+    dtype: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    contexts: Sequence[int],
+    seed: int = 0,
+    *,
+    query_lens: Sequence[int] | None = None,
+    num_blocks: int | None = None,
+    make: Host | OnDevice | None = None,
+) -> Case:
+    """Sequences over a shuffled cache; the second shares the first one's full blocks where both have them.
+
+    Every slot that no sequence holds is NaN, and no table entry past a sequence's end is one to read.
+
+    Args:
+        dtype: As the kernels name it.
+        heads: Query heads and KV heads.
+        head_dim: As in the caches.
+        block_size: Tokens of a block.
+        contexts: Tokens that each sequence holds.
+        seed: Of ids and values.
+        query_lens: New tokens of each sequence, which are its last; one each by default, as in decoding.
+        num_blocks: Of the cache, the last of which is held; as few as will do by default. What nobody holds is
+            zeros in one of a stated size: it may be larger than memory.
+        make: What makes the arrays; numpy's by default.
+    """
+    make = make or Host(seed)
+    num_heads, kv_heads = heads
+    tables, pool = _tables(contexts, block_size, num_blocks, make.wild_block, np.random.default_rng(seed))
+    held = zip(tables, contexts, strict=True)
+    slots = make.ints(np.concatenate([slots_of(table, context, block_size) for table, context in held]))
+    caches = [make.full((pool, block_size, kv_heads, head_dim), 0 if num_blocks else np.nan, dtype) for _ in "kv"]
+    for cache in caches:
+        cache.reshape(-1, kv_heads, head_dim)[slots] = make.normal((sum(contexts), kv_heads, head_dim), dtype)
+    queries = len(contexts) if query_lens is None else sum(query_lens)
+    query = make.normal((queries, num_heads, head_dim), dtype)
+    lengths = make.ints(np.array(contexts, np.int32))
+    return Case(query, *caches, make.ints(tables), lengths, block_size, max(contexts))
+
+
+def _tables(
+    contexts: Sequence[int], block_size: int, num_blocks: int | None, wild: int | None, rng: np.random.Generator
+) -> tuple[np.ndarray, int]:
+    """Tables in random order, and the blocks of the pool: two more than are held, where nothing else is asked for."""
+    blocks = [-(-context // block_size) for context in contexts]
+    pool = num_blocks or sum(blocks) + 2
+    ids = rng.permutation(pool)
+    if num_blocks:
+        ids[[0, np.argmax(ids)]] = ids[[np.argmax(ids), 0]]
+    unheld = int(ids[-1]) if wild is None else wild
+    tables = np.full((len(contexts), max(blocks) + 1), unheld, np.int32)
+    for table, end, count in zip(tables, np.cumsum(blocks), blocks, strict=True):
+        table[:count] = ids[end - count : end]
+    if len(contexts) > 1:
+        shared = min(contexts[:2]) // block_size
+        tables[1, :shared] = tables[0, :shared]
+    return tables, pool
+
+
+def slots_of(table: np.ndarray, context: int, block_size: int) -> np.ndarray:
+    """Where the tokens of a sequence lie, counted over the whole cache."""
+    tokens = np.arange(context)
+    return table[tokens // block_size].astype(np.int64) * block_size + tokens % block_size
+
+
+def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
+    """Attention gathered by the block table, in float64; a query that sees nothing gives zeros.
+
+    Args:
+        given: The arguments.
+        query_lens: New tokens of each sequence, which are its last; one each by default.
+    """
+    library, tables = library_of(given.query), on_host(given.block_tables)
+    contexts = on_host(given.context_lens).tolist()
+    counts = [1] * len(contexts) if query_lens is None else query_lens
+    out = library.zeros_like(given.query, dtype=library.float64)
+    for sequence, (context, count, end) in enumerate(zip(contexts, counts, np.cumsum(counts), strict=True)):
+        if not context or not count:
+            continue
+        slots = slots_of(tables[sequence], context, given.block_size)
+        slots = library.asarray(slots, device=given.query.device)
+        keys, values = (cache.reshape(-1, *cache.shape[2:])[slots] for cache in (given.key_cache, given.value_cache))
+        rows = slice(int(end) - count, int(end))
+        out[rows] = _attention(library, given.query[rows], keys, values)
+    return out
+
+
+def _attention(library: ModuleType, query: Any, keys: Any, values: Any) -> Any:
+    """Of ``[queries, heads, head_dim]``, the last of the tokens ``[tokens, kv_heads, head_dim]``."""
+    query, keys, values = (library.asarray(one, dtype=library.float64) for one in (query, keys, values))
+    (queries, heads, head_dim), (tokens, kv_heads, _) = query.shape, keys.shape
+    grouped = query.reshape(queries, kv_heads, heads // kv_heads, head_dim)
+    scores = library.einsum("qkgd,tkd->qkgt", grouped, keys) / math.sqrt(head_dim)
+    places = library.arange(tokens, device=query.device)
+    seen = places[None, :] <= places[tokens - queries :, None]
+    scores = library.where(seen[:, None, None, :], scores, -math.inf)
+    weights = library.exp(scores - library.amax(scores, axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    return library.einsum("qkgt,tkd->qkgd", weights, values).reshape(query.shape)
+
+
+def error(out: Any, wanted: Any) -> float:
+    """Relative L2 of the worst row; NaN where anything is."""
+    library = library_of(out)
+    norm = library.linalg.vector_norm
+    difference = norm(library.asarray(out, dtype=library.float64) - wanted, axis=-1)
+    return float((difference / library.clip(norm(wanted, axis=-1), 1e-30, None)).max())
+
+
+def library_of(array: Any) -> ModuleType:
+    """numpy or torch."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def on_host(array: Any) -> np.ndarray:
+    """As a numpy array; waits for the device."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

@@ -1,0 +1,38 @@
+"""What ``python -m fragmeter.gpu...`` programs share: a mistake of the user is one line and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..sim.errors import UserError
+from ..sim.files import as_json, require_writable_file, write_whole
+
+
+def run(body: Callable[[], bool]) -> int:
+    """The exit status: 0 where ``body`` says that all is well, 1 where it does not, 2 for the user's mistake."""
+    try:
+        return int(not body())
+    except UserError as error:
+        print(f"fragmeter: {error}", file=sys.stderr)
+        return 2
+
+
+class JsonFile:
+    """The file of ``--json``, which is written whole or not at all; none where none is asked for.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            require_writable_file(path)
+
+    def write(self, document: Any) -> None:
+        """What there is to say, in place of what was written before."""
+        if self._path is not None:
+            write_whole(self._path, as_json(document))
