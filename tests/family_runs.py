@@ -13,6 +13,7 @@ from fragmeter.sim.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.groups import Ancestry
 from fragmeter.sim.host_pool import host_held_at_rows
 from fragmeter.sim.run import Run, simulate
+from fragmeter.sim.settings import Settings
 from fragmeter.sim.workload import Workload
 from hypothesis import strategies as st
 from oracle import Limits, Pool
@@ -103,12 +104,16 @@ def workload_of(requests: list[Asked]) -> Workload:
     return Workload("case", **columns, n=np.array([asked.n for asked in requests]))
 
 
-def run_of(case: FamilyCase, leap: bool) -> Run:
-    """The engine's run."""
+def settings_for(case: FamilyCase, leap: bool = True) -> Settings:
+    """The engine's settings."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
     switches = {"shared_prefix_tokens": case.prefix_tokens, "seed": case.seed, "leap": leap, **beams}
-    chosen = settings_of(case.policy, case.pool, case.limits, **switches)
-    return simulate(chosen, workload_of(case.requests), case.cost)
+    return settings_of(case.policy, case.pool, case.limits, **switches)
+
+
+def run_of(case: FamilyCase, leap: bool) -> Run:
+    """The engine's run."""
+    return simulate(settings_for(case, leap), workload_of(case.requests), case.cost)
 
 
 def system_of(case: FamilyCase) -> FamilySystem:

@@ -12,14 +12,18 @@ from fragmeter.sim.plan import Plan, load, record
 from fragmeter.sim.result import expand, requests_table, steps_table
 from fragmeter.sim.run import Run
 from fragmeter.sim.work import work
+from family_runs import group_cases, settings_for, tree_cases
+from family_runs import workload_of as family_workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from plan_cases import caching_case, caching_plan, swapping_case, swapping_plan
 from plan_replay import replay
+from shared_prefixes import caching_settings, shared_cases
 from strategies import Case, crowded_cases, medium_cases, small_cases
 
-PAGED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen")
+SERVERS = ("tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen", "lightllm", "vattention")
+PAGED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", *SERVERS)
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
 
@@ -59,6 +63,42 @@ def test_tables_hold_what_sequences_do(policy, case: Case, shuffle):
     settings = settings_of(policy, case.pool, case.limits)
     workload = workload_of(case.requests, case.limits.max_model_len)
     check(*recorded(settings, workload, case.cost, shuffle_ids=shuffle))
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0"])
+@hypothesis_settings(max_examples=40)
+@given(data=st.data(), shuffle=st.booleans())
+def test_tables_of_families_hold_what_their_members_do(policy, data, shuffle):
+    """Samples and beams, a pinned prefix, swaps; and trees of requests."""
+    case = data.draw(st.one_of(group_cases(policy), tree_cases(policy)))
+    check(*recorded(settings_for(case), family_workload(case.requests), case.cost, shuffle_ids=shuffle))
+
+
+@pytest.mark.parametrize("policy", ["static", "fastertransformer", "orca", "orca-max", "orca-pow2", "orca-oracle"])
+@hypothesis_settings(max_examples=25)
+@given(case=cases, arena=st.sampled_from(["buddy", "first-fit", "best-fit"]))
+def test_pieces_hold_what_sequences_do(policy, case: Case, arena):
+    """Contiguous memory; that of orca and of static batches gets addresses."""
+    switches = {"arena": arena} if policy.startswith("orca-") else {}
+    settings = settings_of(policy, case.pool, case.limits, **switches)
+    check(*recorded(settings, workload_of(case.requests, case.limits.max_model_len), case.cost))
+
+
+@pytest.mark.parametrize("policy", ["orca", "orca-max", "orca-oracle"])
+@hypothesis_settings(max_examples=40)
+@given(data=st.data())
+def test_pieces_of_families_hold_what_their_members_do(policy, data):
+    """Copies of prompts, of beams and of parents."""
+    kinds = [tree_cases(policy)] + [group_cases(policy)] * (policy != "orca-oracle")
+    case = data.draw(st.one_of(kinds))
+    check(*recorded(settings_for(case), family_workload(case.requests), case.cost))
+
+
+@hypothesis_settings(max_examples=60)
+@given(case=shared_cases(), shuffle=st.booleans())
+def test_tables_with_cached_prefixes_hold_what_sequences_do(case, shuffle):
+    """vLLM's prefix cache, under vllm-v1."""
+    check(*recorded(caching_settings(case), case.workload, case.cost, shuffle_ids=shuffle))
 
 
 @pytest.mark.parametrize(("case", "plan"), [(swapping_case, swapping_plan), (caching_case, caching_plan)])

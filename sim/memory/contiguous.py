@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from ..sequence import Sequence
 from ..state import State
-from .arena import arena
+from .arena import FirstFitArena, arena
 from .ledger import METER, Meter
+from .moves import Moves
 
 
 class Grant(NamedTuple):
@@ -79,8 +80,16 @@ class ContiguousTransaction:
 
 
 class ContiguousMemory:
-    """Reservations counted in slots, without position: room is room wherever it lies."""
+    """Reservations counted in slots, without position: room is room wherever it lies.
 
+    Attributes:
+        addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that holds
+            it, also beyond the pool, since what is counted knows no gaps.
+        moves: Is told of contents that are copied, by slots; None where nobody records.
+    """
+
+    addresses: FirstFitArena | None = None
+    moves: Moves | None = None
     #: What ``pass_steps`` tells the ledger.
     meter = METER[:8]
     #: The bucket of slots that are held past what was asked for.
@@ -113,11 +122,22 @@ class ContiguousMemory:
         return True
 
     def take_place(self, slots: int) -> int | None:
-        """First block of a piece of ``slots``; None where reservations have no position."""
-        return None
+        """First block of a piece of ``slots``; where they are counted its first slot, or None."""
+        return None if self.addresses is None else self.addresses.allocate(slots)
 
     def give_place(self, grant: Grant) -> None:
         """Return the piece of a reservation."""
+        if self.addresses is not None:
+            self.addresses.free(grant.start, grant.slots)
+
+    def first_slot(self, grant: Grant) -> int:
+        """Where the piece of a reservation begins, if it has an address."""
+        return grant.start
+
+    def tell_of_copy(self, source: Grant, target: Grant, tokens: int) -> None:
+        """The first tokens of a piece are copied to another."""
+        if self.moves is not None:
+            self.moves.copies.append((self.first_slot(source), self.first_slot(target), tokens))
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""
@@ -191,6 +211,8 @@ class BatchMemory(ContiguousMemory):
             self._finished_hold += sequence.grant.tokens - sequence.grant.padding
         if not self.growing:
             self.used_slots = self._finished_hold = 0
+            if self.addresses is not None:
+                self.addresses = FirstFitArena(self.addresses.num_blocks)
 
 
 class BuddyMemory(ContiguousMemory):
@@ -218,6 +240,9 @@ class BuddyMemory(ContiguousMemory):
     def give_place(self, grant: Grant) -> None:
         self._largest_run = None
         self.arena.free(grant.start, grant.slots // self.block_size)
+
+    def first_slot(self, grant: Grant) -> int:
+        return grant.start * self.block_size
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0

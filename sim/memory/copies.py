@@ -38,7 +38,10 @@ class _Copies(ContiguousMemory):
             self._branched_clock = clock
             for group in self._beams:
                 replaced = group.ancestry.replaced(len(group.members))
-                self._copied_slots += len(replaced) * group.leader.held_tokens(clock)
+                held = group.leader.held_tokens(clock)
+                self._copied_slots += len(replaced) * held
+                for dead, parent in replaced:
+                    self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, held)
         return super().transaction(clock)
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -46,6 +49,7 @@ class _Copies(ContiguousMemory):
         group = sequence.group
         if sequence.kind == FORKED:
             self._copied_slots += sequence.prompt_tokens
+            self.tell_of_copy(group.leader.grant, sequence.grant, sequence.prompt_tokens)
             self._grow(sequence, clock)
             if group.ancestry:
                 self._beams[group] = None

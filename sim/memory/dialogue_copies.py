@@ -142,7 +142,9 @@ class _Kept(Parents, ContiguousMemory):
     @contextmanager
     def tried(self) -> Iterator[None]:
         """Whatever is placed and given up meanwhile is undone."""
+        before = deepcopy(self.addresses)
         yield
+        self.addresses = before
 
     def evict(self, parent: int) -> int:
         """Give up a kept piece for want of room; its slots."""
@@ -164,6 +166,12 @@ class _Kept(Parents, ContiguousMemory):
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         if sequence.index not in self._in_place:
             self._copied_slots += sequence.computed_tokens
+            if sequence.computed_tokens:
+                self.tell_of_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
+
+    def _piece_of_parent(self, sequence: Sequence) -> Grant:
+        parent = self._parent[sequence.index]
+        return self.kept[parent] if parent in self.kept else self._running[parent].grant
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write."""

@@ -7,11 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import SettingError
-from ..memory import HybridMemory
+from ..memory import BuddyMemory, ContiguousMemory, HybridMemory
+from ..memory.arena import FirstFitArena
 from ..memory.moves import Moves
 from ..sequence import Sequence
 from ..state import State
-from .recorded import PAGED
+from .recorded import CONTIGUOUS, PAGED
+
+#: Slots of the address space of pieces that are only counted.
+_UNBOUNDED = 1 << 40
 
 
 class Layout(Protocol):
@@ -87,6 +91,43 @@ class PagedLayout:
         return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
 
 
+class ContiguousLayout:
+    """Pieces by their first slots; those that are only counted get addresses."""
+
+    name = CONTIGUOUS
+    unit_slots = 1
+    num_host_slots = 0
+
+    def __init__(self, memory: ContiguousMemory) -> None:
+        self._memory = memory
+        memory.moves = self.moves = Moves()
+        if not isinstance(memory, BuddyMemory):
+            memory.addresses = FirstFitArena(_UNBOUNDED)
+        self.num_slots = memory.capacity_slots
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``; pieces do not grow."""
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """See ``Layout``."""
+        return []
+
+    def start(self, sequence: Sequence) -> int:
+        """See ``Layout``."""
+        grant = sequence.grant
+        start = self._memory.first_slot(grant)
+        self.num_slots = max(self.num_slots, start + grant.slots)
+        return start
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """See ``Layout``."""
+        return self.start(sequence) + np.arange(first, stop)
+
+    def pinned_slots(self) -> np.ndarray:
+        """See ``Layout``."""
+        return np.zeros(0, dtype=np.int64)
+
+
 def layout_of(memory: Any, policy: str) -> Layout:
     """How to read a memory.
 
@@ -96,6 +137,8 @@ def layout_of(memory: Any, policy: str) -> Layout:
     if isinstance(memory, HybridMemory):
         remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
         raise SettingError("record_plan", policy, remedy)
-    if getattr(memory, "tables", None) is None:
-        raise SettingError("record_plan", policy, "has no block tables to record; take a paged policy")
-    return PagedLayout(memory)
+    if getattr(memory, "tables", None) is not None:
+        return PagedLayout(memory)
+    if isinstance(memory, ContiguousMemory):
+        return ContiguousLayout(memory)
+    raise SettingError("record_plan", policy, "has no block tables to record; take a paged policy")

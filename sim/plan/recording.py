@@ -25,7 +25,7 @@ from ..state import State
 from ..workload import Workload
 from .layouts import layout_of
 from .names import TokenNames
-from .recorded import SCHEMA_VERSION, Plan
+from .recorded import PAGED, SCHEMA_VERSION, Plan
 from .recorder import Recorder
 
 #: Sets the stream of shuffled ids apart from others that are spawned from the same seed.
@@ -77,6 +77,8 @@ class _Window:
         """The engine that serves the workload, and is watched."""
         self._layout = layout_of(memory, policy.name)
         if self._shuffle_ids:
+            if self._layout.name != PAGED:
+                raise SettingError("shuffle_ids", True, f"{policy.name} hands out no block ids; leave it out")
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_STREAM,))
             self._layout.shuffle(np.random.default_rng(seeds))
         names = TokenNames(self._workload.sequences, self._settings.shared_prefix_tokens)
