@@ -12,7 +12,7 @@ from .cost import PaperCost, RooflineCost, StepCost, cost
 from .errors import SettingError
 from .grouping import grouped_memory, grouped_policy
 from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
-from .memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, most_prompt_blocks
+from .memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SlotRadixMemory, most_prompt_blocks
 from .memory.cache_log import CacheLog
 from .memory.prefix import BlockNames
 from .policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy
@@ -135,7 +135,8 @@ def build(
     if layout:
         policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
     elif issubclass(kind, SGLang):
-        policy, memory = kind(limits), RadixMemory(num_blocks, runs, settings.enable_prefix_caching is not False)
+        radix = SlotRadixMemory if settings.ids else RadixMemory
+        policy, memory = kind(limits), radix(num_blocks, runs, settings.enable_prefix_caching is not False)
     else:
         policy = kind(limits)
         host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)

@@ -19,6 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from plan_cases import caching_case, caching_plan, swapping_case, swapping_plan
 from plan_replay import replay
+from radix_cases import shared_cases as radix_cases
 from shared_prefixes import caching_settings, shared_cases
 from strategies import Case, crowded_cases, medium_cases, small_cases
 
@@ -99,6 +100,15 @@ def test_pieces_of_families_hold_what_their_members_do(policy, data):
 def test_tables_with_cached_prefixes_hold_what_sequences_do(case, shuffle):
     """vLLM's prefix cache, under vllm-v1."""
     check(*recorded(caching_settings(case), case.workload, case.cost, shuffle_ids=shuffle))
+
+
+@hypothesis_settings(max_examples=60)
+@given(case=st.one_of(cases, radix_cases()), shuffle=st.booleans(), caching=st.booleans())
+def test_slots_of_a_radix_tree_hold_what_sequences_do(case, shuffle, caching):
+    """SGLang's tree."""
+    settings = settings_of("sglang", case.pool, case.limits, enable_prefix_caching=caching)
+    workload = workload_of(case.requests, case.limits.max_model_len, case.content)
+    check(*recorded(settings, workload, case.cost, shuffle_ids=shuffle))
 
 
 @pytest.mark.parametrize(("case", "plan"), [(swapping_case, swapping_plan), (caching_case, caching_plan)])

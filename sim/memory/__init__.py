@@ -16,6 +16,7 @@ from .hybrid import HybridMemory
 from .integrals import BUCKETS, Window
 from .paged import PagedMemory
 from .radix_memory import RadixMemory
+from .radix_slots import SlotRadixMemory
 from .reserved import ReservedMemory
 from .sharing import SharingMemory
 
@@ -40,6 +41,7 @@ __all__ = [
     "RadixMemory",
     "ReservedMemory",
     "SharingMemory",
+    "SlotRadixMemory",
     "Window",
     "most_prompt_blocks",
 ]

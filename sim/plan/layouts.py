@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import SettingError
-from ..memory import BuddyMemory, ContiguousMemory, HybridMemory
+from ..memory import BuddyMemory, ContiguousMemory, HybridMemory, SlotRadixMemory
 from ..memory.arena import FirstFitArena
 from ..memory.moves import Moves
 from ..sequence import Sequence
@@ -48,6 +48,9 @@ class Layout(Protocol):
 
     def pinned_slots(self) -> np.ndarray:
         """Slots of a prefix that is there from the start, int64."""
+
+    def close(self) -> None:
+        """Nobody asks what moves any more."""
 
 
 class PagedLayout:
@@ -90,6 +93,22 @@ class PagedLayout:
         blocks = np.array(getattr(self._tables, "prefix", []), dtype=np.int64)
         return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
 
+    def close(self) -> None:
+        """See ``Layout``."""
+        self._tables.moves = None
+
+
+class RadixLayout(PagedLayout):
+    """Blocks of one slot, as the tree and those who compute have them."""
+
+    def __init__(self, memory: SlotRadixMemory) -> None:
+        super().__init__(memory)
+        self._memory = memory
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``."""
+        self._memory.settle(state, decodes)
+
 
 class ContiguousLayout:
     """Pieces by their first slots; those that are only counted get addresses."""
@@ -127,6 +146,10 @@ class ContiguousLayout:
         """See ``Layout``."""
         return np.zeros(0, dtype=np.int64)
 
+    def close(self) -> None:
+        """See ``Layout``."""
+        self._memory.moves = None
+
 
 def layout_of(memory: Any, policy: str) -> Layout:
     """How to read a memory.
@@ -137,8 +160,6 @@ def layout_of(memory: Any, policy: str) -> Layout:
     if isinstance(memory, HybridMemory):
         remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
         raise SettingError("record_plan", policy, remedy)
-    if getattr(memory, "tables", None) is not None:
-        return PagedLayout(memory)
-    if isinstance(memory, ContiguousMemory):
-        return ContiguousLayout(memory)
-    raise SettingError("record_plan", policy, "has no block tables to record; take a paged policy")
+    if isinstance(memory, SlotRadixMemory):
+        return RadixLayout(memory)
+    return ContiguousLayout(memory) if getattr(memory, "tables", None) is None else PagedLayout(memory)

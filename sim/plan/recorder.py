@@ -51,6 +51,12 @@ def prefilling(decision: Decision) -> Iterator[Row]:
         yield Row(sequence, tokens, sequence.computed_tokens)
 
 
+def _padding_tokens(state: State, decision: Decision, decodes: int, prefill_tokens: int) -> int:
+    """Tokens that a static batch computes for nobody: the ends of short prompts, and rows that have ended."""
+    ended = 0 if decision.pauses else state.width - decodes - len(decision.admitted)
+    return decision.prefill_tokens - prefill_tokens + ended
+
+
 class Recorder:
     """Records the steps of a window, and knows what lies in the slots when it begins.
 
@@ -96,20 +102,21 @@ class Recorder:
             for row in decodes + prefills:
                 self._add(row)
             tokens = sum(row.query_tokens for row in prefills)
-            padding = decision.prefill_tokens - tokens
-            if not decision.pauses:
-                # Of a static batch also those who have ended.
-                padding += state.width - len(decodes) - len(decision.admitted)
-            numbers = start_ticks, ticks, tokens, len(decodes), padding
-            self._columns.add_step(numbers, self._layout.moves)
-            if self._left is not None:
-                self._left -= 1
+            padding = _padding_tokens(state, decision, len(decodes), tokens)
+            self._columns.add_step((start_ticks, ticks, tokens, len(decodes), padding), self._layout.moves)
+            self._pass_window()
         self._layout.moves.clear()
         for row in decodes + prefills:
             # The last token of an output is never stored.
             if row.context_tokens == row.sequence.target_tokens - 1:
                 self._names.forget(row.sequence)
                 self._told.pop(row.sequence, None)
+
+    def _pass_window(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+        if self.is_over:
+            self._layout.close()
 
     def _add(self, row: Row) -> None:
         layout, sequence = self._layout, row.sequence

@@ -1,0 +1,166 @@
+"""A radix tree's slots by their ids: which of them holds which token of whom.
+
+A node knows the slots of its edge. What a sequence computes lies in slots of its own, until it joins the tree: then
+the new leaf takes them over, and those whose tokens the tree holds already are free; the sequence goes on with the
+tree's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..content import TokenRuns
+from ..sequence import Sequence
+from ..state import State
+from .block_pool import BlockPool
+from .ledger import Meter
+from .moments import in_step
+from .moves import Moves
+from .prefix import RadixNode, RadixTree
+from .radix_memory import RadixMemory
+
+
+class SlotTree(RadixTree):
+    """As ``RadixTree``; a split divides the slots of an edge too.
+
+    Attributes:
+        slots: Of each edge, by the node at its end.
+        evicted: Slots of the leaves that were evicted, until somebody takes them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[RadixNode, list[int]] = {}
+        self.evicted: list[int] = []
+
+    def along(self, node: RadixNode) -> list[int]:
+        """Slots of the string that ends at a node."""
+        return [slot for step in reversed(self.path(node)) for slot in self.slots[step]]
+
+    def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
+        upper, slots = super()._split(node, tokens, now), self.slots[node]
+        self.slots[upper], self.slots[node] = slots[:tokens], slots[tokens:]
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> None:
+        super()._remove(leaf)
+        self.evicted += self.slots.pop(leaf)
+
+
+class SlotTables:
+    """The slots of every sequence that prefills or runs, by position.
+
+    Attributes:
+        moves: See ``BlockTables``; nothing ever moves.
+    """
+
+    moves: Moves | None = None
+
+    def __init__(self, num_slots: int) -> None:
+        self.pool, self.host_pool = BlockPool(num_slots), BlockPool(0)
+        self.tables: dict[Sequence, list[int]] = {}
+
+
+class SlotRadixMemory(RadixMemory):
+    """As ``RadixMemory``, with slots handed out by their ids.
+
+    Attributes:
+        tables: Which slots each sequence's tokens are in.
+    """
+
+    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+        super().__init__(num_slots, runs, keeps)
+        self.tree: SlotTree = SlotTree()
+        self.tables = SlotTables(num_slots)
+        # Slots of the coming step that were taken before it is over.
+        self._ahead = 0
+        self._running: Iterable[Sequence] = ()
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``RadixMemory``."""
+        super().admit(sequence, clock, padded_tokens, past)
+        self._begin(sequence)
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """See ``RadixMemory``."""
+        super().prefill(sequence, clock)
+        self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """A table begins with what the tree has of it."""
+        if sequence not in self.tables.tables:
+            self.tables.tables[sequence] = self.tree.along(self.holdings[sequence].node)
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """Hand out the slots of the step that is about to run; it takes no others when it is over."""
+        if self._ahead:
+            return
+        if decodes:
+            wanted = dict.fromkeys(state.running, 1)
+        else:
+            wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
+        self._ahead = sum(wanted.values())
+        super()._take(self._ahead)
+        self._extend(wanted)
+
+    def _extend(self, wanted: dict[Sequence, int]) -> None:
+        for sequence, slots in wanted.items():
+            self.tables.tables[sequence] += self.tables.pool.take_many(slots)
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``RadixMemory``."""
+        self.settle(state, steps > 0)
+        self._running = state.running
+        return super().pass_steps(state, steps)
+
+    def _take(self, slots: int) -> None:
+        super()._take(slots - self._ahead)
+        self._ahead = 0
+
+    def _grow(self, width: int, clock: int, end: int) -> None:
+        """See ``RadixMemory``; step by step, as slots are handed out to one after the other."""
+        for step in range(clock, end):
+            self._take(width)
+            self.log.settle(self.tree.evictable_tokens, in_step(step))
+            self._extend(dict.fromkeys(self._running, 1))
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``RadixMemory``."""
+        for sequence in preempted:
+            self.tables.pool.release(self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :])
+        super().evict(preempted, swapped_out, clock)
+
+    def _make_free(self, slots: int) -> None:
+        super()._make_free(slots)
+        self._reclaim()
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """What was evicted is free."""
+        self.tables.pool.release(self.tree.evicted)
+        self.tree.evicted.clear()
+
+    def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
+        super()._keep(sequence, tokens, clock)
+        if sequence not in self.holdings:
+            del self.tables.tables[sequence]
+
+    def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
+        """See ``RadixMemory``; the sequence goes on with the tree's slots."""
+        node, table = super()._insert(sequence, tokens), self.tables.tables[sequence]
+        # A new leaf is there, the end of the string.
+        self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
+        slots = self.tree.along(node)
+        self.tables.pool.release([own for own, kept in zip(table, slots, strict=False) if own != kept])
+        table[:tokens] = slots
+        return node
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """See ``RadixMemory``."""
+        leaving = tuple(leaving)
+        super().release(leaving, clock)
+        for sequence in leaving:
+            self.tables.tables.pop(sequence, None)
