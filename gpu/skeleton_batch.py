@@ -70,7 +70,7 @@ class Batch(NamedTuple):
         return bool((self.query_lens == 1).all())
 
     def padded(self, rows: int, columns: int) -> Batch:
-        """Paged decodes filled up to ``rows`` rows with tables of ``columns`` blocks: empty sequences that write nowhere."""
+        """Paged decodes, filled up with empty sequences that write nowhere; tables of ``columns`` blocks."""
         more, (_, blocks) = rows - len(self.query_lens), self.block_tables.shape
         tables = self.block_tables[:, :columns]
         return Batch(

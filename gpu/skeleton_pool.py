@@ -32,7 +32,8 @@ class KvPool:
         dtype: torch.dtype,
         host_blocks: int = 0,
     ) -> None:
-        self.device, self.block_size, self.num_blocks = device, block_size, num_blocks
+        self.device, self.block_size = device, block_size
+        self.num_blocks, self.host_blocks = num_blocks, host_blocks
         slots, layers = (block_size, model.num_kv_heads, model.head_dim), range(model.num_layers)
 
         def on_device() -> list[Tensor]:

@@ -179,9 +179,7 @@ def parameters(part) -> list[torch.Tensor]:
     if isinstance(part, torch.Tensor):
         return [part]
     parts = (
-        [getattr(part, field.name) for field in fields(part) if field.name != "rotary"]
-        if is_dataclass(part)
-        else part
+        [getattr(part, field.name) for field in fields(part) if field.name != "rotary"] if is_dataclass(part) else part
     )
     found = [tensor for one in parts if isinstance(one, tuple | torch.Tensor | Layer) for tensor in parameters(one)]
     return list({id(tensor): tensor for tensor in found}.values())

@@ -1,0 +1,183 @@
+"""How long something takes on a device, as independently of the rest of the machine as can be told.
+
+On the CPU the clock is the time that a core spent on this thread. Two cores with four busy processes beside made the
+wall clock of a step 1.5 to 3 times as long, even the shortest of ten tries, and the core's own time 5 to 12 %; alone on
+the machine the two agree to 1 %. What is left of others (caches, memory, frequency) only ever adds: the lower quartile
+is taken. On a GPU a graph of some calls is replayed between two events, and the median taken; no GPU has run this yet.
+
+A call is told its number, by which it moves on to other buffers: more than the last cache holds, see
+:attr:`Stopwatch.cold_bytes`. Warming up comes first and is not counted. Whoever measures several things samples them
+in turns (:func:`interleaved`): a slow second then costs each a sample, and none its figure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from .devices import Device
+
+#: What is timed: one call, which is told how many came before it.
+Work = Callable[[int], object]
+#: Takes one sample: microseconds a call.
+Sampler = Callable[[], float]
+
+WARM_UPS = 2
+#: A sample is so many calls that it lasts at least this long, but no more than so many.
+LEAST_SAMPLE_US = {"cpu": 300.0, "cuda": 2000.0}
+MOST_CALLS = 64
+#: Buffers that are turned by hold so many times the last cache.
+CACHES = 3
+#: Where the system does not say.
+USUAL_CACHE_BYTES = 32 << 20
+
+
+class Timing(NamedTuple):
+    """Microseconds a call.
+
+    Attributes:
+        us: The quantile that the stopwatch takes.
+        iqr_us: Between the quartiles.
+        samples: How many.
+    """
+
+    us: float
+    iqr_us: float
+    samples: int
+
+
+class Stopwatch(Protocol):
+    """Times calls on one device.
+
+    Attributes:
+        quantile: Which of the samples counts.
+        cold_bytes: So many bytes of buffers push each other out of the last cache.
+        how: What it does, for a report.
+    """
+
+    quantile: float
+    cold_bytes: int
+    how: str
+
+    def sampler(self, work: Work, captured: bool = True) -> Sampler:
+        """Warm ``work`` up; ``captured`` says whether a GPU may replay it as a graph."""
+
+
+def stopwatch(device: Device) -> Stopwatch:
+    """The one for a device."""
+    return CudaStopwatch(device) if device.torch_device.type == "cuda" else CpuStopwatch()
+
+
+class CpuStopwatch:
+    """:class:`Stopwatch` of this thread's time on its core."""
+
+    quantile = 0.25
+    how = "time that the core spent on the thread, lower quartile of samples taken in turns"
+
+    @cached_property
+    def cold_bytes(self) -> int:
+        """From the last level of the first core's caches."""
+        return CACHES * _last_cache_bytes()
+
+    def sampler(self, work: Work, captured: bool = True) -> Sampler:
+        """As :class:`Stopwatch` has it; a CPU captures nothing."""
+        return _Repeated(work, self._elapsed_us, LEAST_SAMPLE_US["cpu"])
+
+    @staticmethod
+    def _elapsed_us(work: Work, numbers: range) -> float:
+        start = time.thread_time_ns()
+        for number in numbers:
+            work(number)
+        return (time.thread_time_ns() - start) / 1e3
+
+
+class CudaStopwatch:
+    """:class:`Stopwatch` of a GPU: graphs between events, or the wall clock where the host has a part in the work."""
+
+    quantile = 0.5
+    how = "CUDA graphs of calls between events, the wall clock where the host takes part; median"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
+        self.cold_bytes = CACHES * torch.cuda.get_device_properties(device.torch_device).L2_cache_size
+
+    def sampler(self, work: Work, captured: bool = True) -> Sampler:
+        """As :class:`Stopwatch` has it."""
+        by_wall = _Repeated(work, self._elapsed_us, LEAST_SAMPLE_US["cuda"])
+        return self._replayed(work, by_wall.calls) if captured else by_wall
+
+    def _elapsed_us(self, work: Work, numbers: range) -> float:
+        self._device.synchronize()
+        start = time.perf_counter_ns()
+        for number in numbers:
+            work(number)
+        self._device.synchronize()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    def _replayed(self, work: Work, calls: int) -> Sampler:
+        """A graph of ``calls`` calls. They warmed up before: whatever is compiled or created is there."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            for number in range(calls):
+                work(number)
+
+        def sample() -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) * 1e3 / calls
+
+        sample()
+        return sample
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """Samples of as many calls as one needs to be long enough."""
+
+    work: Work
+    elapsed_us: Callable[[Work, range], float]
+    least_us: float
+    calls: int = field(init=False, default=1)
+    _next: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        warm = min(self() for _ in range(WARM_UPS))
+        self.calls = max(1, min(MOST_CALLS, round(self.least_us / max(warm, 1e-3))))
+
+    def __call__(self) -> float:
+        numbers = range(self._next, self._next + self.calls)
+        self._next = numbers.stop
+        return self.elapsed_us(self.work, numbers) / self.calls
+
+
+def interleaved(samplers: Sequence[Sampler], rounds: int, seed: int) -> Iterator[tuple[int, float]]:
+    """Index and sample of each, ``rounds`` times over, in another order each time."""
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        for index in rng.permutation(len(samplers)).tolist():
+            yield index, samplers[index]()
+
+
+def timing(samples: Iterable[float], quantile: float) -> Timing:
+    """What the samples of one thing come to."""
+    found = np.asarray(list(samples))
+    low, us, high = np.quantile(found, [0.25, quantile, 0.75])
+    return Timing(float(us), float(high - low), len(found))
+
+
+def _last_cache_bytes() -> int:
+    """The largest cache of the first core, as Linux tells it."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    found = [int(size.read_text().strip().removesuffix("K")) << 10 for size in sizes]
+    return max(found, default=USUAL_CACHE_BYTES)
