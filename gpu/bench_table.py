@@ -1,0 +1,33 @@
+"""The rows of the benchmark as lines for people; needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def shares(row: dict[str, Any], peaks: dict[str, float | None]) -> dict[str, float]:
+    """Our bandwidth as a share of each peak that is known."""
+    reached = row.get("fragmeter", {}).get("bytes_per_s")
+    return {f"share_of_{name}": reached / peak for name, peak in peaks.items() if reached and peak}
+
+
+HEADINGS = (
+    f"{'batch':>5} {'context':>7} {'heads':>8} {'KV MB':>8} {'us':>9} {'GB/s':>7} {'of sheet':>8} {'of copy':>8}"
+    f" {'torch us':>9} {'gather us':>9} {'FlashInfer':>10}"
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    heads = f"{row['heads']:>4},{row['kv_heads']:<3}"
+    shape = f"{row['batch']:>5} {row['context']:>7} {heads} {row['kv_bytes'] / 1e6:>8.1f}"
+    if "left_out" in row:
+        return f"{shape} left out: {row['left_out']}"
+    mine = row["fragmeter"]
+    if mine["us"] is None:
+        return f"{shape} failed: {mine['why']}"
+    shares_of = (row.get(f"share_of_{name}") for name in ("data_sheet", "copy"))
+    parts = ["-" if share is None else f"{share:.0%}" for share in shares_of]
+    times = [f"{row[way]['us']:.1f}" if row[way]["us"] else "-" for way in ("torch", "gather", "flashinfer")]
+    reached = f"{mine['us']:>9.1f} {mine['bytes_per_s'] / 1e9:>7.1f} {parts[0]:>8} {parts[1]:>8}"
+    return f"{shape} {reached} {times[0]:>9} {times[1]:>9} {times[2]:>10}"

@@ -1,0 +1,99 @@
+"""``summary.md`` of a GPU day, from the JSON files of its parts: whatever is there, and nothing that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .bench_table import HEADINGS, line
+
+Found = dict[str, Any]
+
+
+def summary(out: Path) -> str:
+    """The page."""
+    run = _read(out, "run")
+    told = [_told(name, found) for name in SECTIONS if (found := _read(out, name))]
+    return "\n\n".join([_heading(run, _device(out)), _parts(run), *told]) + "\n"
+
+
+def _told(name: str, found: Found) -> str:
+    """A part's section. What was measured counts more than its page: one that cannot be told is named."""
+    try:
+        return SECTIONS[name](found)
+    except Exception as error:
+        return f"## {name}\n\n{name}.json is there and cannot be told: {type(error).__name__}: {error}"
+
+
+def _read(out: Path, name: str) -> Found | None:
+    path = out / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _device(out: Path) -> str:
+    """What a part that measures says that it ran on."""
+    measured = (_read(out, name) for name in ("ceiling", "bench", "grid"))
+    device = next((found["device"] for found in measured if found), {"name": "no device answered"})
+    driver = device.get("driver")
+    return f"{device.get('name')}, driver {driver}" if driver else f"{device.get('name')}"
+
+
+def _heading(run: Found, device: str) -> str:
+    where = f"# GPU day on {run['device']}: {device}"
+    return f"{where}\n\nfragmeter {run['fragmeter']}, {run['written']}, {run['seconds']:.0f} s in all."
+
+
+def _parts(run: Found) -> str:
+    rows = [
+        (part["name"], part["state"], f"{part['seconds']:.1f}", ", ".join(part["files"]), part["error"] or "")
+        for part in run["parts"]
+    ]
+    return _table(("part", "state", "seconds", "files", "why"), rows)
+
+
+def _doctor(found: Found) -> str:
+    rows = [(part["name"], "yes" if part["works"] else "no", part["found"]) for part in found["parts"]]
+    return "## What works\n\n" + _table(("part", "works", "found"), rows)
+
+
+def _grid(found: Found) -> str:
+    rows = [
+        (
+            row["kernel"],
+            row["dtype"],
+            row["points"],
+            row["failed"],
+            "-" if row["worst_error"] is None else f"{row['worst_error']:.1e}",
+            f"{row['tolerance']:.0e}",
+        )
+        for row in found["summary"]
+    ]
+    headings = ("kernel", "dtype", "points", "failed", "worst error", "allowed")
+    return "## Correctness, against float64\n\n" + _table(headings, rows)
+
+
+def _ceiling(found: Found) -> str:
+    rows = [(copy["kind"], f"{copy['bytes_per_s'] / 1e9:.1f}") for copy in found["copies"]]
+    sheet = found["data_sheet_bytes_per_s"]
+    told = f"\n\nData sheet: {sheet / 1e9:.0f} GB/s." if sheet else ""
+    return "## Copies\n\n" + _table(("kind", "GB/s"), rows) + told
+
+
+def _bench(found: Found) -> str:
+    return "\n".join(["## Decode attention", "", "```", HEADINGS, *map(line, found["rows"]), "```"])
+
+
+#: In the order of the page.
+SECTIONS: dict[str, Callable[[Found], str]] = {
+    "doctor": _doctor,
+    "grid": _grid,
+    "ceiling": _ceiling,
+    "bench": _bench,
+}
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

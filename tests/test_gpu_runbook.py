@@ -1,0 +1,144 @@
+"""The GPU day: from end to end on the CPU, and what becomes of parts that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from fragmeter.gpu import runbook
+from fragmeter.gpu.runbook_parts import Part, parts_for
+from fragmeter.gpu.runbook_summary import SECTIONS
+
+needs_all = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+
+def part(name: str, code: str, **more) -> Part:
+    """A part that is a line of Python."""
+    return Part(name, ("-c", code), (f"{name}.json",), **more)
+
+
+def writing(name: str, text: str = "{}") -> str:
+    return f"open(r'{{out}}/{name}.json', 'w').write('{text}')"
+
+
+def states(out: Path) -> dict[str, tuple[str, str | None]]:
+    told = json.loads((out / "run.json").read_text())["parts"]
+    return {one["name"]: (one["state"], one["error"]) for one in told}
+
+
+@needs_all
+def test_the_whole_day_on_the_cpu(tmp_path, capsys):
+    pytest.importorskip("torch")
+    assert runbook.main(["--device", "cpu", "--out", str(tmp_path / "day")]) == 0
+    parts = parts_for("cpu")
+    assert states(tmp_path / "day") == {
+        one.name: ("left out", one.reason) if one.reason else ("done", None) for one in parts
+    }
+    for one in parts:
+        for name in one.files if not one.reason else ():
+            json.loads((tmp_path / "day" / name).read_text())
+    page = (tmp_path / "day" / "summary.md").read_text()
+    assert page.startswith("# GPU day on cpu: ")
+    assert "cannot be told" not in page
+    assert "| decode_attention | float16 |" in page and "| device |" in page and "batch context" in page
+    assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
+
+
+def test_a_part_that_fails_is_written_down_and_the_rest_goes_on(tmp_path):
+    parts = [
+        part("mistake", "import sys; print('fragmeter: no GPU to work with', file=sys.stderr); sys.exit(2)"),
+        part("check", writing("check") + "; print('FAILED 3 points'); raise SystemExit(1)"),
+        part("crash", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
+        part("last", writing("last")),
+    ]
+    outcomes = runbook.play(parts, tmp_path, "cpu")
+    assert [outcome.state for outcome in outcomes] == ["failed", "failed", "failed", "done"]
+    assert states(tmp_path) == {
+        "mistake": ("failed", "fragmeter: no GPU to work with"),
+        "check": ("failed", "FAILED 3 points"),
+        "crash": ("failed", "exit status -11"),
+        "last": ("done", None),
+    }
+    assert [outcome.files for outcome in outcomes] == [(), ("check.json",), (), ("last.json",)]
+    page = (tmp_path / "summary.md").read_text()
+    assert "| mistake | failed |" in page and "fragmeter: no GPU to work with" in page
+
+
+def test_a_part_that_hangs_is_stopped_with_its_children(tmp_path):
+    child = f"[{sys.executable!r}, '-c', 'import signal; signal.pause()']"
+    hangs = part(
+        "hangs",
+        f"import subprocess; child = subprocess.Popen({child}); print(child.pid, flush=True); child.wait()",
+        budget_s=2,
+    )
+    (hung, after) = runbook.play([hangs, part("after", writing("after"))], tmp_path, "cpu")
+    assert (hung.state, hung.error) == ("over budget", "stopped after 2 s")
+    assert after.state == "done"
+    pid = int((tmp_path / "hangs.log").read_text())
+    # Gone, or waiting for whoever adopted it to notice.
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_what_is_finished_is_told_while_the_next_part_runs(tmp_path):
+    looks = "import json; print([p['name'] for p in json.load(open(r'{out}/run.json'))['parts']])"
+    runbook.play([part("first", writing("first")), part("second", looks)], tmp_path, "cpu")
+    assert (tmp_path / "second.log").read_text() == "['first']\n"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".log", ".log", ".md"]
+
+
+def test_a_part_can_be_run_again_alone(tmp_path):
+    runbook.play([part("first", writing("first")), part("second", "raise SystemExit(1)")], tmp_path, "cpu")
+    runbook.play([part("second", writing("second"))], tmp_path, "cpu")
+    assert states(tmp_path) == {"first": ("done", None), "second": ("done", None)}
+
+
+def test_a_file_of_an_earlier_run_is_no_result_of_this_one(tmp_path):
+    (tmp_path / "second.json").write_text("{}")
+    (outcome,) = runbook.play([part("second", "pass")], tmp_path, "cpu")
+    assert outcome.files == () and not (tmp_path / "second.json").exists()
+
+
+def test_a_part_that_this_device_cannot_run_is_left_out(tmp_path):
+    (outcome,) = runbook.play([Part("graphs", reason="a CPU captures no graphs")], tmp_path, "cpu")
+    assert (outcome.state, outcome.error) == ("left out", "a CPU captures no graphs")
+    assert "| graphs | left out |" in (tmp_path / "summary.md").read_text()
+
+
+def test_what_cannot_be_told_is_named_and_the_rest_is_told(tmp_path):
+    ceiling = '{"device": {"name": "NVIDIA H200", "driver": "580.1"}, "copies": [], "data_sheet_bytes_per_s": null}'
+    grid = '{"summary": [{}], "device": {}}'
+    parts = [part("grid", writing("grid", grid)), part("ceiling", writing("ceiling", ceiling))]
+    runbook.play(parts, tmp_path, "cuda")
+    page = (tmp_path / "summary.md").read_text()
+    assert page.startswith("# GPU day on cuda: NVIDIA H200, driver 580.1\n")
+    assert "grid.json is there and cannot be told: KeyError: 'kernel'" in page and "## Copies" in page
+
+
+def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
+    on_gpu, on_cpu = parts_for("cuda:1"), parts_for("cpu")
+    assert [one.name for one in on_gpu] == [one.name for one in on_cpu]
+    assert sum(one.budget_s for one in on_gpu) <= 8 * 60
+    assert {name.removesuffix(".json") for one in on_gpu for name in one.files} >= set(SECTIONS)
+    for one in on_gpu:
+        assert one.name == "doctor" or "cuda:1" in one.program
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        (["--out", "{file}"], "{file}: cannot be written (File exists); choose another place"),
+        (["--out", "{folder}", "--only", "gird"], "only = 'gird': one of doctor, "),
+    ],
+)
+def test_a_mistake_is_one_line(tokens, complaint, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    places = {"{file}": tmp_path / "file", "{folder}": tmp_path / "folder"}
+    assert runbook.main([str(places.get(token, token)) for token in tokens]) == 2
+    wanted = complaint.replace("{file}", os.fspath(tmp_path / "file"))
+    assert capsys.readouterr().err.startswith(f"fragmeter: {wanted}")
