@@ -41,6 +41,7 @@ app = App(
 for _place, (_verb, _help) in enumerate({
     "reproduce": "Rerun the PagedAttention paper's figures, published beside simulated.",
     "simulate": "Serve a trace on one simulated replica, and write what happened.",
+    "validate": "Carry out on a device what was simulated, and compare.",
     "traces": "Look at request traces, and convert them.",
     "doctor": "Say what works on this machine, and why not.",
 }.items()):
