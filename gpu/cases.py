@@ -185,12 +185,13 @@ def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
         slots = library.asarray(slots, device=given.query.device)
         keys, values = (cache.reshape(-1, *cache.shape[2:])[slots] for cache in (given.key_cache, given.value_cache))
         rows = slice(int(end) - count, int(end))
-        out[rows] = _attention(library, given.query[rows], keys, values)
+        out[rows] = dense_attention(given.query[rows], keys, values)
     return out
 
 
-def _attention(library: ModuleType, query: Any, keys: Any, values: Any) -> Any:
-    """Of ``[queries, heads, head_dim]``, the last of the tokens ``[tokens, kv_heads, head_dim]``."""
+def dense_attention(query: Any, keys: Any, values: Any) -> Any:
+    """Causal attention in float64, of ``[queries, heads, head_dim]``, the last of ``[tokens, kv_heads, head_dim]``."""
+    library = library_of(query)
     query, keys, values = (library.asarray(one, dtype=library.float64) for one in (query, keys, values))
     (queries, heads, head_dim), (tokens, kv_heads, _) = query.shape, keys.shape
     grouped = query.reshape(queries, kv_heads, heads // kv_heads, head_dim)

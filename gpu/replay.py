@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ..sim.plan import Plan
+from .cases import TOLERANCE, dense_attention, error, slots_of
 from .executor import Executor
 from .replay_values import KEY, QUERY, VALUE
+from .skeleton import DTYPES
 
-#: Relative L2 error allowed of a token's attention.
-LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
+#: Relative L2 error allowed of a head's attention.
+LIMITS = {name: TOLERANCE[str(dtype).removeprefix("torch.")] for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Mismatch:
         step: Of the plan.
         sequence: As the plan numbers them.
         layer: Of the model.
-        error: Relative L2 error of attention, of the worst new token.
+        error: Relative L2 error of attention, of the worst head of a new token.
         limit: What was allowed.
         position: The first token of the sequence whose key or value is another's; None where all are its own.
     """
@@ -86,7 +88,7 @@ def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None
         every: 1 looks at all steps.
         steps: All steps of the plan, in order, perhaps with a progress bar around them.
     """
-    checked, seen = Checked(), set()
+    checked = Checked()
     for step in range(executor.plan.num_steps) if steps is None else steps:
         out = executor.step(step)
         checked.steps += 1
@@ -94,30 +96,25 @@ def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None
             continue
         checked.checked_steps += 1
         for row in range(len(executor.plan.step(step).sequence)):
-            _look(executor, step, row, out, checked, seen)
+            _look(executor, step, row, out, checked)
     return checked
 
 
-def _look(
-    executor: Executor, step: int, row: int, out: list[Tensor], checked: Checked, seen: set[int]
-) -> None:
+def _look(executor: Executor, step: int, row: int, out: list[Tensor], checked: Checked) -> None:
     found = executor.plan.step(step)
-    sequence = int(found.sequence[row])
     tokens = slice(*found.query_start_loc[row : row + 2])
+    compared = [_compared(executor, step, row, layer, attended[tokens]) for layer, attended in enumerate(out)]
     checked.checked_rows += 1
-    wrong = None
-    for layer, attended in enumerate(out):
-        error, position = _compared(executor, step, row, layer, attended[tokens])
-        # NaN stays.
-        checked.worst_error = float(np.maximum(checked.worst_error, error))
-        limit = LIMITS[executor.dtype]
-        if wrong is None and (not error <= limit or position is not None):
-            wrong = Mismatch(step, sequence, layer, error, limit, position)
-    if wrong:
+    # NaN stays.
+    checked.worst_error = float(np.max([checked.worst_error, *(off for off, _ in compared)]))
+    limit, sequence = LIMITS[executor.dtype], int(found.sequence[row])
+    wrong = (layer for layer, (off, place) in enumerate(compared) if not off <= limit or place is not None)
+    layer = next(wrong, None)
+    if layer is not None:
         checked.wrong_rows += 1
-        if sequence not in seen:
-            seen.add(sequence)
-            checked.mismatches.append(wrong)
+        if all(sequence != other.sequence for other in checked.mismatches):
+            off, place = compared[layer]
+            checked.mismatches.append(Mismatch(step, sequence, layer, off, limit, place))
 
 
 def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) -> tuple[float, int | None]:
@@ -128,36 +125,15 @@ def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) 
     slots = executor.place(held_slots(executor.plan, step, row))
     caches = executor.pool.keys[layer], executor.pool.values[layer]
     held_keys, held_values = (cache.flatten(0, 1)[slots] for cache in caches)
-    differ = ((held_keys != keys) | (held_values != values)).flatten(1).any(1)
-    wrong = differ.nonzero()
+    wrong = ((held_keys != keys) | (held_values != values)).flatten(1).any(1).nonzero()
     position = int(wrong[0]) if len(wrong) else None
-    wanted = dense_attention(query[len(names) - len(out) :], keys, values)
-    away = (out.double() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
-    return float(away.max()), position
+    return error(out, dense_attention(query[len(names) - len(out) :], keys, values)), position
 
 
 def held_slots(plan: Plan, step: int, row: int) -> np.ndarray:
     """The slot of each token of a row, by its table."""
     place = plan.row_offsets[step] + row
-    positions = np.arange(plan.context_lens[place])
-    if not plan.is_paged:
-        return plan.slot_starts[place] + positions
-    block_size = plan.meta["block_size"]
-    blocks = plan.block_table(step, row).astype(np.int64)[positions // block_size]
-    return blocks * block_size + positions % block_size
-
-
-def dense_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of the last tokens of a sequence in float64, by nothing but its formula.
-
-    Args:
-        query: ``[queries, heads, head_dim]``.
-        keys: ``[tokens, kv_heads, head_dim]``.
-        values: As ``keys``.
-    """
-    queries, heads, head_dim = query.shape
-    tokens, kv_heads, _ = keys.shape
-    keys, values = (one.double().repeat_interleave(heads // kv_heads, dim=1) for one in (keys, values))
-    scores = torch.einsum("qhd,thd->hqt", query.double(), keys) / head_dim**0.5
-    seen = torch.ones(queries, tokens, dtype=torch.bool, device=query.device).tril(tokens - queries)
-    return torch.einsum("hqt,thd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
+    context = int(plan.context_lens[place])
+    if plan.is_paged:
+        return slots_of(plan.block_table(step, row), context, plan.meta["block_size"])
+    return plan.slot_starts[place] + np.arange(context)

@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import gpu_cases
 import numpy as np
 import plan_stories
 import pytest
@@ -25,7 +24,7 @@ torch = pytest.importorskip("torch")
 from fragmeter.gpu import devices, replay_values  # noqa: E402
 from fragmeter.gpu.devices_cpu import CpuDevice  # noqa: E402
 from fragmeter.gpu.executor import Executor  # noqa: E402
-from fragmeter.gpu.replay import LIMITS, Checked, check, dense_attention  # noqa: E402
+from fragmeter.gpu.replay import LIMITS, Checked, check  # noqa: E402
 from fragmeter.gpu.skeleton_pool import KvPool  # noqa: E402
 
 torch.set_num_threads(1)
@@ -214,16 +213,6 @@ def test_values_have_mean_0_and_variance_1_and_no_two_tokens_agree():
     drawn = replay_values.drawn(replay_values.KEY, 0, places % 100, places // 100, 2, 64).flatten(1)
     assert abs(float(drawn.mean())) < 0.01 and abs(float(drawn.var()) - 1) < 0.01
     assert float(torch.corrcoef(drawn).fill_diagonal_(0).abs().max()) < 0.6
-
-
-def test_dense_attention_is_that_of_decodes_one_by_one():
-    given = gpu_cases.case("float32", (4, 2), 64, 4, [1, 2, 3])
-    keys, values = (torch.randn(3, 2, 64) for _ in "kv")
-    tables = np.zeros((3, 1), np.int32)
-    caches = [np.pad(one.numpy(), ((0, 1), (0, 0), (0, 0)))[None] for one in (keys, values)]
-    wanted = gpu_cases.expected(replace(given, key_cache=caches[0], value_cache=caches[1], block_tables=tables))
-    out = dense_attention(torch.from_numpy(given.query), keys, values)
-    assert gpu_cases.error(out.numpy(), wanted) <= 1e-12
 
 
 class TestVerb:
