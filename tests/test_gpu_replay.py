@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from fragmeter.gpu.skeleton_pool import KvPool  # noqa: E402
 
 torch.set_num_threads(1)
 SHAPE = replace(model("toy-llama"), num_layers=2)
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 STORIES = {"paged": PAGED, "contiguous": CONTIGUOUS}
 
 
@@ -38,10 +36,9 @@ def checked(plan: Plan, device: str = "cpu", dtype: str = "fp32", every: int = 1
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("shim", marks=needs_compiler)])
+@pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize("story", STORIES)
 def test_what_tables_hold_is_what_sequences_hold(story, device, dtype):
-    """With ``shim`` these are the kernels of a GPU, over the simulator's tables."""
     found = checked(STORIES[story], device, dtype)
     assert (found.wrong_rows, found.mismatches) == (0, [])
     assert found.checked_rows == len(STORIES[story].sequence)
@@ -84,7 +81,7 @@ def test_all_that_can_happen_is_recorded():
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("shim", marks=needs_compiler)])
+@pytest.mark.parametrize("device", ["cpu"])
 def test_the_simulators_tables_hold_what_its_sequences_do(name, device):
     """Invariant 8."""
     plan = recorded(name)
