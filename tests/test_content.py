@@ -187,8 +187,10 @@ class TestFiles:
     @pytest.mark.parametrize("rows", [[{"input": 3, "output": 4}], [{"input": 3, "output": 4, "session_id": None}]])
     def test_who_says_nothing_has_none(self, tmp_path, rows):
         assert read_with_content(put(tmp_path, rows)).content is None
-        (tmp_path / "pairs.csv").write_text("input,output,session_id\n3,4,5\n")
-        assert read_with_content(tmp_path / "pairs.csv").content is None
+
+    def test_sessions_of_other_formats(self, tmp_path):
+        (tmp_path / "pairs.csv").write_text("input,output,session_id\n3,4,5\n3,4,\n9,4,5\n")
+        assert read_with_content(tmp_path / "pairs.csv").content.session_id.tolist() == [1, NO_SESSION, 1]
 
     def test_the_first_requests_alone(self, tmp_path):
         cut = read_with_content(put(tmp_path, MOONCAKE)).first(2).content

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from . import catalogue
 from .arrivals import poisson, told_max_tokens, workload
-from .hashed import HashedTrace, read_hashed, read_with_content
 from .pairs import LengthPairs
-from .readers import read
+from .readers import HashedTrace, read, read_hashed, read_with_content
+from .reading import Reading
 from .sosp23 import paper_workload
 from .stats import stats
 from .streams import stream
@@ -17,6 +17,7 @@ from .writers import write
 __all__ = [
     "HashedTrace",
     "LengthPairs",
+    "Reading",
     "Trace",
     "catalogue",
     "check_fits",

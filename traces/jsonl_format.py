@@ -3,69 +3,127 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.json
 
 from ..sim.errors import TraceError
-from .checks import KNOWN_NAMES
-from .lines import filled_lines
-from .table import Table, shown
-from .trace import Rows
+from .lines import Block
+from .table import Column, Table, shown
+
+Record = dict[str, Any]
 
 
-def read_jsonl(path: str | PathLike[str], data: bytes) -> Table:
-    """The table of a file of JSON lines; blank lines and unknown keys are skipped.
+#: Turns what the rows of a table have under a key into a column, or names the first row that cannot be.
+Reader = Callable[[Table, str, Sequence[Any]], Column]
 
-    Raises:
-        TraceError: a line that is no object, or a known key whose value is no number.
+
+@dataclass(frozen=True, slots=True)
+class JsonlParser:
+    """From lines to a table.
+
+    Attributes:
+        path: The file.
+        readers: How each key is read; other keys may hold anything.
     """
-    data, lines = filled_lines(path, data)
+
+    path: str | PathLike[str]
+    readers: Mapping[str, Reader]
+
+    def __call__(self, block: Block) -> Table:
+        """The rows on some lines; keys that no row has make no column.
+
+        Raises:
+            TraceError: A line that is no object, or a value that cannot be.
+        """
+        block.check_text(self.path)
+        records = [self._record(*row) for row in zip(block.lines.tolist(), block.texts(), strict=True)]
+        table = Table(self.path, {}, block.lines)
+        present = set().union(*records)
+        return table.having(**{
+            name: reader(table, name, [record.get(name) for record in records])
+            for name, reader in self.readers.items()
+            if name in present
+        })
+
+    def _record(self, line: int, text: bytes) -> Record:
+        try:
+            record = json.loads(text, object_pairs_hook=_once)
+        except _Twice as twice:
+            raise TraceError(self.path, line, "key", shown(str(twice)), "is there twice; keep one") from None
+        except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
+            record = None
+        if not isinstance(record, dict):
+            remedy = "is no JSON object; give one object a line"
+            raise TraceError(self.path, line, "row", shown(text.decode()), remedy)
+        return record
+
+
+class _Twice(Exception):
+    """A key that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return record
+
+
+def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Numbers, int64 or float64; what is missing is null."""
+    for row, value in enumerate(values):
+        if not _is_number(value):
+            raise table.error(row, name, value, "must be a finite number; correct the row")
+    if any(type(value) is float for value in values):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64(), from_pandas=False)
+    return pa.array(values, pa.int64())
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) not in (int, float):
+        return value is None
+    # What is no number is refused with what must be there; infinity is what 1e999 becomes.
+    return math.isnan(value) or abs(value) < 2**63
+
+
+def whole_lists(table: Table, name: str, values: Sequence[Any]) -> pa.ListArray:
+    """Lists of whole numbers, one in every row."""
     try:
-        table = _parse(data)
-    except pa.ArrowInvalid as error:
-        raise _explained(path, data, lines, str(error)) from None
-    first = _record(data.partition(b"\n")[0])
-    if table.num_rows != len(lines) or first is None:
-        raise _explained(path, data, lines, f"{table.num_rows} objects on {len(lines)} lines")
-    names = list(first)
-    present = [name for name in KNOWN_NAMES if name in names or table[name].null_count < len(lines)]
-    return Table(path, names, {name: table[name] for name in present}, Rows("line", lines), int(lines[0]))
+        column = pa.array(values)
+        if column.type in (pa.list_(pa.int64()), pa.list_(pa.null())) and not column.null_count:
+            return column.cast(pa.list_(pa.int64()))
+    except (pa.ArrowException, OverflowError):
+        pass
+    for row, value in enumerate(values):
+        _check_list(table, row, name, value)
+    return pa.array(values, pa.list_(pa.int64()))
 
 
-def _parse(data: bytes) -> pa.Table:
-    return pyarrow.json.read_json(
-        pa.BufferReader(data),
-        # One block, so that no object straddles two; Arrow counts its bytes in int32.
-        read_options=pyarrow.json.ReadOptions(block_size=min(len(data) + 1, 2**31 - 1)),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema([(name, pa.float64()) for name in KNOWN_NAMES]),
-            unexpected_field_behavior="ignore",
-        ),
-    )
+def _check_list(table: Table, row: int, name: str, value: Any) -> None:
+    if value is None:
+        raise table.error(row, name, None, "is missing; give a list, one whole number a block")
+    if not isinstance(value, list):
+        raise table.error(row, name, value, "must be a list, one whole number a block; correct the row")
+    for number in value:
+        if type(number) is not int or not -(2**63) <= number < 2**63:
+            remedy = f"must hold whole numbers from {-(2**63)} to {2**63 - 1}; correct the row"
+            raise table.error(row, name, number, remedy)
 
 
-def _explained(path: str | PathLike[str], data: bytes, lines: np.ndarray, complaint: str) -> TraceError:
-    # Arrow names a row at best; a failed file is read again, slowly, to name line, field and value.
-    for line, text in zip(lines.tolist(), data.split(b"\n")):
-        record = _record(text)
-        if record is None:
-            return TraceError(path, line, "row", shown(text.decode()), "is no JSON object; give one object a line")
-        for name in KNOWN_NAMES:
-            if not _is_number(record.get(name)):
-                return TraceError(path, line, name, shown(record[name]), "must be a finite number; correct the row")
-    return TraceError(path, None, None, None, f"is no readable JSON lines file ({complaint.splitlines()[0]})")
+def sessions(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Names of sessions, each in its JSON text, so that 1 and "1" are two; what is missing is null."""
+    for row, value in enumerate(values):
+        if value is not None and type(value) not in (int, str):
+            raise table.error(row, name, value, "must be a whole number or a text; correct the row")
+    return pa.array([None if value is None else session_text(value) for value in values], pa.string())
 
 
-def _record(text: bytes) -> dict[str, object] | None:
-    try:
-        record = json.loads(text, parse_int=float)  # as Arrow has them; an int may be too long to print
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, float) and abs(value) < 2**63)
+def session_text(value: int | str) -> str:
+    """The name of a session."""
+    return hex(value) if type(value) is int else json.dumps(value)

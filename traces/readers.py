@@ -1,98 +1,115 @@
 """From a file to a trace.
 
-    file -> bytes (gunzipped) -> format, by content and then by ending -> table -> checks -> trace
+    file -> bytes (inflated) -> what it is, by its content -> rows, some at a time -> checks -> arrays -> trace
 
-Formats: CSV and JSON lines (both also gzipped), Parquet, and the SOSP'23 artifact's pickle.
+What is kept of a row is its numbers, so that a million rows take tens of megabytes, whatever the file has.
+Formats: see ``traces.formats``; also gzipped and by Zstandard.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable
-from os import PathLike, fspath
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet
+import numpy as np
 
 from ..sim.errors import TraceError
-from .checks import KNOWN_NAMES, checked
-from .csv_format import read_csv
-from .jsonl_format import read_jsonl
+from .files import TraceFile
+from .gather import Gathering
+from .pairs import frozen_column
+from .reading import Reading
+from .recognise import recognise
 from .table import Table
-from .trace import Rows, Trace
-from .unpickle import read_pickle
-
-_GZIP_MAGIC, _PARQUET_MAGIC, _PICKLE_MAGIC = b"\x1f\x8b", b"PAR1", b"\x80"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from .trace import Trace
 
 
-def read(path: str | PathLike[str]) -> Trace:
-    """The trace in ``path``.
+def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
+    """The trace in ``path``: its lengths and its times.
 
-    Columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
-    ``fork_at`` or ``truncate_to`` (see ``sim.dialogue``), of which the lengths must be there; or ``input``, ``output``; or ``input_length``, ``output_length`` with
-    ``timestamp`` in milliseconds. Other columns (``hash_ids``, ``session_id``) are not read.
+    Columns of our own are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
+    ``fork_at`` or ``truncate_to`` (see ``sim.dialogue``), of which the lengths must be there. Those of others are known
+    by their names (``traces.formats``); columns that we do not know are not read.
     Arrivals become ticks by the rule of ``traces.times``: whole nanoseconds, exactly.
 
     Raises:
-        TraceError: the file cannot be read, or holds a row that cannot be true. Names the line as an
+        TraceError: The file cannot be read, or holds a row that cannot be true. Names the line as an
             editor shows it (the header is line 1), or the row where the format has no lines.
     """
-    data = _content(path)
-    return checked(_stem(path), _format(path, data)(path, data))
+    return _read(path, reading, content=False)
 
 
-def _content(path: str | PathLike[str]) -> bytes:
+def read_with_content(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
+    """As ``read``, and what the prompts are made of, where the file says so by ``hash_ids`` or ``session_id``."""
+    return _read(path, reading, content=True)
+
+
+def _read(path: str | PathLike[str], reading: Reading, content: bool) -> Trace:
+    file = TraceFile(path, reading.max_inflated_bytes)
+    source = recognise(file, reading, content)
+    gathering = Gathering(path, source.form)
+    for piece in source.pieces:
+        _take(gathering, source.parse, piece, reading.skip_bad)
+    return gathering.trace(Path(file.bare_name).stem)
+
+
+def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_bad: bool) -> None:
+    """Rows are checked together; to skip the bad ones, a piece is halved until they stand alone."""
     try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise TraceError(path, None, None, None, "no such file; check the path") from None
-    except OSError as error:
-        raise TraceError(path, None, None, None, f"cannot be read ({error.strerror}); give a trace file") from None
-    if data.startswith(_GZIP_MAGIC):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
-            raise TraceError(path, None, None, None, "is a damaged gzip file; fetch it again") from None
-    data = data.removeprefix(_BYTE_ORDER_MARK)
-    if not data.strip():
-        raise TraceError(path, None, None, None, "is empty; give a header and one request a line")
-    return data
+        gathering.take(parse(piece))
+    except TraceError as error:
+        if not skip_bad:
+            raise
+        if len(piece) == 1:
+            gathering.skip(error)
+            return
+        middle = len(piece) // 2
+        for half in (_part(piece, 0, middle), _part(piece, middle)):
+            _take(gathering, parse, half, skip_bad)
 
 
-def _ending(path: str | PathLike[str]) -> str:
-    return Path(fspath(path).removesuffix(".gz")).suffix
+def _part(piece: Any, start: int, end: int | None = None) -> Any:
+    return piece[start:end] if isinstance(piece, list) else piece.part(start, end)
 
 
-def _stem(path: str | PathLike[str]) -> str:
-    return Path(fspath(path).removesuffix(".gz")).stem
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedTrace:
+    """A trace and the blocks of its prompts, request after request; int64, read-only.
+
+    Attributes:
+        trace: Arrivals and lengths.
+        offsets: [n + 1]; request i has the blocks from ``offsets[i]`` up to ``offsets[i + 1]``.
+        hash_ids: [blocks].
+        block_tokens: [blocks], at least 1. Those of a request add up to its prompt, or to no more
+            than that where the file gives them.
+    """
+
+    trace: Trace
+    offsets: np.ndarray
+    hash_ids: np.ndarray
+    block_tokens: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("offsets", "hash_ids", "block_tokens"):
+            object.__setattr__(self, name, frozen_column(getattr(self, name)))
+
+    def __len__(self) -> int:
+        return len(self.trace)
 
 
-def _format(path: str | PathLike[str], data: bytes) -> Callable[[str | PathLike[str], bytes], Table]:
-    if data.startswith(_PARQUET_MAGIC) or _ending(path) == ".parquet":
-        return read_parquet
-    if data.startswith(_PICKLE_MAGIC) or _ending(path) in (".pkl", ".pickle"):
-        return read_pickle
-    if data.lstrip().startswith(b"{") or _ending(path) in (".jsonl", ".ndjson", ".json"):
-        return read_jsonl
-    return read_csv
+def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> HashedTrace:
+    """The trace in ``path`` with its blocks.
 
-
-def read_parquet(path: str | PathLike[str], data: bytes) -> Table:
-    """The known columns of a Parquet file.
+    Args:
+        path: A format with ``hash_ids``.
+        block_size: Tokens of a full block, for files without ``block_tokens``; None infers them.
 
     Raises:
-        TraceError: damaged, or without rows.
+        TraceError: As ``read``; or the file has no blocks, or some that do not fit their prompt.
     """
-    try:
-        file = pyarrow.parquet.ParquetFile(pa.BufferReader(data))
-        names = file.schema_arrow.names
-        table = file.read(columns=[name for name in KNOWN_NAMES if name in names])
-    except (pa.ArrowException, OSError) as error:
-        complaint = str(error).splitlines()[0]
-        raise TraceError(path, None, None, None, f"is no readable Parquet file ({complaint})") from None
-    if not table.num_rows and table.num_columns:
-        raise TraceError(path, None, None, None, "has columns and no rows; give one request a row")
-    return Table(path, names, dict(zip(table.column_names, table.columns)), Rows())
+    trace = read_with_content(path, Reading(timed_trace_chunk_hash_size=block_size))
+    if trace.content is None or not len(trace.content.ids):
+        raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
+    return HashedTrace(trace, trace.content.offsets, trace.content.ids, trace.content.tokens)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 import numpy as np
 import pyarrow as pa
 
 from ..sim.errors import TraceError
-from .trace import Rows
-
 
 _MOST_CHARACTERS = 80
 
@@ -46,27 +44,47 @@ def shown(value: object) -> object:
     return _Text(" ".join(_Short().repr(value).split()))
 
 
+Column = pa.Array | pa.ChunkedArray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Columns of a trace file by the file's own names, not yet checked.
+    """Some rows of a trace file, by the file's own names, not yet checked.
 
     Attributes:
         path: The file.
-        names: What the file calls its columns, also those that are not read.
-        columns: Arrow arrays or chunked arrays [n].
-        rows: Where each row stands.
-        header_line: The line that names the columns, or None where the format has no lines.
+        columns: Arrow arrays [n] of what is read; what a text means is not decided yet.
+        lines: int64 [n], the number of each row: of its line as an editor counts it, or of the row itself, from 1.
+        unit: ``"line"`` for text, ``"row"`` for formats without lines.
     """
 
     path: str | PathLike[str]
-    names: list[str]
-    columns: dict[str, pa.Array | pa.ChunkedArray]
-    rows: Rows
-    header_line: int | None = None
+    columns: dict[str, Column]
+    lines: np.ndarray
+    unit: str = "line"
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def part(self, start: int, end: int | None = None) -> Table:
+        """Some of the rows."""
+        columns = {name: column[start:end] for name, column in self.columns.items()}
+        return replace(self, columns=columns, lines=self.lines[start:end])
+
+    def where(self, keep: np.ndarray) -> Table:
+        """The rows where ``keep`` (bool [n]) holds."""
+        if keep.all():
+            return self
+        columns = {name: column.filter(pa.array(keep)) for name, column in self.columns.items()}
+        return replace(self, columns=columns, lines=self.lines[keep])
+
+    def having(self, **columns: Column) -> Table:
+        """The table with some columns put in, or put in the place of those that are there."""
+        return replace(self, columns=self.columns | columns)
 
     def error(self, row: int, field: str, value: object, remedy: str) -> TraceError:
         """The error that names the row at index ``row``."""
-        return TraceError(self.path, self.rows.number(row), field, shown(value), remedy, self.rows.unit)
+        return TraceError(self.path, int(self.lines[row]), field, shown(value), remedy, self.unit)
 
     def refuse(self, bad: np.ndarray, field: str, values: np.ndarray, remedy: str) -> None:
         """Raise for the first row where ``bad`` (bool [n]) holds, if there is one."""

@@ -9,13 +9,17 @@ up to nine decimals is met exactly, and every format gives the same ticks. Integ
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..sim import ticks
+from .table import Table
 
 LATEST_S = 2**23
 """Arrivals end before this second (97 days): above it float64 has no room for nanoseconds."""
 
-TICKS_PER_NS = ticks.PER_US // 1000
+PER_SECOND, TICKS_PER_NS = ticks.PER_SECOND, ticks.PER_US // 1000
+_OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 def to_ticks(times: np.ndarray, unit_ticks: int) -> np.ndarray:
@@ -31,3 +35,32 @@ def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
     """Seconds (float64 [n]) nearest to ``arrival_ticks``; ``to_ticks`` restores whole nanoseconds."""
     whole_s, rest_ticks = np.divmod(arrival_ticks, ticks.PER_SECOND)
     return whole_s + rest_ticks / ticks.PER_SECOND
+
+
+def date_ns(table: Table, field: str) -> np.ndarray:
+    """Nanoseconds since 1970 (int64 [n]) of a column of dates in text, ``YYYY-MM-DD HH:MM:SS`` with up to nine decimals.
+
+    Dates with an offset (``+00:00``) count in UTC; those without are taken to be all in one zone.
+
+    Raises:
+        TraceError: Names the first row that is missing or no date.
+    """
+    column = table.columns[field]
+    missing = np.asarray(column.is_null())
+    table.refuse(missing, field, np.full(len(missing), None), "is missing; give a date and time")
+    zoned = bool(pc.match_substring_regex(column.slice(0, 1), _OFFSET)[0].as_py())
+    kind = pa.timestamp("ns", "UTC" if zoned else None)
+    try:
+        return np.asarray(column.cast(kind).cast(pa.int64()))
+    except pa.ArrowInvalid:
+        row = next(row for row, value in enumerate(column) if not _is_date(value, kind))
+        remedy = "must be a date and time as in the rows above, YYYY-MM-DD HH:MM:SS.ffffff; correct the row"
+        raise table.error(row, field, column[row].as_py(), remedy) from None
+
+
+def _is_date(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -30,6 +30,21 @@ class Rows:
         return row + 1 if self.lines is None else int(self.lines[row])
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows of a file that are not in its trace.
+
+    Attributes:
+        failed: Requests that were not answered, as the file says itself.
+        bad: Rows that cannot be true.
+        first_bad: What is wrong with the first of those, or None.
+    """
+
+    failed: int = 0
+    bad: int = 0
+    first_bad: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Requests in file order, as columns; int64 [n], read-only.
@@ -44,6 +59,7 @@ class Trace:
         n: Sequences that each request asks for, or None where the file is silent.
         dialogue: Whose text each prompt begins with, or None where the file is silent.
         content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
+        left_out: Rows of the file that are not here.
     """
 
     name: str
@@ -55,6 +71,7 @@ class Trace:
     content: PromptContent | None = None
     n: np.ndarray | None = None
     dialogue: Dialogue | None = None
+    left_out: LeftOut = LeftOut()
 
     def __post_init__(self) -> None:
         for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n"):
@@ -74,7 +91,7 @@ class Trace:
         content = None if self.content is None else self.content.first(requests)
         *cut, n = (None if column is None else column[:requests] for column in columns)
         dialogue = None if self.dialogue is None else self.dialogue.first(requests)
-        return Trace(self.name, *cut, self.rows, content, n, dialogue)
+        return Trace(self.name, *cut, self.rows, content, n, dialogue, self.left_out)
 
     @property
     def pairs(self) -> LengthPairs:

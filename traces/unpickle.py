@@ -7,16 +7,16 @@ refused before it runs. Protocols 0 to 5.
 
 from __future__ import annotations
 
-import io
 import pickle
+from collections.abc import Iterator, Sequence
 from os import PathLike
 
 import numpy as np
 import pyarrow as pa
 
 from ..sim.errors import TraceError
+from .files import TraceFile
 from .table import Table, shown
-from .trace import Rows
 
 _HARMLESS = (
     "PROTO FRAME STOP MARK INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
@@ -49,27 +49,43 @@ class _PlainUnpickler(pickle._Unpickler):
     )
 
 
-def read_pickle(path: str | PathLike[str], data: bytes) -> Table:
-    """The pairs pickled in ``data``.
+Pair = tuple[int, object]
+"""A row, from 1, and what it holds."""
+_REMEDY = "a pickled trace is a list of (prompt, output) in plain ints; save it as CSV instead"
+
+
+def pickle_pieces(file: TraceFile) -> Iterator[list[Pair]]:
+    """The pairs that are pickled in a file.
 
     Raises:
-        TraceError: not a pickle, damaged, or holding anything but a list of pairs of whole numbers.
+        TraceError: Not a pickle, damaged, or holding anything but a list.
     """
-    remedy = "a pickled trace is a list of (prompt, output) in plain ints; save it as CSV instead"
+    path = file.path
     try:
-        pairs = _PlainUnpickler(io.BytesIO(data)).load()
+        pairs = _PlainUnpickler(file.stream()).load()
     except _Refused as refused:
-        raise TraceError(path, None, "pickle instruction", str(refused), f"refused, never run: {remedy}") from None
+        raise TraceError(path, None, "pickle instruction", str(refused), f"refused, never run: {_REMEDY}") from None
+    except TraceError:
+        raise
     except Exception as error:  # a damaged pickle fails in any way its stack machine can
-        raise TraceError(path, None, None, None, f"is no readable pickle ({type(error).__name__}): {remedy}") from None
+        raise TraceError(path, None, None, None, f"is no readable pickle ({type(error).__name__}): {_REMEDY}") from None
     if type(pairs) is not list or not pairs:
-        raise TraceError(path, None, "pickle", shown(pairs), remedy)
-    for row, pair in enumerate(pairs):
+        raise TraceError(path, None, "pickle", shown(pairs), _REMEDY)
+    yield list(enumerate(pairs, 1))
+
+
+def pickle_table(path: str | PathLike[str], batch: Sequence[Pair]) -> Table:
+    """The lengths of some pairs.
+
+    Raises:
+        TraceError: One is no pair of whole numbers.
+    """
+    table = Table(path, {}, np.array([row for row, _ in batch]), "row")
+    for place, (_, pair) in enumerate(batch):
         if not _is_pair(pair):
-            raise TraceError(path, row + 1, "pair", shown(pair), f"must be two whole numbers: {remedy}", "row")
-    lengths = np.array(pairs, dtype=np.int64)
-    columns = {"prompt_tokens": pa.array(lengths[:, 0]), "output_tokens": pa.array(lengths[:, 1])}
-    return Table(path, list(columns), columns, Rows())
+            raise table.error(place, "pair", pair, f"must be two whole numbers: {_REMEDY}")
+    lengths = np.array([pair for _, pair in batch], dtype=np.int64)
+    return table.having(prompt_tokens=pa.array(lengths[:, 0]), output_tokens=pa.array(lengths[:, 1]))
 
 
 def _is_pair(pair: object) -> bool:

@@ -1,0 +1,19 @@
+"""Azure's LLM inference traces of 2023 and 2024, CSV.
+
+    TIMESTAMP,ContextTokens,GeneratedTokens
+    2023-11-16 18:15:46.6805900,374,44
+    2024-05-10 00:00:00.009930+00:00,2162,5
+
+Source: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md. The multimodal
+trace of 2025 has the column NumImages besides, which is not read: its images are counted in ContextTokens.
+"""
+
+from ..form import Clock, Form, lengths
+
+AZURE = Form(
+    "Azure LLM inference",
+    frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
+    {"TIMESTAMP": Clock(None, from_first=True)},
+    lengths("ContextTokens", "GeneratedTokens"),
+    content={},
+)

@@ -1,0 +1,89 @@
+"""What ``vllm bench serve --save-result --save-detailed`` wrote: one JSON object with a list for each quantity.
+
+    {"date": ..., "request_rate": 4.0, ..., "input_lens": [...], "output_lens": [...], "start_times": [...],
+     "errors": ["", ...]}
+
+``start_times`` are seconds of a clock that starts anywhere (older releases have none); requests go by them. Those with
+an error or without output failed; they are left out and counted.
+
+Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ...sim import ticks
+from ...sim.errors import TraceError
+from ..files import TraceFile
+from ..form import Clock, Form, lengths
+from ..jsonl_format import numbers
+from ..table import Table, shown
+
+#: What tells the file, near its beginning.
+MARK = b'"input_lens"'
+_PROMPT, _OUTPUT, _START, _ERRORS = "input_lens", "output_lens", "start_times", "errors"
+BENCH_SERVE = Form(
+    "vllm bench serve",
+    frozenset({_PROMPT, _OUTPUT}),
+    {_START: Clock(ticks.PER_SECOND, from_first=True)},
+    lengths(_PROMPT, _OUTPUT),
+    content={},
+    failures=True,
+)
+
+
+Record = tuple[int, dict[str, Any]]
+"""A request: its place in the lists, from 1, and its value in each."""
+
+
+def bench_pieces(file: TraceFile) -> Iterator[list[Record]]:
+    """The requests in the order in which they were sent.
+
+    Raises:
+        TraceError: No such result, or lists of different lengths.
+    """
+    lists = _lists(file)
+    records = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    numbered = list(enumerate(records, 1))
+    if all(type(record.get(_START)) in (int, float) for record in records):
+        numbered.sort(key=lambda row: row[1][_START])
+    yield numbered
+
+
+def bench_table(path: str | PathLike[str], batch: Sequence[Record]) -> Table:
+    """Some requests; one that failed in the middle has an output of 0, since it is not the one it was sent for.
+
+    Raises:
+        TraceError: A value that is no number.
+    """
+    table = Table(path, {}, np.array([row for row, _ in batch]), "row")
+    records = [record | ({_OUTPUT: 0} if record.pop(_ERRORS, None) else {}) for record in (dict(part) for _, part in batch)]
+    return table.having(**{name: numbers(table, name, [record[name] for record in records]) for name in records[0]})
+
+
+def _lists(file: TraceFile) -> dict[str, list[Any]]:
+    try:
+        result = json.loads(file.whole())
+    except (ValueError, RecursionError) as error:
+        complaint = error.msg if isinstance(error, json.JSONDecodeError) else "brackets too deep or numbers too long"
+        line = getattr(error, "lineno", None)
+        remedy = f"is no readable result of vllm bench serve ({complaint}); give one JSON object"
+        raise TraceError(file.path, line, None, None, remedy) from None
+    names = [name for name in (_PROMPT, _OUTPUT, _START, _ERRORS) if isinstance(result, dict) and name in result]
+    lists = {name: result[name] for name in names}
+    for name in (_PROMPT, _OUTPUT):
+        if name not in lists:
+            raise TraceError(file.path, None, name, None, "is missing; run vllm bench serve with --save-detailed")
+    for name, values in lists.items():
+        if not isinstance(values, list) or len(values) != len(lists[_PROMPT]):
+            remedy = "must be a list with a value for each request; fetch the file again"
+            raise TraceError(file.path, None, name, shown(values), remedy)
+    if not lists[_PROMPT]:
+        raise TraceError(file.path, None, None, None, "has no requests; give another result")
+    return lists

@@ -1,0 +1,32 @@
+"""BurstGPT, CSV.
+
+    Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+    Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+
+``Timestamp`` is in seconds from the first midnight. Where ``Response tokens`` is 0 the request failed, and is left out.
+Requests of one ``Session ID`` are turns of one session.
+
+Source: HPMLL/BurstGPT, README.md.
+"""
+
+from ..form import SECONDS, SESSION, Form, lengths
+from ..jsonl_format import sessions
+from ..table import Table
+
+_SESSION = "Session ID"
+
+
+def _renamed(table: Table) -> Table:
+    session = table.columns.get(_SESSION)
+    return table if session is None else table.having(**{SESSION: session})
+
+
+BURSTGPT = Form(
+    "BurstGPT",
+    frozenset({"Timestamp", "Request tokens", "Response tokens"}),
+    {"Timestamp": SECONDS},
+    lengths("Request tokens", "Response tokens"),
+    content={_SESSION: sessions},
+    preparer=lambda: _renamed,
+    failures=True,
+)

@@ -1,0 +1,30 @@
+"""Mooncake's traces and vLLM's ``timed_trace``, JSON lines.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
+
+``hash_ids`` are blocks of the prompt, each with all that precedes it. The two differ in what the file does not say:
+Mooncake's blocks have 512 tokens and its times are milliseconds, vLLM's default to 16 tokens and to seconds
+(``--timed-trace-chunk-hash-size``, ``--timed-trace-sec-multiplier``). Which it is shows in how many ids a prompt has.
+``session_id`` says which requests are turns of one session. ``delay``, the time between the end of a turn and the next
+one, is not read: times are those of the file.
+
+Sources: kvcache-ai/Mooncake, FAST25-release/traces; vllm-project/vllm, pull request 39795.
+"""
+
+from dataclasses import replace
+
+from ...sim import ticks
+from ..form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Clock, Form
+from ..reading import Reading
+
+MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_length"}), {"timestamp": MILLISECONDS})
+
+
+def timed(block_tokens: int, reading: Reading) -> Form:
+    """The form of a file whose blocks have so many tokens, and whose unit of time its user may name."""
+    title, clock = "Mooncake", MILLISECONDS
+    if block_tokens == VLLM_BLOCK_TOKENS:
+        title, clock = "vLLM timed_trace", SECONDS
+    if reading.timed_trace_sec_multiplier is not None:
+        clock = Clock(round(reading.timed_trace_sec_multiplier * ticks.PER_SECOND))
+    return replace(MOONCAKE, title=title, clocks={"timestamp": clock}, block_tokens=block_tokens)

@@ -1,0 +1,110 @@
+"""RAGPulse, JSON lines.
+
+    {"timestamp": "27", "input_length": 3861, "output_length": 127, "session_id": "1758081660427-xa8rbsd2uco1",
+     "hash_ids": {"sys_prompt": [8325, 8326], "passages_ids": [6123], "history": [], "web_search": [], "user_input": [23648]}}
+
+``timestamp`` is in seconds, as text. ``hash_ids`` are chunks of content, wherever they occur. Their sizes are in five
+other files; of those that lie beside the trace, as upstream has them, they are taken:
+
+    1_sys_prompt.jsonl ... 5_web_search.jsonl     {"hash_id": 8325, "token_length": 512}
+
+A request with a chunk of unknown size, or with chunks that are longer than its prompt, is known up to that.
+
+Source: flashserve/RAGPulse, README.md and example/single_local_instance/preprocess_data.py (which takes the two values
+of a line in that order, whatever they are called).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from os import fspath
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...sim.errors import TraceError
+from ..form import BLOCK_TOKENS, HASH_IDS, SECONDS, SESSION, Form
+from ..jsonl_format import sessions, whole_lists
+from ..table import Column, Table, shown
+
+_CHUNKS, _TALK = "hash_ids", "session_id"
+
+
+def _chunks(table: Table, name: str, values: Sequence[Any]) -> Column:
+    """The chunks of each prompt in their order, whatever their kind."""
+    for row, value in enumerate(values):
+        if not isinstance(value, dict) or not all(isinstance(ids, list) for ids in value.values()):
+            raise table.error(row, name, value, "must be an object of lists of chunks; correct the row")
+    return whole_lists(table, name, [[chunk for ids in value.values() for chunk in ids] for value in values])
+
+
+def _sized() -> Callable[[Table], Table]:
+    """Puts the chunks' sizes beside them; without sizes nothing is known of the prompts."""
+    sizes: dict[int, int] | None = None
+
+    def prepared(table: Table) -> Table:
+        nonlocal sizes
+        if _CHUNKS not in table.columns:
+            return table
+        sizes = _sizes(Path(fspath(table.path)).parent) if sizes is None else sizes
+        if not sizes:
+            bare = {name: column for name, column in table.columns.items() if name not in (_CHUNKS, _TALK)}
+            return Table(table.path, bare, table.lines, table.unit)
+        prompts = table.columns["input_length"].to_pylist()
+        known = [
+            _known(ids, sizes, prompt) for ids, prompt in zip(table.columns[_CHUNKS].to_pylist(), prompts, strict=True)
+        ]
+        kind = pa.list_(pa.int64())
+        ids, tokens = (pa.array([part[place] for part in known], kind) for place in (0, 1))
+        return table.having(**{HASH_IDS: ids, BLOCK_TOKENS: tokens, SESSION: table.columns[_TALK]})
+
+    return prepared
+
+
+def _known(ids: list[int], sizes: dict[int, int], prompt_tokens: float | None) -> tuple[list[int], list[int]]:
+    """The chunks that are known, and their tokens, up to the end of the prompt."""
+    left, tokens = prompt_tokens or 0, []
+    for chunk in ids:
+        size = min(sizes.get(chunk, 0), int(left))
+        if size < 1:
+            break
+        tokens.append(size)
+        left -= size
+    return ids[: len(tokens)], tokens
+
+
+def _sizes(folder: Path) -> dict[int, int]:
+    """Tokens of each chunk, from the files beside the trace."""
+    sizes: dict[int, int] = {}
+    for path in sorted(folder.glob("[1-5]_*.jsonl")):
+        for line, text in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                chunk, tokens = json.loads(text).values()
+                sizes[int(chunk)] = int(tokens)
+            except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
+                remedy = "must be an object of a chunk and its tokens; fetch the file again"
+                raise TraceError(path, line, "row", shown(text.decode(errors="replace")), remedy) from None
+    return sizes
+
+
+def _seconds(table: Table, name: str, values: Sequence[Any]) -> Column:
+    """Numbers, also as text."""
+    found = []
+    for row, value in enumerate(values):
+        try:
+            found.append(None if value is None else float(value))
+        except (ValueError, TypeError, OverflowError):
+            raise table.error(row, name, value, "must be a number of seconds; correct the row") from None
+    return pa.array(found, pa.float64(), from_pandas=False)
+
+
+RAGPULSE = Form(
+    "RAGPulse",
+    frozenset({"timestamp", "input_length", "output_length"}),
+    {"timestamp": SECONDS},
+    content={_CHUNKS: _chunks, _TALK: sessions},
+    clock_reader=_seconds,
+    preparer=_sized,
+)

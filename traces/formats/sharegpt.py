@@ -1,0 +1,106 @@
+"""ShareGPT, JSON: an array of conversations, of which the first round is the request, as in vLLM's ``sharegpt``.
+
+    [{"id": "QWJhYvA_0", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}]
+
+Lengths are a quarter of the characters, rounded up, or what a ``tokenizer.json`` counts. Conversations without an
+answer are left out and counted. There are no times.
+
+Source: vllm-project/vllm, vllm/benchmarks/datasets (``ShareGPTDataset``: the first two turns); the quarter is the rule
+of thumb of OpenAI's tokenizer page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...sim.errors import MissingExtra, SettingError
+from ..files import TraceFile
+from ..form import Form
+from ..json_array import Element, elements
+from ..table import Table
+
+_CHARACTERS_A_TOKEN = 4
+_BATCH = 4096
+#: Turns of one conversation, under either name.
+_TURNS = ("conversations", "conversation")
+Counter = Callable[[Sequence[str]], list[int]]
+SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=True)
+
+
+def sharegpt_pieces(file: TraceFile) -> Iterator[list[Element]]:
+    """Conversations, some at a time."""
+    batch = []
+    for element in elements(file):
+        batch.append(element)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+class ShareGptParser:
+    """From conversations to a table of lengths.
+
+    Args:
+        path: The file.
+        tokenizer: Of Hugging Face, a ``tokenizer.json``; None counts characters.
+    """
+
+    def __init__(self, path: str | PathLike[str], tokenizer: Path | None) -> None:
+        self._path = path
+        self._count = _quarters if tokenizer is None else _counter(tokenizer)
+
+    def __call__(self, batch: Sequence[Element]) -> Table:
+        """The first rounds; a conversation without an answer has lengths of 0.
+
+        Raises:
+            TraceError: A conversation that is none.
+        """
+        table = Table(self._path, {}, np.array([element.line for element in batch]))
+        rounds = [_first_round(table, row, element.value) for row, element in enumerate(batch)]
+        prompts, outputs = (self._count([part[side] for part in rounds]) for side in (0, 1))
+        return table.having(prompt_tokens=pa.array(prompts, pa.int64()), output_tokens=pa.array(outputs, pa.int64()))
+
+
+def _first_round(table: Table, row: int, conversation: Any) -> tuple[str, str]:
+    """What is asked first and what is answered; both empty where there is no answer."""
+    turns = None
+    if isinstance(conversation, dict):
+        turns = next((conversation[name] for name in _TURNS if name in conversation), None)
+    if not isinstance(turns, list):
+        raise table.error(row, "conversation", conversation, "must have a list of conversations; correct or drop it")
+    texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+    if not all(isinstance(text, str) for text in texts):
+        raise table.error(row, "conversations", turns[:2], "must be turns with a text as value; correct or drop it")
+    return (texts[0], texts[1]) if len(texts) == 2 and all(texts) else ("", "")
+
+
+def _quarters(texts: Sequence[str]) -> list[int]:
+    return [-(-len(text) // _CHARACTERS_A_TOKEN) for text in texts]
+
+
+def _counter(tokenizer: Path) -> Counter:
+    """Counts tokens.
+
+    Raises:
+        MissingExtra: The package ``tokenizers`` is not there.
+        SettingError: The file is no tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        text = "--tokenizer needs the package tokenizers: pip install 'fragmeter[traces]', or leave it out to take characters/4"
+        raise MissingExtra(text) from None
+    try:
+        found = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # it raises plain Exception
+        complaint = " ".join(str(error).split())
+        raise SettingError("tokenizer", str(tokenizer), f"is no tokenizer.json ({complaint})") from None
+    return lambda texts: [len(encoding.ids) for encoding in found.encode_batch(texts, add_special_tokens=False)]

@@ -1,0 +1,17 @@
+"""Vidur's processed traces, and those of Sarathi-Serve and Etalon, CSV: lengths, and sometimes times in seconds.
+
+    arrived_at,num_prefill_tokens,num_decode_tokens
+    num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio
+
+Source: microsoft/vidur, data/processed_traces.
+"""
+
+from ..form import SECONDS, Form, lengths
+
+VIDUR = Form(
+    "Vidur",
+    frozenset({"num_prefill_tokens", "num_decode_tokens"}),
+    {"arrived_at": SECONDS},
+    lengths("num_prefill_tokens", "num_decode_tokens"),
+    content={},
+)

@@ -1,0 +1,137 @@
+"""From tables, one after the other, to a trace: what is kept of each is arrays of numbers."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+
+from ..sim.content import NO_SESSION, PromptContent
+from ..sim.dialogue import Dialogue
+from ..sim.errors import SettingError, TraceError
+from .checks import DIALOGUE, Arrays, Before, checked, dialogue, failed
+from .form import SESSION, Form
+from .lines import Block
+from .table import Table
+from .trace import LeftOut, Rows, Trace
+
+Piece = Block | Table
+#: Bad rows that are skipped at most, where they are the greater part.
+MOST_BAD_ROWS = 1000
+_MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tokens", "n": "a number of sequences"}
+
+
+class Gathering:
+    """Rows of a file that are well, and how many are left out.
+
+    Args:
+        path: The file.
+        form: What it is.
+    """
+
+    def __init__(self, path: str | PathLike[str], form: Form) -> None:
+        self._path, self._form = path, form
+        self._prepare = form.preparer()
+        self._before = Before()
+        self._parts: list[Arrays] = []
+        self._sessions: dict[str | None, int] = {None: NO_SESSION}
+        self._lines: list[np.ndarray] = []
+        self._unit = "line"
+        self._failed = 0
+        self._bad: list[TraceError] = []
+        self._kept = 0
+
+    def take(self, table: Table) -> None:
+        """Check some rows and keep them.
+
+        Raises:
+            TraceError: One of them cannot be; none is kept.
+        """
+        gone = failed(table, self._form) if self._form.failures else np.zeros(len(table), dtype=bool)
+        table = self._prepare(table.where(~gone))
+        if len(table):
+            arrays, before = checked(table, self._form, self._before)
+            self._check_alike(table, arrays)
+            if SESSION in arrays:
+                arrays[SESSION] = self._numbered(arrays[SESSION])
+            self._before = before
+            self._parts.append(arrays)
+            self._lines.append(table.lines)
+        self._unit = table.unit
+        self._failed += int(gone.sum())
+        self._kept += len(table)
+
+    def _check_alike(self, table: Table, arrays: Arrays) -> None:
+        """All rows or none have a time, and so on."""
+        first = self._parts[0] if self._parts else arrays
+        for field in ("arrival_ticks", "max_tokens", "n", "ids"):
+            if (field in first) == (field in arrays):
+                continue
+            remedy = f"is missing; give {_MISSING.get(field, 'a list, one whole number a block')}"
+            name = {"ids": "hash_ids", "arrival_ticks": next(iter(self._form.clocks), "arrival_s")}.get(field, field)
+            # Either these rows are without it, or all before them.
+            line = table.lines[0] if field in first else self._lines[0][0]
+            raise TraceError(self._path, int(line), name, None, remedy, table.unit)
+
+    def _numbered(self, names: np.ndarray) -> np.ndarray:
+        """Sessions by number, as they begin."""
+        numbers = self._sessions
+        return np.array([numbers.setdefault(name, len(numbers)) for name in names.tolist()], dtype=np.int64)
+
+    def skip(self, error: TraceError) -> None:
+        """Leave out a row.
+
+        Raises:
+            TraceError: The first such error, where most rows are bad: then it is not the rows that are wrong.
+        """
+        self._bad.append(error)
+        if len(self._bad) > max(MOST_BAD_ROWS, self._kept):
+            raise self._bad[0]
+
+    def trace(self, name: str) -> Trace:
+        """The trace of all rows that were kept.
+
+        Raises:
+            TraceError: None was, or a row goes on from one that it cannot.
+        """
+        if not self._parts:
+            if self._bad:
+                raise self._bad[0]
+            raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
+        lines = np.concatenate(self._lines)
+        columns = self._columns()
+        sessions = columns.pop(SESSION, None)
+        ids = [columns.pop(field, None) for field in ("pieces", "ids", "tokens")]
+        tree = self._dialogue(columns, lines)
+        plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
+        left_out = LeftOut(self._failed, len(self._bad), str(self._bad[0]) if self._bad else None)
+        return Trace(
+            name, **plain, rows=Rows(self._unit, lines), content=_content(ids, sessions), dialogue=tree, left_out=left_out
+        )
+
+    def _columns(self) -> Arrays:
+        """The arrays of all rows; some may be without a session, or without a parent."""
+        fields = dict.fromkeys(field for part in self._parts for field in part)
+        return {field: np.concatenate([self._column(part, field) for part in self._parts]) for field in fields}
+
+    @staticmethod
+    def _column(part: Arrays, field: str) -> np.ndarray:
+        if field in part:
+            return part[field]
+        return np.full(len(part["prompt_tokens"]), NO_SESSION if field == SESSION else np.nan)
+
+    def _dialogue(self, columns: Arrays, lines: np.ndarray) -> Dialogue | None:
+        if "parent" not in columns:
+            return None
+        if self._bad:
+            raise SettingError("skip_bad", True, f"rows go on from others by their number; mend the first: {self._bad[0]}")
+        return dialogue(Table(self._path, {}, lines, self._unit), columns)
+
+
+def _content(ids: list[np.ndarray | None], sessions: np.ndarray | None) -> PromptContent | None:
+    pieces, numbers, tokens = ids
+    if sessions is not None and (sessions == NO_SESSION).all():
+        sessions = None
+    if pieces is not None:
+        return PromptContent(np.concatenate([[0], np.cumsum(pieces)]), numbers, tokens, sessions)
+    return None if sessions is None else PromptContent.of_sessions(sessions)

@@ -1,0 +1,59 @@
+"""Parquet: our own columns, as ``traces convert`` writes them, or anybody's with the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from ..sim.errors import TraceError
+from .files import TraceFile
+from .table import Table
+
+_BATCH_ROWS = 65_536
+
+
+def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
+    """A Parquet file, read in place unless it is compressed as a whole.
+
+    Raises:
+        TraceError: It is damaged.
+    """
+    compressed = not open(file.path, "rb").read(4) == head[:4]
+    try:
+        source = pa.BufferReader(file.whole()) if compressed else pa.memory_map(str(file.path))
+        return pyarrow.parquet.ParquetFile(source)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from None
+
+
+def parquet_tables(
+    file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]
+) -> Iterator[Table]:
+    """The wanted columns, some rows at a time.
+
+    Raises:
+        TraceError: Damaged, without rows, or inflating to more than it may.
+    """
+    names = [name for name in parquet.schema_arrow.names if name in wanted]
+    if not parquet.metadata.num_rows:
+        raise TraceError(file.path, None, None, None, "has columns and no rows; give one request a row")
+    row, left = 1, file.max_inflated_bytes
+    try:
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            left -= batch.nbytes
+            if left < 0:
+                remedy = f"inflates to more than {file.max_inflated_bytes:,} bytes; raise max_inflated_bytes if it should"
+                raise TraceError(file.path, None, None, None, remedy)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
+            row += len(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: TraceFile, error: Exception) -> TraceError:
+    complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return TraceError(file.path, None, None, None, f"is no readable Parquet file ({complaint})")

@@ -1,0 +1,90 @@
+"""What prompts are made of, block by block: lists of ids, and the tokens of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .form import BLOCK_TOKENS, HASH_IDS, MOONCAKE_BLOCK_TOKENS, VLLM_BLOCK_TOKENS
+from .table import Table
+
+def whole_pieces(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> dict[str, np.ndarray]:
+    """Blocks that are full but for the last, which is as full as the prompt leaves it.
+
+    Returns:
+        ``pieces`` (int64 [n], ids of each request), ``ids`` and ``tokens`` (int64, one after the other).
+
+    Raises:
+        TraceError: Names a request that has not as many ids as its prompt has blocks.
+    """
+    pieces, ids = _lists(table, HASH_IDS)
+    needed = -(-prompt_tokens // block_tokens)
+    wrong = pieces != needed
+    if wrong.any():
+        row = int(wrong.argmax())
+        remedy = (
+            f"{pieces[row]} ids where {prompt_tokens[row]} tokens of prompt are {needed[row]} blocks of {block_tokens};"
+            " correct the row, or give block_tokens"
+        )
+        raise table.error(row, HASH_IDS, table.columns[HASH_IDS][row].as_py(), remedy)
+    tokens = np.full(len(ids), block_tokens)
+    tokens[np.cumsum(pieces) - 1] = prompt_tokens - (needed - 1) * block_tokens
+    return {"pieces": pieces, "ids": ids, "tokens": tokens}
+
+
+def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Blocks of the sizes that the file gives, which may leave a rest of the prompt.
+
+    Returns:
+        As ``whole_pieces``.
+
+    Raises:
+        TraceError: Names a request whose sizes do not fit its ids or its prompt.
+    """
+    (pieces, ids), (sizes, tokens) = _lists(table, HASH_IDS), _lists(table, BLOCK_TOKENS)
+    request = np.repeat(np.arange(len(sizes)), sizes)
+    low = tokens < 1
+    if low.any():
+        first = int(low.argmax())
+        remedy = f"must hold whole numbers from 1 to {2**63 - 1}; correct the row"
+        raise table.error(int(request[first]), BLOCK_TOKENS, int(tokens[first]), remedy)
+    # Of a size beyond any prompt a part is enough; the sum stays within 64 bits.
+    before = np.concatenate([[0], np.cumsum(np.minimum(tokens, 2**31))])
+    totals = np.diff(before[np.concatenate([[0], np.cumsum(sizes)])])
+    for wrong, remedy in (
+        (pieces != sizes, "must have a value for each of the {pieces} hash_ids; correct the row"),
+        (totals > prompt_tokens, "adds up to {total}, more than the prompt's {prompt} tokens; correct the row"),
+    ):
+        if wrong.any():
+            row = int(wrong.argmax())
+            found = table.columns[BLOCK_TOKENS][row].as_py()
+            told = remedy.format(pieces=pieces[row], total=sum(found), prompt=prompt_tokens[row])
+            raise table.error(row, BLOCK_TOKENS, found, told)
+    return {"pieces": pieces, "ids": ids, "tokens": tokens}
+
+
+def likely_block_tokens(counts: Iterable[tuple[int, int]]) -> int:
+    """Tokens of a full block, of the two sizes there are: that of which more prompts have as many ids as they need.
+
+    Args:
+        counts: Of some requests, the ids and the prompt's tokens.
+    """
+    fits = {MOONCAKE_BLOCK_TOKENS: 0, VLLM_BLOCK_TOKENS: 0}
+    for ids, prompt_tokens in counts:
+        for size in fits:
+            fits[size] += ids == -(-prompt_tokens // size)
+    return max(fits, key=fits.get)
+
+
+def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:
+    """How many numbers each row has, and all of them; int64."""
+    column = table.columns[field]
+    if not pa.types.is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+        raise table.error(0, field, column[0].as_py(), "must be a list, one whole number a block; correct the row")
+    missing = np.asarray(column.is_null())
+    table.refuse(missing, field, np.full(len(missing), None), "is missing; give a list, one whole number a block")
+    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
+    return lengths, np.asarray(pc.list_flatten(column).cast(pa.int64()))

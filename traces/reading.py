@@ -1,0 +1,34 @@
+"""How a file is to be read, where its user says more than it says itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+#: Bytes that a compressed file may inflate to, if its user says nothing: six times the largest public trace.
+MOST_INFLATED_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Reading:
+    """What a reader is told beside the file.
+
+    Attributes:
+        skip_bad: Leave out rows that cannot be true, and count them, instead of refusing the file.
+        tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; None takes a quarter of their
+            characters.
+        timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; None takes what the lengths tell: 512
+            as Mooncake has them, or 16 as vLLM and Bailian do.
+        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; None takes milliseconds for blocks of 512
+            tokens or none, and seconds for blocks of 16.
+        max_inflated_bytes: A compressed file that inflates to more is refused.
+    """
+
+    skip_bad: bool = False
+    tokenizer: Path | None = None
+    timed_trace_chunk_hash_size: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    timed_trace_sec_multiplier: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    max_inflated_bytes: Annotated[int, Field(ge=1)] = MOST_INFLATED_BYTES
