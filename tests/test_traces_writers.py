@@ -14,7 +14,7 @@ from fragmeter.sim import ticks
 from fragmeter.sim.errors import SettingError
 from fragmeter.traces import Trace, read, stats, write
 
-ENDINGS = [".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet"]
+ENDINGS = [".csv", ".csv.gz", ".csv.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens")
 FULL = Trace("full", [3, 1, 4], [1, 5, 9], [0, 123_456_789_000, 8_388_607_999_999_999_000], [1, 6, 16])
 
@@ -93,7 +93,7 @@ def test_places_that_cannot_be_written(tmp_path):
     with pytest.raises(SettingError) as caught:
         write(FULL, tmp_path / "full.xlsx")
     assert str(caught.value) == (
-        f"path = '{tmp_path}/full.xlsx': must end in one of .csv, .csv.gz, .jsonl, .jsonl.gz, .parquet"
+        f"path = '{tmp_path}/full.xlsx': must end in one of {', '.join(ENDINGS)}"
     )
     with pytest.raises(SettingError) as caught:
         write(FULL, tmp_path / "none" / "full.csv")

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
+from ..sim.content import NO_SESSION, PromptContent
 from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import SettingError
 from .times import to_seconds
@@ -17,10 +20,10 @@ from .trace import Trace
 
 
 def write(trace: Trace, path: str | PathLike[str]) -> None:
-    """Write ``trace`` as CSV, JSON lines (both also ``.gz``) or Parquet, by the ending of ``path``.
+    """Write ``trace`` as CSV, JSON lines (both also ``.gz`` and ``.zst``) or Parquet, by the ending of ``path``.
 
     The file appears whole or not at all, and the same trace gives the same bytes. Arrivals are
-    written in seconds, to the nanosecond.
+    written in seconds, to the nanosecond; sessions as numbers. CSV has no room for ``hash_ids``.
 
     Raises:
         SettingError: an unknown ending, or a place that cannot be written.
@@ -50,7 +53,20 @@ def _frame(trace: Trace) -> pd.DataFrame:
         columns["n"] = trace.n
     if trace.dialogue is not None:
         columns |= _dialogue(trace.dialogue)
+    if trace.content is not None:
+        columns |= _content(trace.content)
     return pd.DataFrame(columns)
+
+
+def _content(content: PromptContent) -> dict[str, pd.Series | list[np.ndarray]]:
+    columns = {}
+    if content.session_id is not None:
+        sessions = pd.Series(content.session_id, dtype="Int64")
+        columns["session_id"] = sessions.where(content.session_id != NO_SESSION)
+    if len(content.ids):
+        ends = content.offsets[1:-1]
+        columns |= {name: np.split(column, ends) for name, column in (("hash_ids", content.ids), ("block_tokens", content.tokens))}
+    return columns
 
 
 def _dialogue(dialogue: Dialogue) -> dict[str, pd.Series]:
@@ -64,6 +80,7 @@ def _dialogue(dialogue: Dialogue) -> dict[str, pd.Series]:
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
+    frame = frame.drop(columns=["hash_ids", "block_tokens"], errors="ignore")
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
 
@@ -79,10 +96,12 @@ def _zipped(form: Callable[[pd.DataFrame], bytes]) -> Callable[[pd.DataFrame], b
     return lambda frame: gzip.compress(form(frame), mtime=0)
 
 
+def _squeezed(form: Callable[[pd.DataFrame], bytes]) -> Callable[[pd.DataFrame], bytes]:
+    return lambda frame: pa.compress(form(frame), codec="zstd", asbytes=True)
+
+
 _FORMS = {
-    ".csv": _csv,
-    ".csv.gz": _zipped(_csv),
-    ".jsonl": _jsonl,
-    ".jsonl.gz": _zipped(_jsonl),
-    ".parquet": _parquet,
-}
+    ending + more: wrap(form)
+    for ending, form in {".csv": _csv, ".jsonl": _jsonl}.items()
+    for more, wrap in {"": lambda form: form, ".gz": _zipped, ".zst": _squeezed}.items()
+} | {".parquet": _parquet}
