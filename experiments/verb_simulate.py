@@ -21,10 +21,10 @@ from ..sim.settings import Settings
 from ..sim.spec import model
 from ..sim.summary import summary
 from ..sim.workload import Workload
-from ..traces import Trace, check_fits, read_with_content, synthetic_pairs, workload
-from ..traces.trace import Rows
+from ..traces import Reading, Trace, check_fits, read_with_content, synthetic_pairs, workload
 from .output import RESULTS, JsonTarget, Report
 from .summaries import print_summary
+from .trace_files import READING, left_out_told
 
 REPLICA = Group("Replica", sort_key=0)
 REQUESTS = Parameter(group=Group("Requests", sort_key=1))
@@ -37,6 +37,7 @@ REFUSED_SHOWN = 5
 
 def simulate(
     settings: Annotated[Settings, Parameter(name="*", negative_iterable="", group=REPLICA)] = Settings(),
+    reading: READING = Reading(),
     *,
     trace: Annotated[Path | None, REQUESTS] = None,
     dataset: Annotated[Literal["sharegpt", "alpaca"] | None, REQUESTS] = None,
@@ -52,9 +53,9 @@ def simulate(
     Flags and units are vLLM's wherever vLLM has one.
 
     Args:
-        trace: Requests: CSV, JSONL, Parquet or the SOSP'23 artifact's pickle, with the columns prompt_tokens and
-            output_tokens, and arrival_s, or --request-rate in its stead. In JSONL hash_ids (Mooncake's) or session_id
-            may say which prompts begin alike.
+        trace: Requests, in any form that we know (README.md lists them); our own columns are prompt_tokens and
+            output_tokens, and arrival_s, or --request-rate in its stead. hash_ids or session_id may say which prompts
+            begin alike.
         dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
             sharegpt.
         num_prompts: How many requests. By default all of a trace, and 1000 of a dataset.
@@ -67,7 +68,7 @@ def simulate(
     """
     report = Report(json)
     _check_out(out)
-    requests = _requests(settings, trace, dataset, num_prompts)
+    requests = _requests(settings, reading, trace, dataset, num_prompts)
     told = _rule(max_tokens)
     work = workload(requests, request_rate, settings.seed, told, n)
     with _progress(len(work)) as progress:
@@ -75,7 +76,7 @@ def simulate(
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
     _keep(run, out, origin | _drawn(work, request_rate, told, n))
-    _tell(run, requests.rows if trace else None, report, out)
+    _tell(run, requests if trace else None, report, out)
 
 
 def _check_out(out: Path | None) -> None:
@@ -100,7 +101,9 @@ def _rule(max_tokens: str | None) -> str | int | None:
     return int(max_tokens)
 
 
-def _requests(settings: Settings, trace: Path | None, dataset: str | None, num_prompts: int | None) -> Trace:
+def _requests(
+    settings: Settings, reading: Reading, trace: Path | None, dataset: str | None, num_prompts: int | None
+) -> Trace:
     """The requests asked for, none of them longer than the model."""
     if num_prompts is not None and num_prompts < 1:
         raise SettingError("num_prompts", num_prompts, "must be 1 or more")
@@ -111,7 +114,9 @@ def _requests(settings: Settings, trace: Path | None, dataset: str | None, num_p
         return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
     if dataset is not None:
         raise UserError("--trace and --dataset exclude each other; give one of them")
-    found = _first(read_with_content(trace), num_prompts)
+    # To skip what is bad is to skip what is too long.
+    longest = max_model_len if reading.skip_bad else None
+    found = _first(read_with_content(trace, reading, longest), num_prompts)
     check_fits(found, max_model_len, trace)
     return found
 
@@ -141,15 +146,15 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _tell(run: Run, rows: Rows | None, report: Report, out: Path | None) -> None:
-    """The summary; ``rows`` is where the requests stand in the trace, if there is one."""
+def _tell(run: Run, trace: Trace | None, report: Report, out: Path | None) -> None:
+    """The summary; ``trace`` is where the requests are from, if it is a file."""
     content = summary(run)
     chosen, work = run.settings, run.workload
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size
     report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     report.say(f"{work.name}, {len(work):,} requests")
     print_summary(content, report.console)
-    for text in (*_thrashing_told(content["work"]), *_refused_told(content, rows)):
+    for text in (*_thrashing_told(content["work"]), *_refused_told(content, trace), *left_out_told(trace)):
         report.say(text)
     if out is not None:
         report.point_to("Results", out)
@@ -163,7 +168,7 @@ def _thrashing_told(work: dict[str, Any]) -> Iterator[str]:
         yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
 
 
-def _refused_told(content: dict[str, Any], rows: Rows | None) -> Iterator[str]:
+def _refused_told(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:
     """How many requests were refused, and which and why of the first few."""
     total = content["refused"]
     if not total:
@@ -172,7 +177,9 @@ def _refused_told(content: dict[str, Any], rows: Rows | None) -> Iterator[str]:
     shown = content["refused_requests"][:REFUSED_SHOWN]
     for refused in shown:
         request = refused["request"]
-        where = f"request {request}" if rows is None else f"{rows.unit} {rows.number(request)} of the trace"
+        where = f"request {request}"
+        if trace is not None:
+            where = f"{trace.rows.unit} {trace.rows.number(request)} of the trace"
         yield f"  {where}: needs a pool of {refused['smallest_pool_blocks']} blocks"
     if total > len(shown):
         yield f"  and {total - len(shown)} more; requests.parquet of --out has them all"

@@ -10,10 +10,10 @@ from cyclopts import App
 from rich import box
 from rich.table import Table
 
-from ..traces import catalogue, read
+from ..traces import Reading, catalogue, read_with_content, write
 from ..traces import stats as stats_of
-from ..traces import write
 from .output import JsonTarget, Report
+from .trace_files import READING, left_out_told
 
 traces = App(name="traces", help="Look at request traces, and convert them.")
 
@@ -37,15 +37,16 @@ def list_sets(*, json: JsonTarget = None) -> None:
 
 
 @traces.command
-def stats(file: Path, /, *, json: JsonTarget = None) -> None:
-    """Tell what a trace is like: its lengths and its arrivals.
+def stats(file: Path, /, reading: READING = Reading(), *, json: JsonTarget = None) -> None:
+    """Tell what a trace is like: its lengths, its arrivals, and how much of its prompts was seen before.
 
     Args:
-        file: CSV, JSONL, Parquet or the SOSP'23 artifact's pickle.
+        file: A trace in any form that we know.
     """
     report = Report(json)
-    found = stats_of(read(file))
-    lengths = {name: value for name, value in found.items() if isinstance(value, dict)}
+    trace = read_with_content(file, reading)
+    found = stats_of(trace)
+    lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("tokens")
     for name in lengths:
@@ -55,6 +56,8 @@ def stats(file: Path, /, *, json: JsonTarget = None) -> None:
     report.say(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
     report.say(_arrivals_told(found))
+    for text in left_out_told(trace):
+        report.say(text)
     report.data(found)
 
 
@@ -70,15 +73,18 @@ def _arrivals_told(found: dict[str, Any]) -> str:
 
 
 @traces.command
-def convert(source: Path, target: Path, /, *, json: JsonTarget = None) -> None:
-    """Convert a trace into our own columns: arrival_s, prompt_tokens, output_tokens, max_tokens.
+def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json: JsonTarget = None) -> None:
+    """Convert a trace into our own columns: arrival_s, prompt_tokens, output_tokens, and what else it says.
 
     Args:
-        source: CSV, JSONL, Parquet or the SOSP'23 artifact's pickle.
-        target: The new file; its ending says the form: .csv, .csv.gz, .jsonl, .jsonl.gz or .parquet.
+        source: A trace in any form that we know.
+        target: The new file; its ending says the form: .csv, .jsonl (both also .gz and .zst) or .parquet. CSV has no
+            room for hash_ids.
     """
     report = Report(json)
-    trace = read(source)
+    trace = read_with_content(source, reading)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")
-    report.data({"path": str(target), "rows": len(trace)})
+    for text in left_out_told(trace):
+        report.say(text)
+    report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})

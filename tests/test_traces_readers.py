@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +170,33 @@ def test_a_long_request_of_a_pickle_is_named_by_its_row(tmp_path):
     path = put(tmp_path, "pairs.pkl", pickle.dumps([(1, 2), (3, 4)]))
     with pytest.raises(TraceError, match=r"pairs\.pkl, row 2: prompt_tokens \+ output_tokens = 7: longer"):
         check_fits(read(path), 6, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_million_rows_in_bounded_memory(tmp_path, form):
+    path = tmp_path / f"million.{form}.gz"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        if form == "csv":
+            file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+        for row in range(1_000_000):
+            stamp = f"2024-05-10 {row // 60_000:02d}:{row // 1000 % 60:02d}:{row % 1000 / 20:09.6f}+00:00"
+            ids = list(range(row % 40))
+            file.write(
+                f"{stamp},{1 + row % 4000},7\n"
+                if form == "csv"
+                else f'{{"timestamp": {row}, "input_length": {512 * len(ids) or 1}, "output_length": 7, "hash_ids": {ids}}}\n'
+            )
+    # Of its own process, since a peak never falls: how much more than what the imports take.
+    script = (
+        "import resource, sys; import fragmeter.traces as traces;"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024; before = peak();"
+        "trace = traces.read(sys.argv[1]); print(len(trace), peak() - before)"
+    )
+    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout
+    rows, more_mib = map(int, told.split())
+    assert rows == 1_000_000
+    assert more_mib < 250, "the file has up to 150 MiB, and as text in Python it would take a gigabyte"
 
 
 @real_traces

@@ -15,7 +15,7 @@ from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
 from .jsonl_format import session_text
 from .pieces import sized_pieces, whole_pieces
 from .table import Column, Table
-from .times import LATEST_S, TICKS_PER_NS, PER_SECOND, date_ns, to_ticks
+from .times import LATEST_S, TICKS_PER_NS, PER_SECOND, date_ns, is_zoned, to_ticks
 
 Arrays = dict[str, np.ndarray]
 _TOO_MANY_TOKENS = 2**31
@@ -33,14 +33,19 @@ class Before:
     Attributes:
         origin: The first time as the file tells it, of a clock that starts with it; None where no row is above.
         last_ticks: The last arrival.
+        zoned: Whether dates say their offset.
     """
 
     origin: float | int | None = None
     last_ticks: int = 0
+    zoned: bool = False
 
 
-def checked(table: Table, form: Form, before: Before) -> tuple[Arrays, Before]:
+def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS) -> tuple[Arrays, Before]:
     """The arrays of some rows by our names, and what they say to those below.
+
+    Args:
+        longest: Tokens of the longest prompt and output together.
 
     Raises:
         TraceError: Names the first value of the first column that cannot be true.
@@ -49,6 +54,9 @@ def checked(table: Table, form: Form, before: Before) -> tuple[Arrays, Before]:
         "prompt_tokens": _lengths(table, _column(table, form, "prompt_tokens")),
         "output_tokens": _lengths(table, _column(table, form, "output_tokens")),
     }
+    total_tokens = arrays["prompt_tokens"] + arrays["output_tokens"]
+    remedy = f"longer than the model's {longest} tokens; shorten or drop the request"
+    table.refuse(total_tokens > longest, "prompt_tokens + output_tokens", total_tokens, remedy)
     if "max_tokens" in table.columns:
         arrays["max_tokens"] = _max_tokens(table, arrays["output_tokens"], _column(table, form, "output_tokens"))
     if "n" in table.columns:
@@ -158,8 +166,10 @@ def _counts(table: Table, field: str, what: str) -> np.ndarray:
 
 
 def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[np.ndarray, Before]:
+    zoned = before.zoned
     if clock.unit_ticks is None:
-        times, unit_ticks = date_ns(table, field), TICKS_PER_NS
+        zoned = zoned if before.origin is not None else is_zoned(table, field)
+        times, unit_ticks = date_ns(table, field, zoned), TICKS_PER_NS
     else:
         times, unit_ticks = _numbers(table, field, "a time, 0 or more"), clock.unit_ticks
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
@@ -176,7 +186,7 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
     table.refuse(times >= latest, field, told, remedy)
     arrivals = to_ticks(times, unit_ticks)
     table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, told, early)
-    return arrivals, Before(origin, int(arrivals[-1]))
+    return arrivals, Before(origin, int(arrivals[-1]), zoned)
 
 
 def _told(table: Table, field: str) -> np.ndarray:

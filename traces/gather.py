@@ -27,10 +27,11 @@ class Gathering:
     Args:
         path: The file.
         form: What it is.
+        limits: What ``checked`` is told besides.
     """
 
-    def __init__(self, path: str | PathLike[str], form: Form) -> None:
-        self._path, self._form = path, form
+    def __init__(self, path: str | PathLike[str], form: Form, **limits: int) -> None:
+        self._path, self._form, self._limits = path, form, limits
         self._prepare = form.preparer()
         self._before = Before()
         self._parts: list[Arrays] = []
@@ -50,7 +51,7 @@ class Gathering:
         gone = failed(table, self._form) if self._form.failures else np.zeros(len(table), dtype=bool)
         table = self._prepare(table.where(~gone))
         if len(table):
-            arrays, before = checked(table, self._form, self._before)
+            arrays, before = checked(table, self._form, self._before, **self._limits)
             self._check_alike(table, arrays)
             if SESSION in arrays:
                 arrays[SESSION] = self._numbered(arrays[SESSION])
@@ -110,15 +111,16 @@ class Gathering:
         )
 
     def _columns(self) -> Arrays:
-        """The arrays of all rows; some may be without a session, or without a parent."""
+        """The arrays of all rows, which the parts give up one by one."""
+        lengths = [len(part["prompt_tokens"]) for part in self._parts]
         fields = dict.fromkeys(field for part in self._parts for field in part)
-        return {field: np.concatenate([self._column(part, field) for part in self._parts]) for field in fields}
-
-    @staticmethod
-    def _column(part: Arrays, field: str) -> np.ndarray:
-        if field in part:
-            return part[field]
-        return np.full(len(part["prompt_tokens"]), NO_SESSION if field == SESSION else np.nan)
+        return {
+            field: np.concatenate([
+                part.pop(field) if field in part else _absent(field, rows)
+                for part, rows in zip(self._parts, lengths, strict=True)
+            ])
+            for field in fields
+        }
 
     def _dialogue(self, columns: Arrays, lines: np.ndarray) -> Dialogue | None:
         if "parent" not in columns:
@@ -126,6 +128,11 @@ class Gathering:
         if self._bad:
             raise SettingError("skip_bad", True, f"rows go on from others by their number; mend the first: {self._bad[0]}")
         return dialogue(Table(self._path, {}, lines, self._unit), columns)
+
+
+def _absent(field: str, rows: int) -> np.ndarray:
+    """What rows have that say nothing of a session, or of a parent."""
+    return np.full(rows, NO_SESSION if field == SESSION else np.nan)
 
 
 def _content(ids: list[np.ndarray | None], sessions: np.ndarray | None) -> PromptContent | None:

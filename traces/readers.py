@@ -41,15 +41,19 @@ def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     return _read(path, reading, content=False)
 
 
-def read_with_content(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
-    """As ``read``, and what the prompts are made of, where the file says so by ``hash_ids`` or ``session_id``."""
-    return _read(path, reading, content=True)
+def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), longest: int | None = None) -> Trace:
+    """As ``read``, and what the prompts are made of, where the file says so by ``hash_ids`` or ``session_id``.
+
+    Args:
+        longest: Tokens of the longest request; longer ones are bad rows. None takes any.
+    """
+    return _read(path, reading, content=True, **({} if longest is None else {"longest": longest}))
 
 
-def _read(path: str | PathLike[str], reading: Reading, content: bool) -> Trace:
+def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: int) -> Trace:
     file = TraceFile(path, reading.max_inflated_bytes)
     source = recognise(file, reading, content)
-    gathering = Gathering(path, source.form)
+    gathering = Gathering(path, source.form, **limits)
     for piece in source.pieces:
         _take(gathering, source.parse, piece, reading.skip_bad)
     return gathering.trace(Path(file.bare_name).stem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 
 from ..sim import ticks
@@ -25,6 +27,7 @@ def stats(trace: Trace) -> dict[str, object]:
         "output_tokens": _lengths(trace.output_tokens),
         "total_tokens": _lengths(trace.prompt_tokens + trace.output_tokens),
         **_arrivals(trace.arrival_ticks),
+        "left_out": asdict(trace.left_out),
     }
 
 

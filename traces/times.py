@@ -37,24 +37,28 @@ def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
     return whole_s + rest_ticks / ticks.PER_SECOND
 
 
-def date_ns(table: Table, field: str) -> np.ndarray:
+def is_zoned(table: Table, field: str) -> bool:
+    """Whether the first date of a column says its offset."""
+    return bool(pc.match_substring_regex(table.columns[field].slice(0, 1), _OFFSET)[0].as_py())
+
+
+def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:
     """Nanoseconds since 1970 (int64 [n]) of a column of dates in text, ``YYYY-MM-DD HH:MM:SS`` with up to nine decimals.
 
     Dates with an offset (``+00:00``) count in UTC; those without are taken to be all in one zone.
 
     Raises:
-        TraceError: Names the first row that is missing or no date.
+        TraceError: Names the first row that is missing, is no date, or has an offset where others have none.
     """
     column = table.columns[field]
     missing = np.asarray(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), "is missing; give a date and time")
-    zoned = bool(pc.match_substring_regex(column.slice(0, 1), _OFFSET)[0].as_py())
     kind = pa.timestamp("ns", "UTC" if zoned else None)
     try:
         return np.asarray(column.cast(kind).cast(pa.int64()))
     except pa.ArrowInvalid:
         row = next(row for row, value in enumerate(column) if not _is_date(value, kind))
-        remedy = "must be a date and time as in the rows above, YYYY-MM-DD HH:MM:SS.ffffff; correct the row"
+        remedy = "must be a date and time like those of the rows above; correct the row"
         raise table.error(row, field, column[row].as_py(), remedy) from None
 
 
