@@ -108,7 +108,8 @@ def _content(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> Arra
 
 def _session_texts(column: Column) -> np.ndarray:
     if pa.types.is_integer(column.type):
-        return np.array([None if value is None else session_text(value) for value in column.to_pylist()], dtype=object)
+        texts = (None if value is None else session_text(value) for value in column.to_pylist())
+        return np.array(list(texts), dtype=object)
     return column.to_numpy(zero_copy_only=False)
 
 
@@ -132,14 +133,17 @@ def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
         rows.refuse(~child & ~np.isnan(values), name, values, "has no parent to begin with; give one or leave it out")
         most = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[parent]) - 1
         wrong = child & ((values < 1) | (values > most))
-        rows.refuse(wrong, name, values, "must leave a token of its own prompt, and of the parent's text; correct the row")
+        remedy = "must leave a token of its own prompt, and of the parent's text; correct the row"
+        rows.refuse(wrong, name, values, remedy)
     tokens = np.where(child, np.where(np.isnan(fork), cut, fork), 0)
     return Dialogue(parent, tokens.astype(np.int64), child & ~np.isnan(cut))
 
 
 def _optional(table: Table, field: str) -> np.ndarray:
     """A column of whole numbers that may be missing (NaN), float64."""
-    meaning = "the row of an earlier request, the first being 0" if field == "parent" else "tokens of the parent's text, 1 or more"
+    meaning = "tokens of the parent's text, 1 or more"
+    if field == "parent":
+        meaning = "the row of an earlier request, the first being 0"
     column = table.columns[field]
     if pa.types.is_string(column.type):
         # So a column is read that is empty throughout, or in which some value is no number.
@@ -177,13 +181,14 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
     if clock.from_first:
         origin = times[0] if origin is None else origin
         times = times - origin
-    early = "is before the row above; sort the rows by arrival"
-    table.refuse(times < 0, field, told, early if clock.from_first else "must be 0 or more; count from the start of the run")
-    latest = LATEST_S * (PER_SECOND // unit_ticks)
-    remedy = "is more than 97 days after the first; cut the trace, or correct the row"
-    if not clock.from_first:
-        remedy = f"must be below {latest}; subtract the first arrival from all"
-    table.refuse(times >= latest, field, told, remedy)
+    early, latest = "is before the row above; sort the rows by arrival", LATEST_S * PER_SECOND // unit_ticks
+    if clock.from_first:
+        low, high = early, "is more than 97 days after the first; cut the trace, or correct the row"
+    else:
+        low = "must be 0 or more; count from the start of the run"
+        high = f"must be below {latest}; subtract the first arrival from all"
+    table.refuse(times < 0, field, told, low)
+    table.refuse(times >= latest, field, told, high)
     arrivals = to_ticks(times, unit_ticks)
     table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, told, early)
     return arrivals, Before(origin, int(arrivals[-1]), zoned)

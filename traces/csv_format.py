@@ -41,8 +41,10 @@ class CsvParser:
             _refuse_open_quote(self.path, block)
         table = self._parse(block.data, block.lines)
         if table.num_rows != len(block):
-            line = None if len(block) > 1 else int(block.lines[0])
-            raise TraceError(self.path, line, None, None, "has fields that span lines; write each request on one line")
+            line, remedy = None, "has fields that span lines; write each request on one line"
+            if len(block) == 1:
+                line = int(block.lines[0])
+            raise TraceError(self.path, line, None, None, remedy)
         return Table(self.path, dict(zip(table.column_names, table.columns, strict=True)), block.lines)
 
     def _parse(self, data: bytes, lines: np.ndarray) -> pa.Table:
@@ -55,7 +57,7 @@ class CsvParser:
         try:
             return pyarrow.csv.read_csv(
                 pa.BufferReader(data),
-                # Only without threads a bad row knows its number. One block of Arrow's, so that types are of all rows.
+                # Only without threads a bad row knows its number. One block, so that types are of all rows.
                 read_options=pyarrow.csv.ReadOptions(
                     use_threads=False, column_names=self.names, block_size=max(len(data) + 1, 2**20)
                 ),

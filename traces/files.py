@@ -104,9 +104,14 @@ class TraceFile:
                 return
             left -= len(piece)
             if left < 0:
-                remedy = f"inflates to more than {self.max_inflated_bytes:,} bytes; raise max_inflated_bytes if it should"
-                raise TraceError(self.path, None, None, None, remedy)
+                raise self.too_large()
             yield piece
+
+    def too_large(self) -> TraceError:
+        """The error of a file that inflates to more than it may."""
+        limit = f"{self.max_inflated_bytes:,} bytes"
+        remedy = f"inflates to more than {limit}; raise max_inflated_bytes if it should"
+        return TraceError(self.path, None, None, None, remedy)
 
     def blocks(self) -> Iterator[Block]:
         """The lines, a few megabytes at a time.

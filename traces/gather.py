@@ -106,9 +106,8 @@ class Gathering:
         tree = self._dialogue(columns, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
         left_out = LeftOut(self._failed, len(self._bad), str(self._bad[0]) if self._bad else None)
-        return Trace(
-            name, **plain, rows=Rows(self._unit, lines), content=_content(ids, sessions), dialogue=tree, left_out=left_out
-        )
+        content, rows = _content(ids, sessions), Rows(self._unit, lines)
+        return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
 
     def _columns(self) -> Arrays:
         """The arrays of all rows, which the parts give up one by one."""
@@ -126,7 +125,8 @@ class Gathering:
         if "parent" not in columns:
             return None
         if self._bad:
-            raise SettingError("skip_bad", True, f"rows go on from others by their number; mend the first: {self._bad[0]}")
+            remedy = f"rows go on from others by their number; mend the first: {self._bad[0]}"
+            raise SettingError("skip_bad", True, remedy)
         return dialogue(Table(self._path, {}, lines, self._unit), columns)
 
 

@@ -45,8 +45,7 @@ def parquet_tables(
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             left -= batch.nbytes
             if left < 0:
-                remedy = f"inflates to more than {file.max_inflated_bytes:,} bytes; raise max_inflated_bytes if it should"
-                raise TraceError(file.path, None, None, None, remedy)
+                raise file.too_large()
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
             row += len(batch)
