@@ -17,6 +17,10 @@ from .cpu_kernels import Argument, Extent, Span
 from .source import Kernel
 
 
+#: Dynamic shared memory that a kernel may have unasked (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
+UNASKED_SHARED_BYTES = 48 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class _Stream:
     """A stream of another library, by its handle, under CUDA's stream protocol."""
@@ -58,7 +62,7 @@ class CudaKernels:
         if 0 in grid:
             return
         with self._cupy.cuda.Device(self._device), self._stream(arguments):
-            self._function(kernel)(grid, block, values, shared_mem=shared_bytes)
+            self._function(kernel, shared_bytes)(grid, block, values, shared_mem=shared_bytes)
 
     def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
         """Copy bytes between two arrays, of which one may be in pinned memory of the host.
@@ -85,11 +89,14 @@ class CudaKernels:
             remedy = "must be pinned (torch: pin_memory=True; numpy: cupyx.empty_pinned)"
             raise SettingError(array.field, "pageable memory", remedy)
 
-    def _compiled(self, kernel: Kernel) -> Any:
+    def _compiled(self, kernel: Kernel, shared_bytes: int) -> Any:
         module = self._cupy.RawModule(
             code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,)
         )
-        return module.get_function(kernel.expression)
+        function = module.get_function(kernel.expression)
+        if shared_bytes > UNASKED_SHARED_BYTES:
+            function.max_dynamic_shared_size_bytes = shared_bytes
+        return function
 
     def _stream(self, arguments: Iterable[Argument]) -> Any:
         """torch's current stream where the arrays are torch's: CuPy knows only its own."""

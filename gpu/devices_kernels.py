@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from . import cache, contiguous, paged_attention
+from . import cache, contiguous, paged_attention, prefill
 from .devices_cpu import CpuDevice
 
 #: What nvidia-smi is asked for.
@@ -19,15 +19,11 @@ class _KernelDevice:
     """The calls that lead to kernels; which build runs is decided by where the tensors lie."""
 
     decode_attention = staticmethod(paged_attention.paged_attention_cuda_forward)
+    prefill_attention = staticmethod(prefill.forward_into)
     contiguous_attention = staticmethod(contiguous.forward_into)
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     copy_blocks = staticmethod(cache.copy_blocks)
     swap_blocks = staticmethod(cache.swap_blocks)
-
-    @staticmethod
-    def prefill_attention(*arguments: Any) -> None:
-        """As :class:`devices.Device` has it."""
-        importlib.import_module(".prefill", __package__).forward_into(*arguments)
 
 
 class ShimDevice(_KernelDevice, CpuDevice):

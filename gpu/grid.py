@@ -51,6 +51,8 @@ def _turns() -> Iterator[Point]:
         yield Point(list(MOVING)[turn % 3], dtype, heads, head_dim, BLOCK_SIZES[turn % 5], RAGGED)
         if turn % 8 == 4:
             yield Point("contiguous_attention", dtype, heads, head_dim, 16, RAGGED)
+        if turn % 5 == 2:
+            yield Point("prefill_attention", dtype, heads, head_dim, BLOCK_SIZES[turn // 5], RAGGED)
 
 
 def _combinations() -> Iterator[Point]:

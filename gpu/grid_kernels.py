@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cache, contiguous, paged_attention
+from . import cache, contiguous, paged_attention, prefill
 from .cases import TOLERANCE, Host, OnDevice, case, error, expected, library_of
 
 Make = Host | OnDevice
@@ -54,6 +54,16 @@ def decode(point: Point, make: Make) -> float:
     out = make.full(given.query.shape, np.nan, point.dtype)
     paged_attention.paged_attention_cuda_forward(out, **vars(given))
     return error(out, expected(given))
+
+
+def prefilled(point: Point, make: Make) -> float:
+    """New tokens of each sequence, at most 64: of a prompt as a whole and after a prefix in turns."""
+    new = [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+    given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
+    out = make.full(given.query.shape, np.nan, point.dtype)
+    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
+    prefill.forward_into(out, **vars(given), query_start_loc=starts, max_query_len=max(new))
+    return error(out, expected(given, new))
 
 
 def contiguously(point: Point, make: Make) -> float:
@@ -126,6 +136,7 @@ def _wrong(found: list[Any], wanted: list[Any]) -> float:
 #: How each kernel that computes is tried, and each that only moves values.
 ATTENTION = {
     "decode_attention": decode,
+    "prefill_attention": prefilled,
     "contiguous_attention": contiguously,
 }
 MOVING = {

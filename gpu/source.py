@@ -71,6 +71,11 @@ def merge_partitions(dtype: str, head_dim: int) -> Kernel:
     return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
 
 
+def prefill_attention(dtype: str, head_dim: int) -> Kernel:
+    """Causal attention of new tokens over a paged cache."""
+    return Kernel(inlined(KERNELS / "prefill.cu"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+
+
 def plain(name: str) -> Kernel:
     """A kernel without templates, in a file of its name."""
     return Kernel(inlined(KERNELS / f"{name}.cu"), name)

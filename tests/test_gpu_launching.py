@@ -11,7 +11,7 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import arrays, cpu_kernels, launching, paged_attention
+from fragmeter.gpu import arrays, cpu_kernels, launching, paged_attention, prefill
 from fragmeter.gpu.cache import copy_blocks, swap_blocks
 from fragmeter.gpu.source import Kernel
 from fragmeter.sim.errors import MissingExtra, SettingError
@@ -55,6 +55,17 @@ class DeviceArray:
 DeviceArray.__module__ = "cupy"
 
 
+class FakeFunction:
+    """A kernel that may have 48 KiB of dynamic shared memory unless it is granted more."""
+
+    def __init__(self, cupy: FakeCupy, kernel: Kernel) -> None:
+        self.cupy, self.kernel, self.max_dynamic_shared_size_bytes = cupy, kernel, 48 * 1024
+
+    def __call__(self, grid, block, values, shared_mem: int) -> None:
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        self.cupy.run(self.kernel, grid, block, values, shared_mem)
+
+
 class FakeCupy:
     """Devices and streams have numbers, CuPy's own stream is 0; what is launched where is written down."""
 
@@ -64,14 +75,17 @@ class FakeCupy:
         self.empty = lambda shape, dtype: DeviceArray(np.empty(shape, dtype))
         self.asarray = DeviceArray
         self.RawModule = lambda code, options, name_expressions: SimpleNamespace(
-            get_function=lambda name: lambda *call, shared_mem: self._run(Kernel(code, name), *call, shared_mem)
+            get_function=lambda name: FakeFunction(self, Kernel(code, name))
         )
         self.cuda = SimpleNamespace(
             Device=lambda number: Current("device", number),
             get_current_stream=lambda: Current("stream", 0),
             Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
             runtime=SimpleNamespace(
-                memcpyAsync=self._copy, memcpyDefault=4, pointerGetAttributes=self._attributes, memoryTypeUnregistered=0
+                memcpyAsync=self._copy,
+                memcpyDefault=4,
+                pointerGetAttributes=self._attributes,
+                memoryTypeUnregistered=0,
             ),
         )
 
@@ -83,7 +97,7 @@ class FakeCupy:
         known = [one.data.ptr for one in DeviceArray.made] + self.pinned
         return SimpleNamespace(type=int(pointer in known))
 
-    def _run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
+    def run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
         self.launched.append((kernel.expression, grid, Current.now("device"), Current.now("stream")))
         touched = [arrays.view("array", one.values) for one in DeviceArray.made]
         cpu_kernels.CpuKernels().launch(kernel, grid, block, values, touched, shared_bytes)
@@ -119,6 +133,16 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
         ("decode_attention<__half, 64, 4, PagedSlots>", (2, 2, 3), 3, 0),
         ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
     ]
+
+
+@needs_compiler
+def test_prefill_is_granted_its_shared_memory(cupy):
+    given = on_device(gpu_cases.case("float16", (4, 2), 128, 16, [40, 3], query_lens=[30, 3]))
+    starts = DeviceArray(np.array([0, 30, 33], np.int32), 0)
+    out = prefill.forward(**given, query_start_loc=starts, max_query_len=30, check_ids=True)
+    assert not np.isnan(out.get()).any()
+    assert prefill.tile_of("float16", 128).shared_bytes > 48 * 1024
+    assert cupy.launched == [("prefill_attention<__half, 128>", (2, 2, 1), 0, 0)]
 
 
 @needs_compiler

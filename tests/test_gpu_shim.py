@@ -185,6 +185,12 @@ def test_shared_memory_holds_nans_at_first_in_every_block():
 
 
 @needs_compiler
+def test_too_little_dynamic_shared_memory_is_a_fault():
+    with pytest.raises(KernelFault, match="ring<1>: 0 bytes of dynamic shared memory, and the kernel needs 16"):
+        run("ring<1>", np.zeros((3, 32, 4), np.uint32), np.zeros((2, 32, 4), np.uint32))
+
+
+@needs_compiler
 def test_a_grid_of_nothing_runs_nothing():
     run("places", np.zeros(1, np.uint32), grid=(0, 1, 1))
 

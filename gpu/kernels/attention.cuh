@@ -5,9 +5,9 @@
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 // Below every score, and no infinity, so that the difference of two of them is a number; beside it a masked score
-// has no weight.
+// has no weight, before it is scaled as after.
 constexpr float kNoScore = -1e30f;
-constexpr float kMasked = 2 * kNoScore;
+constexpr float kMasked = -3e38f;
 
 __device__ constexpr int ceil_div(int whole, int part) { return (whole + part - 1) / part; }
 

@@ -79,7 +79,7 @@ template <class Item> __device__ __forceinline__ Item *dynamic_shared_memory() {
 #ifdef __CUDACC__
     extern __shared__ uint4 items[];
 #else
-    uint4 *items = shim::memory->dynamic.data();
+    uint4 *items = shim::dynamic_shared_memory(sizeof(Item));
 #endif
     return reinterpret_cast<Item *>(items);
 }

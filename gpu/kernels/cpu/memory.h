@@ -55,6 +55,13 @@ template <class Storage> Storage &shared_memory() {
     return *reinterpret_cast<Storage *>(memory->fixed.data());
 }
 
+// At least `bytes`: a GPU would give what lies behind.
+inline uint4 *dynamic_shared_memory(size_t bytes) {
+    const size_t given = memory->dynamic.size() * sizeof(uint4);
+    if (given < bytes) block->fail("%zu bytes of dynamic shared memory, and the kernel needs %zu", given, bytes);
+    return memory->dynamic.data();
+}
+
 inline void carry_out(const PendingCopy &copy) {
     if (copy.from)
         std::memcpy(copy.to, copy.from, sizeof(uint4));

@@ -1,0 +1,228 @@
+// Prefill attention over a paged KV cache: the new tokens of each sequence over all that it holds, causal.
+//
+// A block of threads takes kRows rows of one KV head: row r is new token r / group, for the group's head r % group,
+// so the heads that share a key read it once. The keys go by in tiles, with an online softmax (FlashAttention-2, Dao
+// 2023; here in base 2). Keys and values have one buffer each: the one arrives while the other is used.
+//
+//   keys there | fetch values | score the tile      | values there | fetch next keys | weigh, add the values
+//              |   ... values are under way ...     |              |     ... keys are under way ...
+#include "attention.cuh"
+#include "products.cuh"
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+
+template <class Scalar, int kHeadDim> struct Tile {
+    static constexpr int kLoads = kHeadDim / kPerLoad<Scalar>;
+    static constexpr int kSpan = kLoads + 1;
+    static constexpr int kStrips = sizeof(Scalar) == 2 && kHeadDim <= 128 ? 2 : 1;
+    static constexpr int kWarpRows = 16 * kStrips;
+    static constexpr int kRows = kWarps * kWarpRows;
+    static constexpr int kKeys = kLoads <= 12 ? 64 : kLoads <= 32 ? 32 : 16;
+    using Row = uint4[kSpan];
+
+    struct Storage {
+        Row queries[kRows], keys[kKeys], values[kKeys];
+        long long rows[2][kKeys];  // where the tile's tokens lie in the caches, in scalars; kNoRow past the end
+    };
+};
+
+// The rows of a block: which queries they are, and what they may see.
+struct Queries {
+    long long first_token;  // of the sequence, in `query` and `out`
+    int tokens, context, kv_heads, kv_head, group, first_row;
+
+    __device__ __forceinline__ bool holds(int row) const { return first_row + row < tokens * group; }
+
+    // Tokens that a row sees: the sequence ends with the last new token.
+    __device__ __forceinline__ int visible(int row) const {
+        return context - tokens + (first_row + row) / group + 1;
+    }
+
+    // Where a row lies in `query` and `out`.
+    template <int kHeadDim> __device__ __forceinline__ long long offset(int row) const {
+        const int token = (first_row + row) / group, head = kv_head * group + (first_row + row) % group;
+        return ((first_token + token) * kv_heads * group + head) * kHeadDim;
+    }
+};
+
+template <class Scalar, int kHeadDim> struct Prefiller {
+    using Of = Tile<Scalar, kHeadDim>;
+    using Times = Products<Scalar, kHeadDim, Of::kStrips, Of::kKeys, Of::kSpan>;
+
+    const Queries queries;
+    const Tokens<Scalar, PagedSlots> tokens;
+    typename Of::Storage &storage;
+    const float scale;
+    // The warp's first row in the block, and this lane's in a strip: that one and the one eight rows on.
+    const int warp_row = threadIdx.x / 32 * Of::kWarpRows, lane_row = threadIdx.x % 32 / 4;
+    int visible[Of::kStrips][2];  // tokens that this lane's rows see
+    float maximum[Of::kStrips][2], sum[Of::kStrips][2] = {};
+    Sums<Of::kStrips, kHeadDim> values = {};
+
+    __device__ __forceinline__ Prefiller(const Queries &queries, const Tokens<Scalar, PagedSlots> &tokens,
+                                         typename Of::Storage &storage, float scale)
+        : queries(queries), tokens(tokens), storage(storage), scale(scale) {
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                visible[strip][half] = queries.visible(warp_row + 16 * strip + 8 * half + lane_row);
+                maximum[strip][half] = kNoScore;
+            }
+    }
+
+    // Rows past the sequence's last are zeros.
+    __device__ __forceinline__ void fetch_queries(const Scalar *query) {
+        for (int place = threadIdx.x; place < Of::kRows * Of::kLoads; place += kThreads) {
+            const int row = place / Of::kLoads, load = place % Of::kLoads;
+            const bool valid = queries.holds(row);
+            const long long offset = valid ? queries.offset<kHeadDim>(row) + load * kPerLoad<Scalar> : 0;
+            ptx::cp_async16(&storage.queries[row][load], query + offset, valid);
+        }
+    }
+
+    // One look at the block table a token, by one thread; everybody reads it after a barrier.
+    __device__ __forceinline__ void find_rows(int tile) {
+        if (threadIdx.x < Of::kKeys)
+            storage.rows[tile % 2][threadIdx.x] =
+                tokens.template row<kHeadDim>(tile * Of::kKeys + (int)threadIdx.x);
+    }
+
+    // A tile of keys or values; zeros past the end.
+    __device__ __forceinline__ void fetch(typename Of::Row *to, const Scalar *cache, int tile) {
+#pragma unroll 2  // sums and scores leave few registers
+        for (int place = threadIdx.x; place < Of::kKeys * Of::kLoads; place += kThreads) {
+            const int row = place / Of::kLoads, load = place % Of::kLoads;
+            const long long first = storage.rows[tile % 2][row];
+            const bool valid = first != kNoRow;
+            const long long offset = valid ? first + load * kPerLoad<Scalar> : 0;
+            ptx::cp_async16(&to[row][load], cache + offset, valid);
+        }
+        ptx::cp_async_commit();
+    }
+
+    // Scores become weights, and what was summed before is brought to the new maximum.
+    __device__ __forceinline__ void weigh(Sums<Of::kStrips, Of::kKeys> &scores) {
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float highest = kMasked;
+#pragma unroll
+                for (int place = 0; place < Of::kKeys / 4; ++place)
+                    highest = fmaxf(highest, scores[strip][place / 2][2 * half + place % 2]);
+#pragma unroll
+                for (int distance = 1; distance < 4; distance *= 2)
+                    highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, distance));
+                rescale(strip, half, fmaxf(maximum[strip][half], highest * scale));
+#pragma unroll
+                for (int place = 0; place < Of::kKeys / 4; ++place) {
+                    float &score = scores[strip][place / 2][2 * half + place % 2];
+                    score = ptx::exp2(score * scale - maximum[strip][half]);
+                    sum[strip][half] += score;
+                }
+            }
+    }
+
+    __device__ __forceinline__ void mask(Sums<Of::kStrips, Of::kKeys> &scores, int first_key) const {
+        const int column = first_key + 2 * (threadIdx.x % 4);
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int place = 0; place < Of::kKeys / 4; ++place)
+                    if (column + place / 2 * 8 + place % 2 >= visible[strip][half])
+                        scores[strip][place / 2][2 * half + place % 2] = kMasked;
+    }
+
+    __device__ __forceinline__ void rescale(int strip, int half, float new_maximum) {
+        const float factor = ptx::exp2(maximum[strip][half] - new_maximum);
+        maximum[strip][half] = new_maximum;
+        sum[strip][half] *= factor;
+#pragma unroll
+        for (int place = 0; place < kHeadDim / 4; ++place)
+            values[strip][place / 2][2 * half + place % 2] *= factor;
+    }
+
+    __device__ __forceinline__ void run() {
+        const int tiles = ceil_div(tokens.end, Of::kKeys);
+        // A warp is done where its last row sees no more; it goes on to fetch for the others.
+        const int seen = queries.holds(warp_row) ? queries.visible(warp_row + Of::kWarpRows - 1) : 0;
+        const int seen_by_all = queries.visible(warp_row);
+        find_rows(0);
+        __syncthreads();
+        fetch(storage.keys, tokens.keys, 0);
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int first_key = tile * Of::kKeys;
+            ptx::cp_async_wait<0>();
+            __syncthreads();  // the keys have arrived, and nobody reads the last values any more
+            fetch(storage.values, tokens.values, tile);
+            find_rows(tile + 1);
+            Sums<Of::kStrips, Of::kKeys> scores = {};
+            if (first_key < seen) Times::score(scores, storage.queries + warp_row, storage.keys);
+            ptx::cp_async_wait<0>();
+            __syncthreads();  // the values have arrived, and nobody reads these keys any more
+            fetch(storage.keys, tokens.keys, tile + 1);  // zeros past the last tile
+            if (first_key >= seen) continue;
+            if (first_key + Of::kKeys > seen_by_all) mask(scores, first_key);
+            weigh(scores);
+            Times::add(values, scores, storage.values);
+        }
+        ptx::cp_async_wait<0>();
+    }
+
+    // The warp's rows go where its queries were, and from there to memory 16 bytes at a time.
+    __device__ __forceinline__ void write(Scalar *out) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float whole = sum[strip][half];
+#pragma unroll
+                for (int distance = 1; distance < 4; distance *= 2)
+                    whole += __shfl_xor_sync(kFullWarp, whole, distance);
+                const float factor = whole == 0 ? 0 : 1 / whole;
+                uint4 *row = storage.queries[warp_row + 16 * strip + 8 * half + lane_row];
+                Scalar *scalars = reinterpret_cast<Scalar *>(row) + 2 * (lane % 4);
+#pragma unroll
+                for (int place = 0; place < kHeadDim / 4; ++place)
+                    scalars[place / 2 * 8 + place % 2] =
+                        FromFloat<Scalar>::of(values[strip][place / 2][2 * half + place % 2] * factor);
+            }
+        __syncwarp();
+        for (int place = lane; place < Of::kWarpRows * Of::kLoads; place += 32) {
+            const int row = warp_row + place / Of::kLoads, load = place % Of::kLoads;
+            if (!queries.holds(row)) return;
+            uint4 *to = reinterpret_cast<uint4 *>(out + queries.offset<kHeadDim>(row)) + load;
+            ptx::store16(to, storage.queries[row][load]);
+        }
+    }
+};
+
+// grid: KV heads x tiles of kRows rows (KV heads fastest, the tiles that see most first), sequences. The tokens of
+// `query` from query_start_loc[s] to query_start_loc[s + 1] are the last ones of sequence s.
+template <class Scalar, int kHeadDim>
+__global__ void __launch_bounds__(kThreads)
+    prefill_attention(Scalar *out, const Scalar *query, const Scalar *key_cache, const Scalar *value_cache,
+                      const int *block_tables, const int *query_start_loc, const int *context_lens, int kv_heads,
+                      int group, int block_size, int max_blocks_per_seq, float scale) {
+    using Of = Tile<Scalar, kHeadDim>;
+    const int sequence = blockIdx.y, first_token = query_start_loc[sequence];
+    const int kv_head = blockIdx.x % kv_heads, tile = (gridDim.x - 1 - blockIdx.x) / kv_heads;
+    const Queries queries{first_token, query_start_loc[sequence + 1] - first_token, context_lens[sequence],
+                          kv_heads,    kv_head,                                     group,
+                          tile * Of::kRows};
+    if (!queries.holds(0)) return;
+
+    const PagedSlots slots{block_tables + (long long)sequence * max_blocks_per_seq, block_size};
+    const int end = min(queries.context, queries.visible(Of::kRows - 1));
+    auto &storage = *ptx::dynamic_shared_memory<typename Of::Storage>();
+    const Tokens<Scalar, PagedSlots> tokens{key_cache, value_cache, slots, kv_heads, kv_head, 0, end};
+    Prefiller<Scalar, kHeadDim> prefiller(queries, tokens, storage, scale);
+    prefiller.fetch_queries(query);
+    prefiller.run();
+    prefiller.write(out);
+}
