@@ -64,6 +64,11 @@ class CudaKernels:
         with self._cupy.cuda.Device(self._device), self._stream(arguments):
             self._function(kernel, shared_bytes)(grid, block, values, shared_mem=shared_bytes)
 
+    def load(self, kernel: Kernel) -> Any:
+        """The kernel as CuPy's function, compiled where it never was."""
+        with self._cupy.cuda.Device(self._device):
+            return self._function(kernel)
+
     def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
         """Copy bytes between two arrays, of which one may be in pinned memory of the host.
 

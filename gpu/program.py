@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..sim.errors import UserError
+from ..sim.errors import SettingError, UserError
 from ..sim.files import as_json, require_writable_file, write_whole
+from . import devices
+from .devices import Device
 
 
 def run(body: Callable[[], bool]) -> int:
@@ -18,6 +20,18 @@ def run(body: Callable[[], bool]) -> int:
     except UserError as error:
         print(f"fragmeter: {error}", file=sys.stderr)
         return 2
+
+
+def gpu(name: str) -> Device:
+    """The GPU of that name.
+
+    Raises:
+        UserError: As :func:`devices.open`, or it is a device of another kind.
+    """
+    device = devices.open(name)
+    if device.torch_device.type != "cuda":
+        raise SettingError("device", name, "must be a GPU: cuda, or cuda: and a number")
+    return device
 
 
 class JsonFile:

@@ -49,7 +49,9 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
 def _on_gpu(device: str) -> list[Part]:
     return [
         _doctor(),
-        _measuring("grid", device, budget_s=100),
+        _measuring("modules", device, budget_s=80),
+        _measuring("grid", device, budget_s=80),
+        _measuring("graphs", device, budget_s=30),
         _measuring("ceiling", device, budget_s=30),
         _measuring("bench", device, budget_s=90),
     ]
@@ -60,7 +62,9 @@ def _on_cpu(device: str) -> list[Part]:
     few = ("--subset", "--dtype", "float16", "--head-dim", "64")
     return [
         _doctor(),
+        Part("modules", reason="the grid builds what it runs for the CPU"),
         _measuring("grid", "shim", *few),
+        Part("graphs", reason="a CPU captures no graphs"),
         _measuring("ceiling", device),
         _measuring("bench", device),
     ]

@@ -74,6 +74,28 @@ def _grid(found: Found) -> str:
     return "## Correctness, against float64\n\n" + _table(headings, rows)
 
 
+def _modules(found: Found) -> str:
+    kernels = found["kernels"]
+    rows = [
+        (row["kernel"], row.get("registers", "-"), row.get("local_bytes", "-"), row["error"] or "")
+        for row in kernels
+        if row["error"] or row["local_bytes"]
+    ]
+    told = f"## Kernels\n\n{len(kernels)} compiled in {found['compile_s']:.0f} s and loaded"
+    if not rows:
+        return f"{told}; none fails or needs local memory."
+    headings = ("kernel", "registers", "local bytes", "error")
+    return f"{told}; those that fail or need local memory:\n\n" + _table(headings, rows)
+
+
+def _graphs(found: Found) -> str:
+    rows = [
+        (check["name"], "yes" if check["passes"] else "no", check["error"], check["tolerance"])
+        for check in found["checks"]
+    ]
+    return "## Captured against eager\n\n" + _table(("what", "the same", "error", "allowed"), rows)
+
+
 def _ceiling(found: Found) -> str:
     rows = [(copy["kind"], f"{copy['bytes_per_s'] / 1e9:.1f}") for copy in found["copies"]]
     sheet = found["data_sheet_bytes_per_s"]
@@ -88,7 +110,9 @@ def _bench(found: Found) -> str:
 #: In the order of the page.
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "doctor": _doctor,
+    "modules": _modules,
     "grid": _grid,
+    "graphs": _graphs,
     "ceiling": _ceiling,
     "bench": _bench,
 }

@@ -1,0 +1,134 @@
+"""Whether captured decodes compute what they compute when they are not captured.
+
+``python -m fragmeter.gpu.graphs --device cuda --json graphs.json``. A replay reads what its buffers hold then, so it is
+tried on other queries, blocks and lengths than it was captured with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..sim.spec import model
+from . import program, skeleton_graphs
+from .cases import TOLERANCE, OnDevice, case, error
+from .devices import Device
+from .skeleton import DTYPES, Skeleton
+from .skeleton_batch import Batch
+
+SCHEMA_VERSION = 1
+MODEL, DTYPE, BLOCK_SIZE = "toy-llama", "fp16", 16
+#: Prompts of the skeleton's sequences, and its steps after them.
+PROMPTS, STEPS = (70, 3, 33, 16, 1), 4
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison of captured with eager.
+
+    Attributes:
+        name: What was captured.
+        error: Relative L2 of the worst row.
+        tolerance: Nothing for the same kernel over the same values; a padded batch may round otherwise.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        return self.error <= self.tolerance
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data; an error that is no number is none."""
+        error = self.error if np.isfinite(self.error) else None
+        return asdict(self) | {"error": error, "passes": self.passes}
+
+
+def kernel(device: Device, dtype: str = "float16") -> Check:
+    """Decode attention of one case, replayed over another."""
+    contexts = (1030, 1, 0, 517, 64)
+    first, other = (
+        case(dtype, (32, 8), 128, BLOCK_SIZE, lens, make=OnDevice(device.torch_device, seed), seed=seed)
+        for seed, lens in enumerate((contexts, contexts[::-1]))
+    )
+    out, wanted = torch.full_like(first.query, torch.nan), torch.full_like(first.query, torch.nan)
+
+    def attend() -> torch.Tensor:
+        device.decode_attention(out, **vars(first))
+        return out
+
+    replay, captured = skeleton_graphs.capture(attend)
+    for name, held in vars(first).items():
+        if isinstance(held, torch.Tensor):
+            held.copy_(getattr(other, name))
+    replay()
+    device.decode_attention(wanted, **vars(other))
+    return Check("decode_attention", error(captured, wanted.double()), 0.0)
+
+
+def skeleton(device: Device, dtype: str = DTYPE) -> Check:
+    """Steps of a small transformer, with graphs and without."""
+    eager, captured = (
+        Skeleton(model(MODEL), device, 64, BLOCK_SIZE, dtype, graphs=graphs) for graphs in (False, True)
+    )
+    errors = [0.0]
+    for batch in _batches():
+        wanted, found = eager.step(batch), captured.step(batch)
+        errors.append(error(found, wanted.double()))
+    tolerance = TOLERANCE[str(DTYPES[dtype]).removeprefix("torch.")]
+    return Check(f"step of {MODEL}", max(errors, key=lambda one: (np.isnan(one), one)), tolerance)
+
+
+def _batches() -> list[Batch]:
+    """A step of all prompts, then decodes, of one sequence fewer each time: other lengths, other padding."""
+    rng = np.random.default_rng(0)
+    order, held = rng.permutation(64), np.array(PROMPTS)
+    most = max(PROMPTS) // BLOCK_SIZE + 2
+    tables = [order[most * row : most * (row + 1)].tolist() for row in range(len(PROMPTS))]
+    batches = [_batch(held, held, tables, rng)]
+    for step in range(STEPS):
+        rows = len(PROMPTS) - step
+        held = held[:rows] + 1
+        batches.append(_batch(np.ones(rows, np.int64), held, tables[:rows], rng))
+    return batches
+
+
+def _batch(lens: np.ndarray, contexts: np.ndarray, tables: list[list[int]], rng: np.random.Generator) -> Batch:
+    return Batch.paged(lens, contexts, rng.integers(0, 2**31, lens.sum()), tables, BLOCK_SIZE)
+
+
+CHECKS: tuple[Callable[[Device], Check], ...] = (kernel, skeleton)
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.graphs", description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ...")
+    parser.add_argument("--json", type=Path, help="file for what came of each check")
+    given = parser.parse_args(tokens)
+    return program.run(lambda: _report(given))
+
+
+def _report(given: argparse.Namespace) -> bool:
+    target = program.JsonFile(given.json)
+    device = program.gpu(given.device)
+    checks = [check(device) for check in CHECKS]
+    told = [check.as_dict() for check in checks]
+    target.write({"schema_version": SCHEMA_VERSION, "device": device.describe(), "checks": told})
+    for check in checks:
+        verdict = "passes" if check.passes else "FAILED"
+        print(f"{verdict} {check.name}: error {check.error:.1e}, allowed {check.tolerance:.0e}")
+    return all(check.passes for check in checks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Captured against eager: on the CPU a capture is the call itself, replayed into the same result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fragmeter.gpu import devices, graphs, program, skeleton_graphs  # noqa: E402
+
+CPU = devices.open("cpu")
+CHECKS = [lambda: graphs.kernel(CPU, "float32"), lambda: graphs.skeleton(CPU, "fp32")]
+
+
+def faithful(work):
+    result = work()
+    return (lambda: result.copy_(work())), result
+
+
+def stale(work):
+    """What a graph does that keeps the values it was captured with."""
+    result = work().clone()
+    return (lambda: None), result
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=["kernel", "skeleton"])
+def test_a_replay_of_other_values_is_compared(check, monkeypatch):
+    monkeypatch.setattr(skeleton_graphs, "capture", faithful)
+    found = check()
+    assert found.passes and found.error <= found.tolerance, found
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=["kernel", "skeleton"])
+def test_a_replay_that_is_stale_is_found(check, monkeypatch):
+    monkeypatch.setattr(skeleton_graphs, "capture", stale)
+    found = check()
+    assert not found.passes and found.error > 0.1, found
+
+
+def test_the_program_writes_what_came_of_each(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(program, "gpu", lambda name: CPU)
+    nan = graphs.Check("step", float("nan"), 1e-3)
+    monkeypatch.setattr(graphs, "CHECKS", (lambda device: graphs.Check("kernel", 0.0, 0.0), lambda device: nan))
+    assert graphs.main(["--json", str(tmp_path / "graphs.json")]) == 1
+    checks = json.loads((tmp_path / "graphs.json").read_text())["checks"]
+    assert [(check["error"], check["passes"]) for check in checks] == [(0.0, True), (None, False)]
+    assert "FAILED step: error nan" in capsys.readouterr().out
+
+
+def test_a_cpu_has_no_graphs(capsys):
+    assert graphs.main(["--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "fragmeter: device = 'cpu': must be a GPU: cuda, or cuda: and a number\n"
