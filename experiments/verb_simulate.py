@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from ..sim.errors import SettingError, UserError
 from ..sim.files import require_writable, user_paths
+from ..sim.plan import Plan, record
 from ..sim.result import check_target, write
 from ..sim.run import Run
 from ..sim.run import simulate as serve
@@ -23,6 +24,7 @@ from ..sim.summary import summary
 from ..sim.workload import Workload
 from ..traces import Reading, Trace, check_fits, read_with_content, synthetic_pairs, workload
 from .output import RESULTS, JsonTarget, Report
+from .plan_flags import WantedPlan, wanted_plan
 from .summaries import print_summary
 from .trace_files import READING, left_out_told
 
@@ -46,6 +48,9 @@ def simulate(
     max_tokens: Annotated[str | None, REQUESTS] = None,
     n: Annotated[int | None, REQUESTS] = None,
     out: Annotated[Path | None, RESULTS] = None,
+    record_plan: Annotated[bool | Path | None, Parameter(negative=""), RESULTS] = None,
+    record_steps: Annotated[str | None, RESULTS] = None,
+    shuffle_ids: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     json: JsonTarget = None,
 ) -> None:
     """Serve a trace on one simulated replica, and write what happened.
@@ -65,17 +70,23 @@ def simulate(
         n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
             trace says, or one.
         out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
+        record_plan: Record what the block tables do, step by step, into this file, or into plan.npz of --out where none
+            is named. The run goes step by step until the window is over, and each sequence of a step costs its block
+            table.
+        record_steps: The steps to record, as START:COUNT; by default all.
+        shuffle_ids: Of a recorded plan: hand out block ids in a random order.
     """
     report = Report(json)
     _check_out(out)
+    wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     requests = _requests(settings, reading, trace, dataset, num_prompts)
     told = _rule(max_tokens)
     work = workload(requests, request_rate, settings.seed, told, n)
     with _progress(len(work)) as progress:
-        run = serve(settings, work, progress=progress)
+        run, plan = _served(settings, work, wanted, progress)
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
-    _keep(run, out, origin | _drawn(work, request_rate, told, n))
+    _keep(run, out, origin | _drawn(work, request_rate, told, n), wanted, plan)
     _tell(run, requests if trace else None, report, out)
 
 
@@ -86,10 +97,24 @@ def _check_out(out: Path | None) -> None:
         require_writable(out, out, create=True)
 
 
-def _keep(run: Run, out: Path | None, request: dict[str, Any]) -> None:
+def _served(
+    settings: Settings, work: Workload, wanted: WantedPlan | None, progress: Callable[[int], None] | None
+) -> tuple[Run, Plan | None]:
+    """The run, and the plan if one is wanted."""
+    if wanted is None:
+        return serve(settings, work, progress=progress), None
+    return record(settings, work, *wanted[1:], progress=progress)
+
+
+def _keep(
+    run: Run, out: Path | None, request: dict[str, Any], wanted: WantedPlan | None, plan: Plan | None
+) -> None:
+    if wanted is not None and wanted.file is not None:
+        plan.save(wanted.file)
+        plan = None
     if out is not None:
         with user_paths(out):
-            write(run, out, request)
+            write(run, out, request, plan)
 
 
 def _rule(max_tokens: str | None) -> str | int | None:

@@ -18,8 +18,8 @@ def as_json(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file beside its place and move it there.
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file, text as UTF-8, beside its place and move it there.
 
     Raises:
         UserError: It cannot be written.
@@ -28,7 +28,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     with user_paths(target):
         try:
-            part.write_text(text, encoding="utf-8", newline="\n")
+            part.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)

@@ -11,27 +11,28 @@ from fragmeter.sim.plan import Plan, record
 
 
 def swapping_plan(**switches) -> Plan:
-    """Samples and beams over a pool that they strain, under vllm-sosp23: copies on write, swaps, preemptions that are
-    computed again, block ids shuffled."""
+    """Beams behind a pinned prefix, over a pool that they strain, under vllm-sosp23: groups that are swapped out,
+    sequences that are computed again, prefixes that are there already, copies on write, block ids shuffled."""
     return record(*swapping_case(), shuffle_ids=True, **switches)[1]
 
 
-def swapping_case(beams: bool = True) -> tuple[Settings, Workload]:
+def swapping_case() -> tuple[Settings, Workload]:
     """What ``swapping_plan`` records."""
     settings = Settings(
         policy="vllm-sosp23",
         model="toy-opt",
         block_size=4,
-        num_gpu_blocks_override=24,
+        num_gpu_blocks_override=18,
         max_model_len=64,
         swap_space=0.001,
-        preemption_mode="swap",
-        use_beam_search=beams,
+        shared_prefix_tokens=5,
+        watermark=0,
+        use_beam_search=True,
         beam_survival=0.8,
         seed=3,
     )
-    prompts, outputs, n = [9, 6, 14, 5, 11, 7, 10], [12, 20, 9, 16, 14, 5, 18], [2, 1, 3, 1, 2, 1, 4]
-    return settings, _workload(prompts, outputs, n=np.array(n))
+    n = np.array([2, 1, 3, 1, 1, 2, 1, 1])
+    return settings, _workload([9, 6, 8, 7, 10, 6, 9, 7], [14, 20, 12, 16, 18, 9, 15, 22], n=n)
 
 
 def caching_plan(**switches) -> Plan:
@@ -46,7 +47,7 @@ def caching_case() -> tuple[Settings, Workload]:
         policy="vllm-v1",
         model="toy-opt",
         block_size=4,
-        num_gpu_blocks_override=19,
+        num_gpu_blocks_override=16,
         max_model_len=64,
         max_num_seqs=8,
         max_num_batched_tokens=16,
@@ -60,9 +61,24 @@ def caching_case() -> tuple[Settings, Workload]:
     return settings, _workload(prompts, [12, 20, 9, 16, 14, 5, 18, 11], content=content)
 
 
+def copying_plan(policy: str = "orca-oracle", **switches) -> Plan:
+    """Beams in contiguous pieces, each of which copies what paged memory would share."""
+    settings = Settings(
+        policy=policy,
+        model="toy-opt",
+        block_size=4,
+        num_gpu_blocks_override=64,
+        max_model_len=64,
+        use_beam_search=True,
+        beam_survival=0.8,
+    )
+    work = _workload([9, 6, 8, 7, 10, 6], [14, 20, 12, 16, 18, 9], n=np.array([2, 1, 3, 1, 4, 2]))
+    return record(settings, work, **switches)[1]
+
+
 def _workload(prompts: list[int], outputs: list[int], **columns) -> Workload:
-    # Some at once, others while those run.
-    arrivals = np.arange(len(prompts)) // 3 * 10**11
+    # Some at once, others in the steps after.
+    arrivals = np.arange(len(prompts)) // 2 * 10**9
     return Workload("plan", arrivals, np.array(prompts), np.array(outputs), **columns)
 
 

@@ -13,7 +13,7 @@ from .recorded import Plan
 
 _STEP = ("start_ticks", "ticks", "prefill_tokens", "decodes", "padding_tokens")
 _ROW = ("sequence", "query_tokens", "context_lens", "slot_starts")
-_TOKEN = ("block_ids", "slot_mapping", "token_ids", "held_token_ids", "copied_slots")
+_TOKEN = ("slot_mapping", "token_ids", "held_token_ids", "copied_slots")
 _PAIRS = ("swap_outs", "swap_ins", "copies")
 #: What the offsets by these names count.
 _OFFSETS = {
@@ -33,6 +33,8 @@ class PlanColumns:
 
     def __init__(self) -> None:
         self._values = {name: array("q") for name in (*_STEP, *_ROW, *_TOKEN, *_PAIRS)}
+        # By far the longest column.
+        self._values["block_ids"] = array("i")
         self._ends = {name: array("q", [0]) for name in _OFFSETS}
 
     def add_row(
@@ -81,10 +83,9 @@ class PlanColumns:
         Args:
             initial: Slots, token ids and positions before the first step, of the device and then of the host.
         """
-        arrays = {name: np.array(column, dtype=np.int64) for name, column in self._values.items()}
+        arrays = {name: np.array(column) for name, column in self._values.items()}
         for name in _PAIRS:
             arrays[name] = arrays[name].reshape(-1, 2)
-        arrays["block_ids"] = arrays["block_ids"].astype(np.int32)
-        offsets = {f"{name}_offsets": np.array(ends, dtype=np.int64) for name, ends in self._ends.items()}
+        offsets = {f"{name}_offsets": np.array(ends) for name, ends in self._ends.items()}
         before = {f"initial_{name}": column for name, column in zip(_INITIAL, initial, strict=True)}
         return Plan(meta, **arrays, **offsets, **before)

@@ -20,6 +20,7 @@ over the tables can be held to attention over ``logical_tokens`` (invariant 8).
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UserError
+from ..files import write_whole
 
 #: Raised when an array changes its meaning.
 SCHEMA_VERSION = 1
@@ -191,11 +193,11 @@ class Plan:
         """Write ``plan.npz``; the same plan gives the same bytes.
 
         Raises:
-            OSError: It cannot be written.
+            UserError: It cannot be written.
         """
-        with open(path, "wb") as file:
-            meta = np.array(json.dumps(dict(self.meta)))
-            np.savez_compressed(file, meta=meta, **{name: getattr(self, name) for name in _ARRAYS})
+        content, meta = io.BytesIO(), np.array(json.dumps(dict(self.meta)))
+        np.savez_compressed(content, meta=meta, **{name: getattr(self, name) for name in _ARRAYS})
+        write_whole(path, content.getvalue())
 
 
 _ARRAYS = tuple(field.name for field in fields(Plan) if field.name != "meta")
