@@ -52,5 +52,6 @@ def _steps(record_steps: str | None) -> tuple[int, int | None]:
         return 0, None
     found = re.fullmatch(r"(\d{1,12}):(\d{1,12})?", record_steps)
     if found is None or found[2] and not int(found[2]):
-        raise SettingError("record_steps", record_steps, "must be START:COUNT in whole steps, or START: for all that follow")
+        remedy = "must be START:COUNT in whole steps, or START: for all that follow"
+        raise SettingError("record_steps", record_steps, remedy)
     return int(found[1]), int(found[2]) if found[2] else None

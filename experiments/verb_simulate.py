@@ -70,9 +70,9 @@ def simulate(
         n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
             trace says, or one.
         out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
-        record_plan: Record what the block tables do, step by step, into this file, or into plan.npz of --out where none
-            is named. The run goes step by step until the window is over, and each sequence of a step costs its block
-            table.
+        record_plan: Record what the block tables do, step by step, into this file, or into plan.npz of --out where
+            none is named. The run goes step by step until the window is over, and each sequence of a step costs its
+            block table.
         record_steps: The steps to record, as START:COUNT; by default all.
         shuffle_ids: Of a recorded plan: hand out block ids in a random order.
     """

@@ -162,7 +162,8 @@ class TestBugsInTheTables:
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
         tell = CopyingBuddyMemory.tell_of_copy
-        with mock.patch.object(CopyingBuddyMemory, "tell_of_copy", lambda self, a, b, tokens: tell(self, b, a, tokens)):
+        turned = mock.patch.object(CopyingBuddyMemory, "tell_of_copy", lambda self, a, b, slots: tell(self, b, a, slots))
+        with turned:
             assert fails(copying_plan())
 
     def test_moves_that_are_forgotten(self):

@@ -15,11 +15,12 @@ from family_runs import CopyCost
 from plan_cases import swapping_plan
 
 
-def plan_of(policy: str, prompts: list[int], outputs: list[int], blocks: int, size: int, columns=None, **switches) -> Plan:
+def plan_of(
+    policy: str, prompts: list[int], outputs: list[int], blocks: int, size: int = 2, columns=None, **switches
+) -> Plan:
     """The plan of requests that arrive together, over a pool of ``blocks`` of ``size``."""
-    settings = Settings(
-        policy=policy, model="toy-opt", block_size=size, num_gpu_blocks_override=blocks, max_model_len=32, watermark=0, **switches
-    )
+    pool = {"block_size": size, "num_gpu_blocks_override": blocks, "watermark": 0}
+    settings = Settings(policy=policy, model="toy-opt", max_model_len=32, **pool, **switches)
     arrivals = np.zeros(len(prompts), dtype=np.int64)
     workload = Workload("story", arrivals, np.array(prompts), np.array(outputs), **(columns or {}))
     return record(settings, workload, step_cost=CopyCost())[1]
@@ -34,7 +35,9 @@ def log(plan: Plan) -> list[str]:
             parts += [f"{sign} {source}>{target}" for source, target in moves.tolist()]
         for row, sequence in enumerate(step.sequence.tolist()):
             new = slice(*step.query_start_loc[row : row + 2])
-            where = plan.block_table(number, row).tolist() if plan.is_paged else plan.slot_starts[plan.row_offsets[number] + row]
+            where = plan.block_table(number, row).tolist()
+            if not plan.is_paged:
+                where = plan.slot_starts[plan.row_offsets[number] + row]
             held = "".join(letter(token) for token in plan.logical_tokens(number, row).tolist())
             parts.append(f"{sequence} {where} {step.slot_mapping[new].tolist()} {held}")
         lines.append("; ".join(parts))
@@ -49,7 +52,7 @@ def letter(token: int) -> str:
 
 def test_one_request_in_blocks_of_two():
     """Three tokens of prompt, three of output; the last is never stored."""
-    assert log(plan_of("vllm-sosp23", [3], [3], blocks=4, size=2)) == [
+    assert log(plan_of("vllm-sosp23", [3], [3], blocks=4)) == [
         "0 [0, 1] [0, 1, 2] abc",
         "0 [0, 1] [3] abcd",
         "0 [0, 1, 2] [4] abcde",
@@ -59,7 +62,7 @@ def test_one_request_in_blocks_of_two():
 def test_two_samples_share_a_prompt_and_copy_its_last_block_on_the_first_write():
     """The sibling begins a step later, and has a first token of its own; the leader, first in order, copies."""
     columns = {"n": np.array([2])}
-    assert log(plan_of("vllm-sosp23", [3], [2], blocks=6, size=2, columns=columns)) == [
+    assert log(plan_of("vllm-sosp23", [3], [2], blocks=6, columns=columns)) == [
         "0 [0, 1] [0, 1, 2] abc",
         "copy 1>2; 0 [0, 2] [5] abcd; 1 [0, 1] [3] abcA",
     ]
@@ -68,18 +71,18 @@ def test_two_samples_share_a_prompt_and_copy_its_last_block_on_the_first_write()
 def test_in_contiguous_memory_the_prompt_is_copied():
     """Each sample reserves 3 + 2 slots; the second piece begins where the first ends."""
     columns = {"n": np.array([2]), "max_tokens": np.array([2])}
-    assert log(plan_of("orca", [3], [2], blocks=8, size=2, columns=columns)) == [
+    assert log(plan_of("orca", [3], [2], blocks=8, columns=columns)) == [
         "0 0 [0, 1, 2] abc",
         "copy 0>5; 0 0 [3] abcd; 1 5 [8] abcA",
     ]
 
 
 def test_a_group_is_swapped_out_and_comes_back():
-    """Five blocks. Two samples would need two free blocks to begin, and one is left: their prompt goes to the host, and
-    request 0 takes block 3, which was freed last. When it is done blocks 3, 2 and 0 are taken in this order: two for
-    the prompt, and one for the leader's copy of its last block. Then each takes a block for its fifth token."""
+    """Five blocks. Two samples would need two free blocks to begin, and one is left: their prompt goes to the host,
+    and request 0 takes block 3, which was freed last. When it is done blocks 3, 2 and 0 are taken in this order: two
+    for the prompt, and one for the leader's copy of its last block. Then each takes a block for its fifth token."""
     columns = {"n": np.array([1, 2])}
-    found = log(plan_of("vllm-sosp23", [3, 3], [3, 3], blocks=5, size=2, columns=columns, swap_space=0.001))
+    found = log(plan_of("vllm-sosp23", [3, 3], [3, 3], blocks=5, columns=columns, swap_space=0.001))
     assert found == [
         "0 [0, 2] [0, 1, 4] abc; 1 [1, 3] [2, 3, 6] ABC",
         "out 1>0; out 3>1; 0 [0, 2] [5] abcd",
@@ -92,7 +95,7 @@ def test_a_group_is_swapped_out_and_comes_back():
 def test_a_static_batch_lies_in_rows():
     """Two prompts, padded to three tokens, each with room for two more; one ends a step early."""
     columns = {"max_tokens": np.array([2, 1])}
-    plan = plan_of("static", [3, 2], [2, 1], blocks=8, size=2, columns=columns, max_num_seqs=2)
+    plan = plan_of("static", [3, 2], [2, 1], blocks=8, columns=columns, max_num_seqs=2)
     assert log(plan) == ["0 0 [0, 1, 2] abc; 1 5 [5, 6] AB", "0 0 [3] abcd"]
     # The end of the short prompt, and the row that has ended.
     assert plan.padding_tokens.tolist() == [1, 1]
@@ -101,7 +104,7 @@ def test_a_static_batch_lies_in_rows():
 def test_who_begins_alike_finds_its_prefix():
     """Under vllm-v1 the second request names the first block of the first, which is computed in the same step."""
     content = PromptContent(np.array([0, 1, 2]), np.array([7, 7]), np.array([2, 2]))
-    assert log(plan_of("vllm-v1", [3, 3], [1, 1], blocks=8, size=2, columns={"content": content})) == [
+    assert log(plan_of("vllm-v1", [3, 3], [1, 1], blocks=8, columns={"content": content})) == [
         "0 [0, 1] [0, 1, 2] abA; 1 [0, 2] [4] ab0"
     ]
 

@@ -83,8 +83,8 @@ class ContiguousMemory:
     """Reservations counted in slots, without position: room is room wherever it lies.
 
     Attributes:
-        addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that holds
-            it, also beyond the pool, since what is counted knows no gaps.
+        addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that
+            holds it, also beyond the pool, since what is counted knows no gaps.
         moves: Is told of contents that are copied, by slots; None where nobody records.
     """
 

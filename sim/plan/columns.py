@@ -50,8 +50,9 @@ class PlanColumns:
         for name, number in zip(_ROW, numbers, strict=True):
             values[name].append(number)
         values["block_ids"].extend(table)
-        for name, ids in (("slot_mapping", slot_mapping), ("token_ids", token_ids), ("held_token_ids", held_token_ids)):
-            values[name].frombytes(ids.tobytes())
+        values["slot_mapping"].frombytes(slot_mapping.tobytes())
+        values["token_ids"].frombytes(token_ids.tobytes())
+        values["held_token_ids"].frombytes(held_token_ids.tobytes())
         self._end("table", "slot", "held")
 
     def add_step(self, numbers: tuple[int, ...], moves: Moves) -> None:

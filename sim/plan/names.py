@@ -1,8 +1,8 @@
 """Names of tokens, from what was asked alone.
 
 A token is named together with all that precedes it, since its keys and values depend on that. A run of tokens
-that goes on from a token gets a number, the same one wherever that happens, and a name is that number and the place in
-the run:
+that goes on from a token gets a number, the same one wherever that happens, and a name is that number and the place
+in the run:
 
     request 0   prompt 0 ............. output 0 ........     1:0 1:1 1:2 ...
     request 1   forks 0 after 2 tokens, own ........         1:0 1:1 2:0 2:1 ...

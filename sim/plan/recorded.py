@@ -13,9 +13,9 @@ Rows are sequences that a step computes, those that decode first. Lists of unequ
 A step first moves: swap outs, then swap ins, then copies. Then it writes the keys and values of the new tokens, and
 its queries attend to all that their sequences hold, the new tokens included, each to those up to itself.
 
-A token id names a token together with all that precedes it: where ids are equal, so are keys and values. Ids follow
-from what was asked, never from tables: from prompts and what they are made of, from who forked from whom. So attention
-over the tables can be held to attention over ``logical_tokens`` (invariant 8).
+A token id names a token together with all that precedes it: where ids are equal, so are keys and values. Ids
+follow from what was asked, never from tables: from prompts and what they are made of, from who forked from whom. So
+attention over the tables can be held to attention over ``logical_tokens`` (invariant 8).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Plan:
     """A plan, as ``plan.npz`` holds it.
 
     Attributes:
-        meta: ``schema_version``, ``policy``, ``model``, ``block_size``, ``num_blocks``, ``host_blocks``, ``num_slots``,
-            ``layout`` ("paged" or "contiguous"), ``first_step``, ``seed``, ``shuffle_ids``, ``trace_sha256``,
-            ``fragmeter``.
+        meta: ``schema_version``, ``fragmeter`` (its version), ``policy``, ``model``, ``layout`` ("paged" or
+            "contiguous"), ``block_size``, ``num_blocks``, ``host_blocks``, ``num_slots``, ``first_step``,
+            ``shuffle_ids``, ``seed``, ``trace_sha256``.
         start_ticks, ticks: int64 [steps].
         prefill_tokens, decodes: int64 [steps], new tokens of the rows that prefill, and rows that decode.
         padding_tokens: int64 [steps], tokens that a static batch computes for nobody, which have no rows.
@@ -89,8 +89,8 @@ class Plan:
             does not go on from the sequence's last row.
         swap_out_offsets, swap_outs: int64 [steps + 1] and [n, 2]: (device block, host block).
         swap_in_offsets, swap_ins: Likewise (host block, device block).
-        copy_offsets, copies: Likewise (source, destination), blocks or, in a contiguous layout, first slots. The copies
-            of a step may be made in any order.
+        copy_offsets, copies: Likewise (source, destination), blocks or, in a contiguous layout, first slots. The
+            copies of a step may be made in any order.
         copied_slots: int64 [copies], slots of each.
         initial_slots, initial_token_ids, initial_positions: int64, what the pool holds before the first step.
         initial_host_slots, initial_host_token_ids, initial_host_positions: And the host.
