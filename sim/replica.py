@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .content import TokenRuns
-from .cost import PaperCost, RooflineCost, StepCost, cost
+from .cost import PaperCost, StepCost, cost
 from .errors import SettingError
 from .grouping import grouped_memory, grouped_policy
 from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
@@ -285,9 +285,5 @@ def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deploy
     ranks = settings.tensor_parallel_size
     measured = deployment.is_default and PaperCost.fits(shape, card, ranks)
     name = settings.cost or ("paper" if measured else "roofline")
-    if name == "paper" and not deployment.is_default:
-        remedy = "is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline"
-        raise SettingError("cost", name, remedy)
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
-    plain = cost(name, shape, card, ranks, size, scale)
-    return plain if deployment.is_default else RooflineCost(shape, card, ranks, block_size=size, deployment=deployment)
+    return cost(name, shape, card, ranks, size, scale, deployment)

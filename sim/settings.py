@@ -63,8 +63,9 @@ class Settings:
         beam_survival: Probability that a beam lives on for a step.
         shared_prefix_tokens: Tokens that every prompt begins with; their full blocks are computed once and kept.
         swap_space: Host memory for swapped blocks, in GiB a GPU.
-        cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs) or "roofline"; None
-            takes the paper's where it applies.
+        cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
+            profile of the GPU that comes with the package) or the path of a calibration file; None takes the paper's
+            where it applies, else the roofline.
         step_scale: Factor on the paper's step time; None takes the one fitted to its Fig 13a.
         disable_hybrid_kv_cache_manager: Keep every token in all layers, also in those with a window.
         window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
@@ -99,7 +100,7 @@ class Settings:
     beam_survival: Annotated[float, Field(ge=0, le=1)] = FITTED_BEAM_SURVIVAL
     shared_prefix_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     swap_space: Gibibytes = 20.0
-    cost: Literal["paper", "roofline"] | None = None
+    cost: str | None = None
     step_scale: Scale | None = None
     disable_hybrid_kv_cache_manager: bool = False
     window: tuple[Seconds, Seconds] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from calibrations import document
 
 from fragmeter.experiments.cli import FAULT, MISTAKE, status
 from fragmeter.sim.errors import UserError
@@ -179,6 +181,18 @@ MISFITS = {
         ["--cost", "roofline", "--step-scale", "2"],
         "step_scale = 2.0: applies to the cost 'paper' only; leave it at 1",
     ),
+    "cost": (
+        ["--cost", "vidur"],
+        "cost = 'vidur': one of paper, roofline, fitted, or the path of a calibration file (.json)",
+    ),
+    "no calibration": (
+        ["--cost", "none.json"],
+        "cost = 'none.json': cannot be read: No such file or directory",
+    ),
+    "scale of a profile": (
+        ["--cost", "fitted", "--step-scale", "2"],
+        "step_scale = 2.0: applies to the cost 'paper' only; leave it at 1",
+    ),
     "length": (
         ["--max-model-len", "99999"],
         "max_model_len = 99999: opt-13b has positions for 2048; give no more",
@@ -189,6 +203,14 @@ MISFITS = {
 @pytest.mark.parametrize(("tokens", "complaint"), MISFITS.values(), ids=MISFITS)
 def test_a_setting_that_does_not_fit_the_model_or_the_gpu(tokens, complaint, capsys):
     assert refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", *tokens) == complaint
+
+
+def test_a_calibration_file_with_a_wrong_field(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document(gemm={"coefficients": {"t0_us": -1}})))
+    line = refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", "--cost", path)
+    where = "mine.json: ops.gemm.coefficients.t0_us = -1"
+    assert line == f"{where}: Input should be greater than or equal to 0"
 
 
 def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from calibrations import document
 from cli_runs import command, data, run
 
 from fragmeter.experiments.cli import DONE, NO_READER, status
@@ -95,6 +97,17 @@ def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):
     pd.testing.assert_frame_equal(leapt, stepped)
     summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("leapt", "stepped")]
     assert summaries[0] == summaries[1]
+
+
+def test_a_run_holds_the_hash_and_the_source_of_its_calibration(trace, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document()))
+    _, measured, _ = simulated("--trace", trace, "--cost", path, out=tmp_path / "measured")
+    _, fitted, _ = simulated("--trace", trace, "--cost", "fitted", out=tmp_path / "fitted")
+    assert measured["cost"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (measured["cost"]["name"], measured["cost"]["source"]) == ("calibrated", "made up")
+    assert (fitted["cost"]["name"], fitted["cost"]["calibration"]) == ("fitted", "a100-40gb.json")
+    assert "aiconfigurator" in fitted["cost"]["source"]
 
 
 class TestTheRequests:

@@ -242,7 +242,7 @@ def test_every_coefficient_is_described_with_unit_and_source():
 
 def test_the_factory_builds_by_name():
     spec, card = model("opt-13b"), gpu("a100-40gb")
-    assert COST_NAMES == ("paper", "roofline")
+    assert COST_NAMES == ("paper", "roofline", "fitted")
     for name in COST_NAMES:
         assert isinstance(cost(name, spec, card), StepCost)
         assert cost(name, spec, card).name == name
@@ -260,7 +260,10 @@ def test_every_gpu_has_its_shares(name):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: cost("vidur", model("opt-13b"), gpu("h200")), "cost = 'vidur': one of paper, roofline"),
+        (
+            lambda: cost("vidur", model("opt-13b"), gpu("h200")),
+            "cost = 'vidur': one of paper, roofline, fitted, or the path of a calibration file (.json)",
+        ),
         (
             lambda: cost("paper", model("opt-66b"), gpu("a100-40gb"), 4),
             "cost = 'paper': is fitted to opt-13b on one a100-40gb; use roofline for opt-66b on 4 x a100-40gb",
@@ -271,6 +274,10 @@ def test_every_gpu_has_its_shares(name):
         ),
         (
             lambda: cost("roofline", model("opt-13b"), gpu("h200"), scale=1.12),
+            "scale = 1.12: applies to the cost 'paper' only; leave it at 1",
+        ),
+        (
+            lambda: cost("fitted", model("opt-13b"), gpu("h200"), scale=1.12),
             "scale = 1.12: applies to the cost 'paper' only; leave it at 1",
         ),
         (lambda: PaperCost(0.0), "scale = 0.0: must be a positive number"),

@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
+from os import sep
+
 from ..errors import SettingError
+from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from .base import StepCost
+from .calibrated import CalibratedCost
+from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
 
-__all__ = ["COST_NAMES", "PaperCost", "RooflineCost", "StepCost", "cost"]
+__all__ = [
+    "COST_NAMES",
+    "CalibratedCost",
+    "Calibration",
+    "PaperCost",
+    "RooflineCost",
+    "StepCost",
+    "cost",
+    "profile",
+    "profile_names",
+]
 
-COST_NAMES = ("paper", "roofline")
+COST_NAMES = ("paper", "roofline", "fitted")
 
 
 def cost(
-    name: str, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int = 1, block_size: int = 16, scale: float = 1.0
+    name: str,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tensor_parallel: int = 1,
+    block_size: int = 16,
+    scale: float = 1.0,
+    deployment: Deployment = Deployment(),
 ) -> StepCost:
-    """The cost model of that name, compiled for a model on a GPU, in fp16.
+    """The cost model of that name, compiled for a model on a GPU.
 
     Args:
+        name: One of ``COST_NAMES``, or the path of a calibration file.
         scale: Factor on the paper's step time.
 
-    Raises SettingError for an unknown name, for "paper" on anything but what it is fitted to (the
-    layers and width of OPT-13B on one A100-40GB), and for a scale that has nothing to scale.
+    Raises:
+        SettingError: An unknown name, "paper" on anything but what it is fitted to (the layers and width of OPT-13B
+            on one A100-40GB, in 16 bit, without graphs), a scale that has nothing to scale, a calibration that is
+            none or does not cover the model.
+        UserError: A calibration file that cannot be read.
     """
     if name == "paper":
-        if not PaperCost.fits(model, gpu, tensor_parallel):
-            where = f"{model.name} on {tensor_parallel} x {gpu.name}"
-            raise SettingError("cost", name, f"is fitted to opt-13b on one a100-40gb; use roofline for {where}")
-        return PaperCost(scale, block_bytes(model, block_size=block_size))
+        return _paper(model, gpu, tensor_parallel, block_size, scale, deployment)
+    if scale != 1:
+        raise SettingError("scale", scale, "applies to the cost 'paper' only; leave it at 1")
     if name == "roofline":
-        if scale != 1:
-            raise SettingError("scale", scale, "applies to the cost 'paper' only; leave it at 1")
-        return RooflineCost(model, gpu, tensor_parallel, block_size=block_size)
-    raise SettingError("cost", name, f"one of {', '.join(COST_NAMES)}")
+        return RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
+    calibration = profile(gpu.name) if name == "fitted" else _file(name)
+    return CalibratedCost(calibration, model, gpu, tensor_parallel, block_size, deployment)
+
+
+def _paper(
+    model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, block_size: int, scale: float, deployment: Deployment
+) -> PaperCost:
+    if not PaperCost.fits(model, gpu, tensor_parallel):
+        where = f"{model.name} on {tensor_parallel} x {gpu.name}"
+        raise SettingError("cost", "paper", f"is fitted to opt-13b on one a100-40gb; use roofline for {where}")
+    if not deployment.is_default:
+        remedy = "is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline"
+        raise SettingError("cost", "paper", remedy)
+    return PaperCost(scale, block_bytes(model, block_size=block_size))
+
+
+def _file(path: str) -> Calibration:
+    """A name without a folder or an ending is a slip of the pen, not a file."""
+    if sep not in path and not path.endswith(".json"):
+        raise SettingError("cost", path, f"one of {', '.join(COST_NAMES)}, or the path of a calibration file (.json)")
+    return read(path)

@@ -19,6 +19,7 @@ from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import coefficient
 from .envelope import Segment, stretches
+from .links import LINK_SOURCE, Links
 from .shares import SHARES
 
 
@@ -57,10 +58,11 @@ class RooflineCost:
         self.model, self.gpu, self.tensor_parallel, self.deployment = model, gpu, tensor_parallel, deployment
         self._lines: dict[int, list[Segment]] = {}
         share = SHARES[gpu.architecture]
+        self._links = Links(model, gpu, tensor_parallel, self._stages)
         self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
         self._compile_gemms(share)
         self._compile_experts(share)
-        self._compile_communication()
+        self._compile_overhead()
         self._compile_swaps(block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, self._stages))
         self._compile_copies(model.slot_bytes(deployment.kv_dtype, tensor_parallel, self._stages), share)
 
@@ -103,19 +105,8 @@ class RooflineCost:
         self._expert_read = ticks(routed, bandwidth)
         self._experts_read = [0]
 
-    def _compile_communication(self) -> None:
-        layers, ranks = self.model.num_layers, self.tensor_parallel
-        link = self.gpu.nvlink_bytes_per_s * shares.LINK_SHARE
-        # Two all-reduces a layer; a ring sends each rank's share 2 * (ranks - 1) times.
-        sent = 2 * layers * 2 * (ranks - 1) * self.model.hidden_size * ELEMENT_BYTES / ranks
-        latency = shares.ALL_REDUCE_LATENCY_US if ranks > 1 else 0
-        self._all_reduce = round(2 * layers * latency * PER_US)
-        self._all_reduce_per_token = ticks(sent, link)
-        # Hidden states and residual, from each stage to the next.
-        hops = self._stages - 1
-        self._hop = round(hops * shares.HOP_LATENCY_US * PER_US)
-        self._hop_per_token = ticks(hops * 2 * self.model.hidden_size * ELEMENT_BYTES, link)
-        self._launch = round(layers * shares.KERNELS_PER_LAYER * shares.LAUNCH_US * PER_US)
+    def _compile_overhead(self) -> None:
+        self._launch = round(self.model.num_layers * shares.KERNELS_PER_LAYER * shares.LAUNCH_US * PER_US)
         self._host = round(shares.HOST_US * PER_US)
 
     def _compile_swaps(self, bytes_per_block: int) -> None:
@@ -163,11 +154,11 @@ class RooflineCost:
 
     def all_reduce_ticks(self, tokens: int) -> int:
         """Two all-reduces a layer over ``tokens`` hidden states; 0 on one GPU."""
-        return self._all_reduce + self._all_reduce_per_token * tokens
+        return self._links.all_reduce_ticks(tokens)
 
     def hop_ticks(self, tokens: int) -> int:
         """Handing ``tokens`` hidden states from stage to stage; 0 with one stage."""
-        return self._hop + self._hop_per_token * tokens
+        return self._links.hop_ticks(tokens)
 
     def overhead_ticks(self) -> int:
         """Launches of all layers, and the host's work between two steps."""
@@ -219,8 +210,6 @@ class RooflineCost:
         sources = dict.fromkeys(_TERMS, published) | _OTHER_SOURCES
         if self.model.experts:
             sources["expert_read"] = f"{published}; of all experts, of which a step reads those it reaches"
-        if self._stages > 1:
-            sources |= {"hop": shares.ASSUMED, "hop_per_token": _LINK}
         terms = {term: coefficient(getattr(self, f"_{term}"), "ticks", source) for term, source in sources.items()}
         return {
             "name": self.name,
@@ -230,6 +219,7 @@ class RooflineCost:
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else asdict(self.deployment)),
             **terms,
+            **self._links.describe(),
             **self._attention.describe(),
         }
 
@@ -244,12 +234,9 @@ _TERMS = (
     "kv_write_per_token",
     "per_slot_copied",
 )
-_LINK = f"data sheet of the GPU; {shares.LINK_SHARE} of it {shares.ASSUMED}"
 _OTHER_SOURCES = {
-    "all_reduce": shares.ASSUMED,
-    "all_reduce_per_token": _LINK,
     "launch": shares.ASSUMED,
     "host": shares.ASSUMED,
-    "per_block_out": f"{_LINK}; copies by SOSP'23 Fig 19a",
-    "per_block_in": f"{_LINK}; copies by SOSP'23 Fig 19a",
+    "per_block_out": f"{LINK_SOURCE}; copies by SOSP'23 Fig 19a",
+    "per_block_in": f"{LINK_SOURCE}; copies by SOSP'23 Fig 19a",
 }

@@ -1,0 +1,277 @@
+"""The step time of any model by a calibration file: measured on this machine, or fitted to published tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import SettingError
+from ..spec.deployment import Deployment
+from ..spec.experts import Experts
+from ..spec.gpu import GpuSpec
+from ..spec.graphs import padded_batch
+from ..spec.matrix import Matrix, matrix_bytes
+from ..spec.pool import block_bytes
+from ..spec.shape import ModelSpec, dtype_bits
+from ..spec.stages import stages as layers_of_stages
+from ..spec.weights import layer_matrices
+from . import operations
+from .base import coefficient
+from .calibration import Calibration
+from .curve import TICKS_PER_NS, Curve, Surface
+from .links import Links
+from .operations import ELEMENT_BYTES, OPERATIONS, Work
+
+#: Tokens of a step up to which its curve bends.
+MOST_TOKENS = 1 << 17
+
+
+class CalibratedCost:
+    """Each operation of a step by its own model, added up: nothing overlaps.
+
+    GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
+    on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the
+    batch, KV group by KV group; a group with a window reads at most its window of each sequence. Quantised
+    weights are read in their bytes and multiplied at the flops of 16 bit. The experts that a step's tokens
+    reach count as one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
+    where there are more pairs than these have, for one chunk. All-reduces and hops between pipeline stages
+    are those of ``Links``, assumed and not measured.
+
+    Args:
+        calibration: Must have a model of every operation.
+        block_size: Slots of a block, for the swaps.
+        deployment: As ``RooflineCost`` takes it.
+
+    Raises:
+        SettingError: The calibration lacks an operation, or the model keeps latent vectors, for which there is none.
+    """
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int = 1,
+        block_size: int = 16,
+        deployment: Deployment = Deployment(),
+    ) -> None:
+        calibration.require(OPERATIONS)
+        if model.latent:
+            remedy = f"{model.name} keeps latent vectors, whose attention no operation stands for; use roofline"
+            raise SettingError("cost", calibration.name, remedy)
+        self.name = "fitted" if calibration.kind == "profile" else "calibrated"
+        self.calibration, self.model, self.gpu = calibration, model, gpu
+        self.tensor_parallel, self.deployment = tensor_parallel, deployment
+        stages = deployment.pipeline_parallel
+        self._block_size = block_size
+        longest = max(map(len, layers_of_stages(model.num_layers, stages)))
+        self._pieces = model.attention(tensor_parallel).kv_tensors * longest
+        self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
+        self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
+        self._links = Links(model, gpu, tensor_parallel, stages)
+        self._attention = Attention(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
+        self._gemms = Counter(
+            gemm
+            for layer in range(model.num_layers)
+            for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization)
+        )
+        self._by_token = Curve(self._token_us, MOST_TOKENS)
+        self._by_row = Curve(self._row_us, MOST_TOKENS)
+        self._dense: dict[int, int] = {}
+
+    def _token_us(self, tokens: np.ndarray) -> np.ndarray:
+        """All layers without attention, and the embedding."""
+        model, us = self.model, self._us
+        shape, tokens = model.attention(self.tensor_parallel), np.maximum(tokens, 1)
+        kv_element_bytes = dtype_bits(self.deployment.kv_dtype) / 8
+        one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
+        layers = [one] * model.num_layers
+        for layer in range(model.num_layers):
+            width = model.mlp_width(layer, self.tensor_parallel) // model.mlp_matrices
+            layers.append(us("elementwise", operations.elementwise(tokens, model.hidden_size, width)))
+        gemms = [count * us("gemm", gemm.work(tokens)) for gemm, count in self._gemms.items()]
+        return sum(layers + gemms) + us("embedding", operations.embedding(tokens, model.hidden_size))
+
+    def _row_us(self, rows: np.ndarray) -> np.ndarray:
+        """The output head, and what a step takes beside its operations."""
+        head = operations.gemm(
+            np.maximum(rows, 1), self.model.vocab_size // self.tensor_parallel, self.model.hidden_size
+        )
+        return self._us("gemm", head) + self._us("step", operations.step(rows))
+
+    def _us(self, name: str, work: Work) -> np.ndarray:
+        return self.calibration.ops[name].us(work)
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``. A step that computes no token costs ``step`` alone."""
+        tokens = decodes + prefill_tokens
+        if not tokens:
+            return self.overhead_ticks()
+        if not prefill_tokens:
+            return self._decode_ticks(decodes) + self._attention.decode(decodes)(decode_context)
+        attention = self._attention.decode(decodes)(decode_context) if decodes else 0
+        return (
+            self._without_attention(decodes, tokens)
+            + attention
+            + self._attention.prefill(prefill_tokens, prefill_pairs)
+        )
+
+    def overhead_ticks(self) -> int:
+        """What a step takes over no rows."""
+        return _ticks(self._us("step", operations.step(0)))
+
+    def _without_attention(self, rows: int, tokens: int) -> int:
+        computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
+        sent = self._links.all_reduce_ticks(computed) + self._links.hop_ticks(computed)
+        return self._by_token(computed) + self._by_row(rows) + sent
+
+    def _decode_ticks(self, decodes: int) -> int:
+        ticks = self._dense.get(decodes)
+        if ticks is None:
+            ticks = self._dense[decodes] = self._without_attention(decodes, decodes)
+        return ticks
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; knots are those of the curve of attention over the context."""
+        if not decodes:
+            return self.overhead_ticks(), 0, None
+        base, slope, until = self._attention.decode(decodes).segment(context)
+        return base + self._decode_ticks(decodes), slope, until
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self._transfer_ticks("swap_out", blocks * self._block_bytes, blocks)
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return self._transfer_ticks("swap_in", blocks * self._block_bytes, blocks)
+
+    def copy_ticks(self, slots: int) -> int:
+        """See ``StepCost``; slots are copied in blocks."""
+        return self._transfer_ticks("block_copy", slots * self._slot_bytes, -(-slots // self._block_size))
+
+    def _transfer_ticks(self, name: str, size: int, blocks: int) -> int:
+        return _ticks(self._us(name, operations.transfer(size, blocks * self._pieces))) if blocks else 0
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``; the file that ``sha256`` names has the residuals."""
+        calibration = self.calibration
+        terms = {
+            f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
+            for name, model in calibration.ops.items()
+            for term, value in asdict(model.coefficients).items()
+            if value is not None
+        }
+        return {
+            "name": self.name,
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "calibration": calibration.name,
+            "sha256": calibration.sha256,
+            "source": calibration.source,
+            "device": str(calibration.device.get("name", "")),
+            "tensor_parallel": self.tensor_parallel,
+            **({} if self.deployment.is_default else asdict(self.deployment)),
+            **terms,
+            **(self._links.describe() if self.tensor_parallel > 1 or self.deployment.pipeline_parallel > 1 else {}),
+        }
+
+
+_UNITS = {"t0_us": "us", "flops_per_s": "flops/s", "bytes_per_s": "bytes/s", "each_us": "us", "q": "1"}
+
+
+class Attention:
+    """Attention of all layers on one rank, as curves over the context, one for each batch size."""
+
+    def __init__(
+        self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
+    ) -> None:
+        shape = model.attention(tensor_parallel)
+        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
+        self._decode_us = _asked(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
+        self._prefill_us = _asked(calibration, "prefill_attention", *heads, kv_element_bytes)
+        self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
+        self._longest = model.max_model_len
+        self._curves: dict[int, Curve] = {}
+        self.prefill = Surface(self._prefill)
+
+    def decode(self, batch: int) -> Curve:
+        """Over the context of ``batch`` sequences, one or more."""
+        curve = self._curves.get(batch)
+        if curve is None:
+            knees = [window for _, window in self._groups if window] + [
+                1 << i for i in range(self._longest.bit_length())
+            ]
+            bends = [batch * knee for knee in knees]
+            curve = self._curves[batch] = Curve(partial(self._decode, batch), batch * self._longest, bends)
+        return curve
+
+    def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
+        us = 0
+        for layers, window in self._groups:
+            read = context if window is None else np.minimum(context, batch * window)
+            us = us + layers * self._decode_us(batch, np.maximum(read, batch))
+        return us
+
+    def _prefill(self, tokens: int, pairs: int) -> float:
+        us = 0.0
+        for layers, window in self._groups:
+            within = pairs if window is None else min(pairs, window * tokens)
+            held = tokens + max(0.0, within / max(tokens, 1) - (tokens + 1) / 2)
+            us += layers * float(self._prefill_us(max(tokens, 1), within, held))
+        return us if tokens else 0.0
+
+
+def _asked(calibration: Calibration, name: str, *shape: float) -> Callable[..., np.ndarray]:
+    """Microseconds of an operation of one shape."""
+    model, work = calibration.ops[name], OPERATIONS[name]
+    return lambda *amounts: model.us(work(*amounts, *shape))
+
+
+class Gemm(NamedTuple):
+    """Matrices that are multiplied in one call; with ``experts`` those of all experts."""
+
+    n: int
+    k: int
+    weight_bytes: int
+    experts: Experts | None = None
+
+    def work(self, tokens: np.ndarray) -> Work:
+        """For ``tokens`` rows, each of which goes to ``used`` of the experts, evenly and by itself."""
+        if self.experts is None:
+            return operations.gemm(tokens, self.n, self.k, self.weight_bytes)
+        share = self.experts.used / self.experts.count
+        rows, reached = tokens * self.experts.used, 1 - (1 - share) ** tokens
+        moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
+        at = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
+        return Work(2 * rows * self.n * self.k, moved, at=at)
+
+
+def layer_gemms(model: ModelSpec, layer: int, tensor_parallel: int, quantization: str | None) -> list[Gemm]:
+    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts."""
+    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel)
+    found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
+    for matrix in mlp:
+        if matrix.part == "expert":
+            each = matrix.copies // model.experts.count
+            single = _gemm((matrix._replace(copies=each),), quantization)
+            found.append(single._replace(weight_bytes=matrix_bytes(matrix, quantization), experts=model.experts))
+        else:
+            found.append(_gemm((matrix,), quantization))
+    return found
+
+
+def _gemm(side_by_side: tuple[Matrix, ...], quantization: str | None) -> Gemm:
+    """Matrices that the same rows are multiplied with."""
+    outputs = sum(matrix.copies * matrix.outputs_on_rank for matrix in side_by_side)
+    inputs = sum(matrix.params for matrix in side_by_side) // outputs
+    return Gemm(outputs, inputs, sum(matrix_bytes(matrix, quantization) for matrix in side_by_side))
+
+
+def _ticks(us: np.ndarray) -> int:
+    return round(float(us) * 1e3) * TICKS_PER_NS

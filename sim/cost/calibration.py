@@ -1,0 +1,123 @@
+"""Calibration files: the operations of one device, measured on it or fitted to what others published.
+
+{"schema_version": 1, "kind": "calibration" | "profile", "device": {"name": ...}, "source": "...", "dtype": "fp16",
+ "ops": {"gemm": {"coefficients": {...}, "residuals": {...}, "fit": {...}}, ...}, "points": [...]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ..errors import SettingError, UserError
+from .operations import AXES, OPERATIONS, OpModel
+
+PROFILES = Path(__file__).parent / "profiles"
+OpName = Literal[tuple(OPERATIONS)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _File:
+    schema_version: Literal[1]
+    kind: Literal["calibration", "profile"]
+    source: str
+    ops: dict[OpName, OpModel]
+    device: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "fp16"
+
+
+_FILE = TypeAdapter(_File)
+
+
+class Calibration:
+    """What a calibration file says.
+
+    Attributes:
+        name: The file's, without its folder.
+        sha256: Of its bytes.
+        kind: "calibration" where it was measured on the device, "profile" where it was fitted to published tables.
+        device: The device's description.
+        source: Where the numbers come from.
+        dtype: Of activations and weights that were measured.
+        ops: Models by the operation's name.
+    """
+
+    def __init__(self, text: bytes, name: str) -> None:
+        """
+        Raises:
+            UserError: No such file as the module shows; names the field, its value and the remedy.
+        """
+        try:
+            content = _FILE.validate_json(text)
+        except ValidationError as error:
+            raise _complaint(name, error) from None
+        for operation, model in content.ops.items():
+            _check_axes(f"{name}: ops.{operation}.residuals.axes", operation, model)
+        self.name, self.sha256 = name, hashlib.sha256(text).hexdigest()
+        self.kind, self.device, self.source = content.kind, content.device, content.source
+        self.dtype, self.ops = content.dtype, content.ops
+
+    def require(self, names: Iterable[str]) -> None:
+        """
+        Raises:
+            SettingError: It lacks some of these operations.
+        """
+        missing = [name for name in names if name not in self.ops]
+        if missing:
+            remedy = f"has no model of {', '.join(missing)}; calibrate again with all operations, or use roofline"
+            raise SettingError("cost", self.name, remedy)
+
+
+def read(path: str | Path) -> Calibration:
+    """The calibration in that file.
+
+    Raises:
+        UserError: It cannot be read, or is no calibration.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cost = {str(path)!r}: cannot be read: {error.strerror}") from None
+    return Calibration(text, Path(path).name)
+
+
+def profile_names() -> list[str]:
+    """GPUs with a profile that comes with the package."""
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
+
+
+def profile(gpu: str) -> Calibration:
+    """The profile of a GPU that comes with the package.
+
+    Raises:
+        SettingError: There is none.
+    """
+    if gpu not in profile_names():
+        remedy = f"no profile of {gpu} comes with the package ({', '.join(profile_names())} have one); use roofline"
+        raise SettingError("cost", "fitted", remedy)
+    return read(PROFILES / f"{gpu}.json")
+
+
+def _check_axes(where: str, operation: str, model: OpModel) -> None:
+    known = AXES.get(operation, ())
+    for axis in model.residuals.axes if model.residuals else ():
+        if axis not in known:
+            raise SettingError(where, axis, f"one of {', '.join(known)}" if known else f"{operation} has no axes")
+
+
+def _complaint(name: str, error: ValidationError) -> UserError:
+    """The first complaint of pydantic's, as one line of ours."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    if not where:
+        return UserError(f"{name}: is no calibration: {message}")
+    value = first["input"]
+    shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    return SettingError(f"{name}: {where}", shown, message)

@@ -1,0 +1,120 @@
+"""Curves as straight lines between integer knots, and a surface as patches between integer nodes.
+
+Fitted times are curved and are floats. What the engine asks is made of them once: between two knots a
+whole number of ticks for each step along the axis, so that sums over many steps are exact, and a leap
+and its steps add up to the same bits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from .envelope import Segment
+
+#: Most that a straight line may be off between two knots.
+TOLERANCE = 1e-3
+#: Samples of a curve in each doubling.
+SAMPLES = 16
+#: Times are rounded to whole nanoseconds first: two machines whose floats differ in the last bit agree.
+TICKS_PER_NS = 1_000
+
+Microseconds = Callable[[np.ndarray], np.ndarray]
+
+
+class Curve:
+    """A time in ticks over x = 0, 1, 2, ... that never falls.
+
+    Attributes:
+        segments: As ``upper_envelope`` gives them.
+    """
+
+    def __init__(self, us: Microseconds, end: int, bends: Iterable[int] = ()) -> None:
+        """
+        Args:
+            us: Microseconds at integers, as floats.
+            end: Where sampling ends; the last line goes on from there.
+            bends: Where the curve has corners: always knots.
+        """
+        grid = _grid(end, bends)
+        times = np.maximum.accumulate(np.rint(us(grid) * 1e3).astype(np.int64)) * TICKS_PER_NS
+        keep = _knots(grid, times.astype(float))
+        self.segments = _segments(grid[keep].tolist(), times[keep].tolist())
+        self._ends = [until for *_, until in self.segments[:-1]]
+
+    def segment(self, x: int) -> Segment:
+        """The line that holds at ``x``."""
+        return self.segments[bisect_right(self._ends, x)]
+
+    def __call__(self, x: int) -> int:
+        base, slope, _ = self.segments[bisect_right(self._ends, x)]
+        return base + slope * x
+
+
+def _grid(end: int, bends: Iterable[int]) -> np.ndarray:
+    spread = np.exp2(np.arange(0, np.log2(max(end, 2)) + 1 / SAMPLES, 1 / SAMPLES))
+    return np.unique(np.concatenate([[0], np.rint(spread).astype(np.int64), np.asarray(list(bends), np.int64)]))
+
+
+def _knots(grid: np.ndarray, times: np.ndarray) -> list[int]:
+    """Indices of as few samples as keep every other one within the tolerance: each line as long as it can be."""
+    kept = [0]
+    while kept[-1] < len(grid) - 1:
+        start = kept[-1]
+        run, rise = grid[start + 1 :] - grid[start], times[start + 1 :] - times[start]
+        slack = TOLERANCE * times[start + 1 :]
+        # A line from the knot that passes every sample so far within its slack has a slope between these two.
+        least = np.maximum.accumulate((rise - slack) / run)
+        most = np.minimum.accumulate((rise + slack) / run)
+        slopes = rise / run
+        fits = np.flatnonzero((slopes[1:] >= least[:-1]) & (slopes[1:] <= most[:-1]))
+        kept.append(start + 1 + (int(fits[-1]) + 1 if len(fits) else 0))
+    return kept
+
+
+def _segments(knots: list[int], times: list[int]) -> list[Segment]:
+    """Lines of whole slopes that meet: each aims at the next knot's time from where the one before it ended."""
+    segments: list[Segment] = []
+    at = times[0]
+    for start, end, time in zip(knots, knots[1:], times[1:]):
+        slope = max(0, round((time - at) / (end - start)))
+        segments.append((at - slope * start, slope, end))
+        at += slope * (end - start)
+    base, slope, _ = segments[-1]
+    return [*segments[:-1], (base, slope, None)]
+
+
+class Surface:
+    """A time in ticks over two counts, by patches whose edges are a sixteenth to an eighth of the counts.
+
+    Nodes are filled as they are asked for; within a patch the time is linear along either count.
+    """
+
+    def __init__(self, us: Callable[[int, int], float]) -> None:
+        """
+        Args:
+            us: Microseconds at two positive counts.
+        """
+        self._us = us
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def __call__(self, x: int, y: int) -> int:
+        width, height = 1 << max(0, x.bit_length() - 4), 1 << max(0, y.bit_length() - 4)
+        left, low = x // width * width, y // height * height
+        along, up = x - left, y - low
+        time = self._node(left, low) * (width - along) * (height - up)
+        if along:
+            time += self._node(left + width, low) * along * (height - up)
+        if up:
+            time += self._node(left, low + height) * (width - along) * up
+            if along:
+                time += self._node(left + width, low + height) * along * up
+        return time // (width * height)
+
+    def _node(self, x: int, y: int) -> int:
+        ticks = self._nodes.get((x, y))
+        if ticks is None:
+            ticks = self._nodes[x, y] = round(self._us(x, y) * 1e3) * TICKS_PER_NS
+        return ticks

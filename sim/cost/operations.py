@@ -1,0 +1,255 @@
+"""How long one operation takes: a few coefficients, and a small table of what these leave.
+
+    t = ((t0^q + (flops / flops_per_s)^q + (bytes / bytes_per_s)^q)^(1/q) + each * count) * e^residual
+
+``t0`` is the shortest call, ``q`` how sharply one bound takes over from the next (1: they add up; the
+larger, the closer to the largest of them). Residuals are logarithms of measured over modelled time on
+a coarse grid, interpolated between its knots in the logarithm of each axis, held beyond its edges.
+
+An operation's own function (``gemm``, ``decode_attention``, ...) says what work a call is: that way a
+model fitted on some shapes is asked about others. Arguments may be arrays. Elements are counted as
+two bytes, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from math import prod
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+ELEMENT_BYTES = 2
+
+Amount = int | float | np.ndarray
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: A residual beyond 10x is no residual any more.
+LogRatio = Annotated[float, Field(ge=-2.4, le=2.4, allow_inf_nan=False)]
+
+
+class Work(NamedTuple):
+    """What one call does.
+
+    Attributes:
+        flops, bytes: Multiplications and additions, and bytes moved.
+        count: Blocks, copies or rows that each take time of their own.
+        at: Where on the axes of the residuals the call lies.
+    """
+
+    flops: Amount = 0
+    bytes: Amount = 0
+    count: Amount = 0
+    at: Mapping[str, Amount] = {}
+
+
+def gemm(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
+    """``m`` rows of ``k`` elements by a matrix of ``k`` x ``n``, which is read from ``weight_bytes`` if quantised."""
+    weights = n * k * ELEMENT_BYTES if weight_bytes is None else weight_bytes
+    return Work(2 * m * n * k, weights + m * (n + k) * ELEMENT_BYTES, at={"m": m, "n": n, "k": k})
+
+
+def decode_attention(
+    batch: int,
+    context_tokens: Amount,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int = 16,
+    kv_element_bytes: float = ELEMENT_BYTES,
+) -> Work:
+    """One new token of each of ``batch`` sequences, which hold ``context_tokens`` together.
+
+    Residuals go by sequences times KV heads (``lanes``), the mean ``length`` of a sequence, and the query heads of
+    a KV head (``group``).
+    """
+    read = 2 * context_tokens * kv_heads * head_dim * kv_element_bytes
+    written = 2 * batch * heads * head_dim * ELEMENT_BYTES
+    at = {
+        "lanes": batch * kv_heads,
+        "length": context_tokens / batch,
+        "group": heads / kv_heads,
+        "block_size": block_size,
+    }
+    return Work(4 * context_tokens * heads * head_dim, read + written, at=at)
+
+
+def prefill_attention(
+    tokens: Amount,
+    pairs: Amount,
+    context_tokens: Amount,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_element_bytes: float = ELEMENT_BYTES,
+) -> Work:
+    """``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys that are read.
+
+    Residuals go by tokens times heads (``rows``), the mean ``keys`` that a query sees of the new tokens, ``head_dim``,
+    and how many times the new tokens the keys are (``prefix``; 1: whole prompts).
+    """
+    read = 2 * context_tokens * kv_heads * head_dim * kv_element_bytes
+    written = 2 * tokens * heads * head_dim * ELEMENT_BYTES
+    at = {
+        "rows": tokens * heads,
+        "keys": np.minimum(pairs / tokens, (tokens + 1) / 2),
+        "head_dim": head_dim,
+        "prefix": context_tokens / tokens,
+    }
+    return Work(4 * pairs * heads * head_dim, read + written, at=at)
+
+
+def kv_write(tokens: Amount, kv_heads: int, head_dim: int, kv_element_bytes: float = ELEMENT_BYTES) -> Work:
+    """K and V of ``tokens`` tokens into the slots of one layer, read first."""
+    return Work(bytes=2 * tokens * kv_heads * head_dim * (ELEMENT_BYTES + kv_element_bytes))
+
+
+def elementwise(tokens: Amount, hidden_size: int, intermediate_size: int) -> Work:
+    """Two normalisations with their residuals, rotary positions and the activation of ONE layer.
+
+    10 hidden states and 3 widths of the MLP a token: a norm reads and writes state and residual, rotary
+    reads and writes about one state, a gated activation reads two widths and writes one.
+    """
+    return Work(bytes=tokens * (10 * hidden_size + 3 * intermediate_size) * ELEMENT_BYTES)
+
+
+def embedding(tokens: Amount, hidden_size: int) -> Work:
+    """Look-up of ``tokens`` rows: read and written."""
+    return Work(bytes=2 * tokens * hidden_size * ELEMENT_BYTES)
+
+
+def transfer(bytes: Amount, blocks: Amount = 1) -> Work:
+    """``bytes`` to another place of the device, to the host or from it.
+
+    ``blocks`` counts the pieces that are copied: a block of one layer's K, or V, each.
+    """
+    return Work(bytes=bytes, count=blocks)
+
+
+def step(rows: Amount) -> Work:
+    """Host work and launches of a step over ``rows`` sequences, as far as no other operation has them."""
+    return Work(count=rows)
+
+
+#: What a call of each operation takes as arguments, and the work that it is.
+OPERATIONS: dict[str, Callable[..., Work]] = {
+    "gemm": gemm,
+    "decode_attention": decode_attention,
+    "prefill_attention": prefill_attention,
+    "kv_write": kv_write,
+    "elementwise": elementwise,
+    "embedding": embedding,
+    "block_copy": transfer,
+    "swap_out": transfer,
+    "swap_in": transfer,
+    "step": step,
+}
+#: Axes that residuals of an operation may have; the others have none.
+AXES = {
+    "gemm": ("m", "n", "k"),
+    "decode_attention": ("lanes", "length", "group", "block_size"),
+    "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
+}
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Coefficients:
+    """The few numbers of an operation.
+
+    Attributes:
+        t0_us: Shortest call.
+        flops_per_s, bytes_per_s: Rates that long calls come to; None where the operation has no such work.
+        each_us: Time of each of the call's ``count``.
+        q: See the module.
+    """
+
+    t0_us: NotNegative = 0.0
+    flops_per_s: Positive | None = None
+    bytes_per_s: Positive | None = None
+    each_us: NotNegative = 0.0
+    q: Annotated[float, Field(ge=0.25, le=32, allow_inf_nan=False)] = 1.0
+
+    def us(self, work: Work) -> np.ndarray:
+        """Microseconds, before residuals."""
+        terms = [np.asarray(self.t0_us, float)]
+        for amount, per_s in ((work.flops, self.flops_per_s), (work.bytes, self.bytes_per_s)):
+            if per_s is not None:
+                terms.append(np.asarray(amount, float) / per_s * 1e6)
+        terms = np.stack(np.broadcast_arrays(*terms))
+        # Divided by the largest, so that no power overflows.
+        largest = np.maximum(terms.max(axis=0), 1e-12)
+        smooth = largest * np.sum((terms / largest) ** self.q, axis=0) ** (1 / self.q)
+        return smooth + self.each_us * np.asarray(work.count, float)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Residuals:
+    """A table over ``axes``.
+
+    Attributes:
+        axes: Names of ``Work.at``.
+        knots: Of each axis, increasing, in its own unit.
+        log_ratios: ln(measured / modelled) at every combination of knots, the last axis fastest.
+    """
+
+    axes: tuple[str, ...]
+    knots: tuple[tuple[Positive, ...], ...]
+    log_ratios: tuple[LogRatio, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Residuals:
+        if len(self.axes) != len(self.knots):
+            raise ValueError(f"{len(self.axes)} axes need as many lists of knots, not {len(self.knots)}")
+        for name, knots in zip(self.axes, self.knots, strict=True):
+            if len(knots) < 2 or any(low >= high for low, high in zip(knots, knots[1:])):
+                raise ValueError(f"knots of {name} must be two or more, increasing")
+        size = prod(map(len, self.knots))
+        if len(self.log_ratios) != size:
+            raise ValueError(f"log_ratios must be {size}, one a combination of knots, not {len(self.log_ratios)}")
+        return self
+
+    def __call__(self, at: Mapping[str, Amount]) -> np.ndarray:
+        """The logarithm by which the coefficients are wrong there."""
+        table = np.asarray(self.log_ratios)
+        return sum(weight * table[index] for index, weight in corners(self.axes, self.knots, at))
+
+
+def corners(
+    axes: tuple[str, ...], knots: tuple[tuple[float, ...], ...], at: Mapping[str, Amount]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Flat index and weight of each knot around ``at``: interpolation in the logarithm of every axis."""
+    found = [(np.asarray(0), np.asarray(1.0))]
+    for name, values in zip(axes, knots, strict=True):
+        places = np.log2(values)
+        where = np.clip(np.log2(np.maximum(at[name], values[0])), places[0], places[-1])
+        low = np.clip(np.searchsorted(places, where, side="right") - 1, 0, len(places) - 2)
+        share = (where - places[low]) / (places[low + 1] - places[low])
+        found = [
+            (index * len(places) + low + side, weight * part)
+            for index, weight in found
+            for side, part in ((0, 1 - share), (1, share))
+        ]
+    return found
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class OpModel:
+    """One operation on one device.
+
+    Attributes:
+        source: Where the numbers come from, if not from where the rest of the file does.
+        fit: What was fitted and how far off it is, for the reader.
+    """
+
+    coefficients: Coefficients
+    residuals: Residuals | None = None
+    source: str | None = None
+    fit: dict[str, Any] = field(default_factory=dict)
+
+    def us(self, work: Work) -> np.ndarray:
+        """Microseconds of a call, or of an array of calls."""
+        modelled = self.coefficients.us(work)
+        return modelled if self.residuals is None else modelled * np.exp(self.residuals(work.at))
