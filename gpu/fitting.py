@@ -243,7 +243,7 @@ def held_out(
 
 
 def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
-    """Of modelled over measured time, less one: median, mean (``mape``) and 95th percentile of its size, and its mean."""
+    """Of modelled over measured time, less one: median, mean and 95th percentile of its size, and its mean."""
     off = modelled / points.us - 1
     size = np.abs(off)
     told = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}

@@ -88,8 +88,8 @@ def prefill_attention(
 ) -> Work:
     """``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys that are read.
 
-    Residuals go by tokens times heads (``rows``), the mean ``keys`` that a query sees of the new tokens, ``head_dim``,
-    and how many times the new tokens the keys are (``prefix``; 1: whole prompts).
+    Residuals go by tokens times heads (``rows``), the mean ``keys`` that a query sees of the new tokens,
+    ``head_dim``, and how many times the new tokens the keys are (``prefix``; 1: whole prompts).
     """
     read = 2 * context_tokens * kv_heads * head_dim * kv_element_bytes
     written = 2 * tokens * heads * head_dim * ELEMENT_BYTES
