@@ -63,8 +63,9 @@ def prefill_attention(model: ModelSpec, lens: Sequence[int], contexts: Sequence[
 
 
 def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
-    """``block_copy``, ``swap_out`` or ``swap_in`` of whole blocks, all layers."""
-    return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": blocks}
+    """``block_copy``, ``swap_out`` or ``swap_in`` of whole blocks, all layers; a piece for K and V of each."""
+    pieces = model.attention().kv_tensors * model.num_layers * blocks
+    return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": pieces}
 
 
 def step(rows: int) -> Point:
