@@ -48,8 +48,9 @@ def test_contiguous_attention(name):
     assert gpu_cases.error(out.numpy(), gpu_cases.expected(given)) <= 1e-5
 
 
-def prefilled(name: str) -> float:
-    """The error of a whole prompt, a sequence without new tokens, and a chunk after 18 tokens."""
+@BOTH
+def test_prefill_attention(name):
+    """A whole prompt, a sequence without new tokens, and a chunk after 18 tokens."""
     given = gpu_cases.case("float32", (4, 2), 64, 16, [20, 3, 23])
     counts = np.array([20, 0, 5], np.int32)
     # Each new token as a decode of its own.
@@ -62,11 +63,7 @@ def prefilled(name: str) -> float:
     arrays = tensors(queries, *caches, given.block_tables, starts, given.context_lens)
     out = torch.full_like(arrays[0], torch.nan)
     devices.open(name).prefill_attention(out, *arrays, 16, 20, 23)
-    return gpu_cases.error(out.numpy(), wanted)
-
-
-def test_prefill_attention():
-    assert prefilled("cpu") <= 1e-5
+    assert gpu_cases.error(out.numpy(), wanted) <= 1e-5
 
 
 @BOTH

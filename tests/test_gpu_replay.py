@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fragmeter.experiments.cli import DONE, FAULT, MISTAKE, status
 from fragmeter.sim import Settings, Workload
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import model
 
 torch = pytest.importorskip("torch")
@@ -28,6 +30,7 @@ from fragmeter.gpu.skeleton_pool import KvPool  # noqa: E402
 
 torch.set_num_threads(1)
 SHAPE = replace(model("toy-llama"), num_layers=2)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 STORIES = {"paged": PAGED, "contiguous": CONTIGUOUS}
 
 
@@ -36,9 +39,10 @@ def checked(plan: Plan, device: str = "cpu", dtype: str = "fp32", every: int = 1
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("shim", marks=needs_compiler)])
 @pytest.mark.parametrize("story", STORIES)
 def test_what_tables_hold_is_what_sequences_hold(story, device, dtype):
+    """With ``shim`` these are the kernels of a GPU, over the simulator's tables."""
     found = checked(STORIES[story], device, dtype)
     assert (found.wrong_rows, found.mismatches) == (0, [])
     assert found.checked_rows == len(STORIES[story].sequence)
@@ -81,13 +85,30 @@ def test_all_that_can_happen_is_recorded():
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("shim", marks=needs_compiler)])
 def test_the_simulators_tables_hold_what_its_sequences_do(name, device):
     """Invariant 8."""
     plan = recorded(name)
     found = checked(plan, device)
     assert (found.checked_rows, found.wrong_rows) == (len(plan.sequence), 0)
     assert found.worst_error <= LIMITS["fp32"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_be_carried_out(policy):
+    """Contiguous pieces, page groups and slots of a radix tree among them."""
+    block_size = None if policy in ("lightllm", "sglang") else 4
+    settings = Settings(
+        policy=policy,
+        model="toy-opt",
+        block_size=block_size,
+        num_gpu_blocks_override=96 // (block_size or 1),
+        max_model_len=64,
+    )
+    prompts, outputs = np.array([9, 6, 30, 5, 11, 7]), np.array([12, 20, 9, 16, 4, 5])
+    plan = record(settings, Workload("six", np.arange(6) * 10**11, prompts, outputs))[1]
+    assert len(plan.sequence)
+    assert checked(plan).wrong_rows == 0
 
 
 @pytest.mark.parametrize("move", ["swap_out", "swap_in", "copy"])
