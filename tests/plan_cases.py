@@ -16,8 +16,8 @@ def swapping_plan(**switches) -> Plan:
     return record(*swapping_case(), shuffle_ids=True, **switches)[1]
 
 
-def swapping_case() -> tuple[Settings, Workload]:
-    """What ``swapping_plan`` records."""
+def swapping_case(beams: bool = True) -> tuple[Settings, Workload]:
+    """What ``swapping_plan`` records; without ``beams`` the sequences of a request are samples."""
     settings = Settings(
         policy="vllm-sosp23",
         model="toy-opt",
@@ -27,7 +27,7 @@ def swapping_case() -> tuple[Settings, Workload]:
         swap_space=0.001,
         shared_prefix_tokens=5,
         watermark=0,
-        use_beam_search=True,
+        use_beam_search=beams,
         beam_survival=0.8,
         seed=3,
     )
