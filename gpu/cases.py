@@ -151,6 +151,8 @@ def _tables(
     ids = rng.permutation(pool)
     if num_blocks:
         ids[[0, np.argmax(ids)]] = ids[[np.argmax(ids), 0]]
+    else:  # block 0 is nobody's, so that who reads from the cache's beginning in place of nothing reads NaNs
+        ids[[-1, np.argmin(ids)]] = ids[[np.argmin(ids), -1]]
     unheld = int(ids[-1]) if wild is None else wild
     tables = np.full((len(contexts), max(blocks) + 1), unheld, np.int32)
     for table, end, count in zip(tables, np.cumsum(blocks), blocks, strict=True):

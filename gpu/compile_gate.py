@@ -54,7 +54,7 @@ def every_kernel() -> Iterator[Kernel]:
     """All instances that the modules of this package can ask for."""
     for dtype in source.SCALARS:
         for head_dim in source.HEAD_DIMS:
-            for tile, slots in product(source.GROUP_TILES, source.SLOT_RULES):
+            for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
                 yield source.decode_attention(dtype, head_dim, tile, slots)
             yield source.merge_partitions(dtype, head_dim)
             yield source.prefill_attention(dtype, head_dim)

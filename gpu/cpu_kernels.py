@@ -67,10 +67,12 @@ class CpuKernels:
 
     Attributes:
         multiprocessors: How many the work is split for: an A100's, so that the same partitions are run.
+        shared_bytes: Of such a multiprocessor.
         seed: Of the order in which the threads of a block run.
     """
 
     multiprocessors = 108
+    shared_bytes = 164 * 1024
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

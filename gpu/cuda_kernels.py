@@ -46,6 +46,7 @@ class CudaKernels:
         self._device = device
         attributes = self._cupy.cuda.Device(device).attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
+        self.shared_bytes: int = attributes["MaxSharedMemoryPerMultiprocessor"]
         self._function = functools.cache(self._compiled)
 
     def launch(
@@ -67,7 +68,7 @@ class CudaKernels:
     def load(self, kernel: Kernel) -> Any:
         """The kernel as CuPy's function, compiled where it never was."""
         with self._cupy.cuda.Device(self._device):
-            return self._function(kernel)
+            return self._function(kernel, 0)
 
     def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
         """Copy bytes between two arrays, of which one may be in pinned memory of the host.
@@ -101,6 +102,9 @@ class CudaKernels:
         function = module.get_function(kernel.expression)
         if shared_bytes > UNASKED_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = shared_bytes
+        if shared_bytes:
+            # As many blocks as fit, at the cost of the L1 cache: what comes by cp.async passes it by.
+            function.preferred_shared_memory_carveout = 100
         return function
 
     def _stream(self, arguments: Iterable[Argument]) -> Any:

@@ -14,9 +14,15 @@ from .source import Kernel
 
 
 class Kernels(Protocol):
-    """Launches kernels on one device."""
+    """Launches kernels on one device.
+
+    Attributes:
+        multiprocessors: How many it has.
+        shared_bytes: Shared memory of a multiprocessor.
+    """
 
     multiprocessors: int
+    shared_bytes: int
 
     def launch(
         self,

@@ -5,6 +5,7 @@ GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,12 @@ from . import checks, source
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
 
-THREADS = 128
 #: A partition is worth its merge from here on, and no longer than this: a long sequence must not keep a block alone.
-MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 4096
-#: Blocks that a multiprocessor holds at a time.
-RESIDENT_BLOCKS = 4
+MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 2048
+#: What a block's beginning and end take, in tokens: the first look into the table, the first copies, the merge.
+PARTITION_OVERHEAD_TOKENS = 64
+#: What a block takes of a multiprocessor's shared memory beyond its own.
+RESERVED_SHARED_BYTES = 1024
 
 
 def forward(
@@ -165,8 +167,10 @@ class Decode:
         """Launch the kernels; ``partition_tokens`` overrides the split of :func:`partition_size`."""
         batch, heads, head_dim = self.query.shape
         decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule)
-        columns = self.kv_heads * -(-self.group // source.group_tile(self.group))
-        tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, kernels.multiprocessors)
+        columns = self.kv_heads * -(-self.group // source.group_tile(self.query.dtype, self.group))
+        shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group)
+        places = kernels.multiprocessors * (kernels.shared_bytes // (shared_bytes + RESERVED_SHARED_BYTES))
+        tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))
         # With one partition nobody writes these.
         rows = batch * heads * partitions if partitions > 1 else 0
@@ -175,7 +179,7 @@ class Decode:
         kernels.launch(
             decode,
             (columns, partitions, batch),
-            (THREADS, 1, 1),
+            (32 * source.DECODE_WARPS, 1, 1),
             (
                 self.out,
                 states,
@@ -189,6 +193,7 @@ class Decode:
                 *map(np.int32, (self.slots.block_size, self.slots.ids_per_sequence, tokens)),
                 np.float32(math.log2(math.e) / math.sqrt(head_dim)),
             ),
+            shared_bytes=shared_bytes,
         )
         if partitions > 1:
             kernels.launch(
@@ -199,9 +204,24 @@ class Decode:
             )
 
 
-def partition_size(max_context_len: int, columns: int, multiprocessors: int) -> int:
-    """Tokens of a partition, so that all ``columns`` (sequences x blocks of heads) fill the device about once."""
-    wanted = max(1, multiprocessors * RESIDENT_BLOCKS // max(1, columns))
-    tokens = -(-max_context_len // wanted)
-    rounded = -(-tokens // MIN_PARTITION_TOKENS) * MIN_PARTITION_TOKENS
-    return min(max(rounded, MIN_PARTITION_TOKENS), MAX_PARTITION_TOKENS)
+@functools.lru_cache(256)  # the layers of a step ask the same
+def partition_size(max_context_len: int, columns: int, places: int) -> int:
+    """Tokens of a partition, so that the blocks fill the device a whole number of times, as nearly as can be.
+
+    Lengths are on the device and not known here: every sequence counts as the longest. Where many are shorter, their
+    blocks end at once and others take their places, none of them longer than :data:`MAX_PARTITION_TOKENS`.
+
+    Args:
+        max_context_len: Of the longest sequence, in tokens.
+        columns: Sequences x blocks of heads, each to be cut into partitions.
+        places: Blocks that the device holds at a time.
+    """
+
+    def duration(tokens: int) -> int:
+        blocks = columns * -(-max_context_len // tokens)
+        return -(-blocks // places) * (tokens + PARTITION_OVERHEAD_TOKENS)
+
+    most = (max(1, waves * places // max(1, columns)) for waves in range(1, 9))
+    sizes = {-(-max_context_len // (partitions * 64)) * 64 for partitions in most}
+    limited = (min(max(size, MIN_PARTITION_TOKENS), MAX_PARTITION_TOKENS) for size in sizes)
+    return min(sorted(limited, reverse=True), key=duration)

@@ -17,8 +17,10 @@ SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
 #: Where a token's slot is looked up: in a block table, or counted from the sequence's first one.
 SLOT_RULES = ("PagedSlots", "ContiguousSlots")
-#: Query heads that a block can serve; larger groups take several blocks.
-GROUP_TILES = (1, 2, 4, 8)
+#: Warps of a block of the decode kernel.
+DECODE_WARPS = 4
+#: Query heads that a block can serve; larger groups take several blocks. Of 16-bit types 8 and 16 go to tensor cores.
+GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,24 @@ def _lines(path: Path, seen: set[Path]) -> list[str]:
 
 def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots") -> Kernel:
     """Attention of ``group`` query heads a KV head; ``slots`` is one of :data:`SLOT_RULES`."""
-    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(group)}, {slots}>")
+    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
 
 
-def group_tile(group: int) -> int:
+def group_tile(dtype: str, group: int) -> int:
     """Query heads that one block serves, of ``group`` a KV head."""
-    return next((tile for tile in GROUP_TILES if tile >= group), GROUP_TILES[-1])
+    tiles = GROUP_TILES[dtype]
+    return next((tile for tile in tiles if tile >= group), tiles[-1])
+
+
+def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
+    """Dynamic shared memory of a block of :func:`decode_attention`: its warps' rings, or what they hand in."""
+    tile = group_tile(dtype, group)
+    if dtype != "float32" and tile >= 8:
+        stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
+        ring = max(2, 72 * 1024 // stage) * stage
+    else:
+        ring = 3 * 16 * 1024
+    return max(ring, DECODE_WARPS * tile * (head_dim + 2) * 4)
 
 
 def merge_partitions(dtype: str, head_dim: int) -> Kernel:

@@ -23,7 +23,8 @@ def check(found: compile_gate.Compiled) -> None:
 #: The widest and the plainest instances, each dtype once.
 SOME = [
     source.decode_attention("float16", 128, 8),
-    source.decode_attention("bfloat16", 80, 4),
+    source.decode_attention("bfloat16", 80, 16),
+    source.decode_attention("float16", 256, 16),
     source.decode_attention("float32", 256, 1),
     source.decode_attention("float16", 128, 8, "ContiguousSlots"),
     source.merge_partitions("float16", 128),
@@ -40,8 +41,26 @@ def test_some_instances_compile_without_spills(architecture):
     assert {one.expression for one in found} == {kernel.expression for kernel in SOME}
     for one in found:
         check(one)
-    decode = {one.expression: one.shared_bytes for one in found if one.expression.startswith("decode")}
-    assert min(decode.values()) >= 2 * 2 * 8192  # two stages of 8 KiB of keys and of values
+
+
+def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architecture: str, shared_bytes: int) -> int:
+    """Of the decode kernel, by registers (of 65,536, given out by eights) and shared memory (1 KiB more a block)."""
+    (found,) = compile_gate.compiled([source.decode_attention(dtype, head_dim, group)], architecture)
+    threads = 32 * source.DECODE_WARPS
+    by_registers = 65536 // (-(-found.registers // 8) * 8 * threads)
+    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group) + 1024))
+
+
+@pytest.mark.parametrize("group", [8, 16])
+def test_tensor_cores_leave_room_for_the_blocks_that_the_ring_is_reckoned_for(group):
+    assert blocks_per_multiprocessor("float16", 128, group, "sm_80", 164 * 1024) == 2
+    assert blocks_per_multiprocessor("bfloat16", 128, group, "sm_90a", 228 * 1024) == 3
+
+
+def test_no_block_takes_more_shared_memory_than_an_a100_gives():
+    for dtype, tiles in source.GROUP_TILES.items():
+        for head_dim in source.HEAD_DIMS:
+            assert all(source.decode_shared_bytes(dtype, head_dim, tile) <= 163 * 1024 for tile in tiles)
 
 
 @pytest.mark.slow
@@ -56,7 +75,7 @@ def test_every_instance_compiles_without_spills(architecture):
 def test_the_gate_sees_spills():
     """Eight blocks a multiprocessor leave 64 registers a thread, and this one needs over 200."""
     wide = gpu_cases.planted(
-        source.decode_attention("float16", 128, 8),
+        source.decode_attention("float16", 256, 16),
         "__launch_bounds__(kThreads)\n",
         "__launch_bounds__(kThreads, 8)\n",
     )

@@ -23,7 +23,8 @@ class Current:
     entered: list[Current] = []
 
     def __init__(self, kind: str, number: int) -> None:
-        self.kind, self.id, self.ptr, self.attributes = kind, number, number, {"MultiProcessorCount": 4}
+        self.kind, self.id, self.ptr = kind, number, number
+        self.attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerMultiprocessor": 164 * 1024}
 
     def __enter__(self) -> None:
         self.entered.append(self)
@@ -128,9 +129,9 @@ def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy)
     given = gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0])
     out = paged_attention.forward(**on_device(given, 3), check_ids=True)
     assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
-    # 6 columns for the 16 places of 4 multiprocessors: 2 partitions of 768 tokens.
+    # 6 columns for the 8 places of 4 multiprocessors: 4 partitions of 320 tokens fill them three times.
     assert cupy.launched == [
-        ("decode_attention<__half, 64, 4, PagedSlots>", (2, 2, 3), 3, 0),
+        ("decode_attention<__half, 64, 8, PagedSlots>", (2, 4, 3), 3, 0),
         ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
     ]
 

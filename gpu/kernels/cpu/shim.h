@@ -36,9 +36,12 @@ inline const Words *exchange(unsigned mask, const Words &given) {
 }
 
 template <class Value> Value shuffle(unsigned mask, Value value, unsigned source_lane) {
-    const Words *words = exchange(mask, {{bit_cast<uint32_t>(value)}});
+    Words given;
+    std::memcpy(&given, &value, sizeof value);
+    const Words *words = exchange(mask, given);
     if (source_lane >= block->warp_threads()) block->fail("a shuffle reads lane %u, which is not there", source_lane);
-    return bit_cast<Value>(words[source_lane].at[0]);
+    std::memcpy(&value, &words[source_lane], sizeof value);
+    return value;
 }
 
 }  // namespace shim

@@ -1,0 +1,195 @@
+// A warp's share of decode attention by plain arithmetic: fp32, and groups of one or two heads.
+//
+// kLanes lanes share a token's row, 16 bytes each. A warp goes through its tokens in tiles, and cp.async fetches
+// kStages of them ahead; each lane fetches what it will read itself, so waiting for its own copies is enough, and no
+// barrier holds a warp. Each row of lanes keeps an online softmax of its own (running maximum and sum); they are
+// merged at the end.
+//
+//   tile of kTile tokens:   step 0   | token 0: lane 0 .. kLanes-1 | token 1: ... |  ...  kRows tokens at a time
+//                           step 1   | token kRows ...
+//
+// Stages are of 16 KiB a block, so three blocks fit a multiprocessor of an A100 (164 KiB) and four one of an H100 or
+// H200 (228 KiB), with 96 and 128 KiB under way at least. See mma_decoder.cuh for what is needed.
+#pragma once
+
+#include "decode.cuh"
+
+__device__ constexpr int lanes_for(int loads) { return loads > 16 ? 32 : loads > 8 ? 16 : 8; }
+
+// What one row of lanes or one warp knows of a query head: this lane's part of it.
+template <int kScalars> struct Online {
+    float maximum = kNoScore, sum = 0;
+    float values[kScalars] = {};
+
+    __device__ __forceinline__ void rescale(float new_maximum) {
+        const float factor = ptx::exp2(maximum - new_maximum);
+        maximum = new_maximum;
+        sum *= factor;
+#pragma unroll
+        for (int place = 0; place < kScalars; ++place) values[place] *= factor;
+    }
+
+    // With the same lane of the row of lanes that lies `distance` lanes away.
+    __device__ __forceinline__ void merge_across(int distance) {
+        rescale(fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance)));
+        sum += __shfl_xor_sync(kFullWarp, sum, distance);
+#pragma unroll
+        for (int place = 0; place < kScalars; ++place)
+            values[place] += __shfl_xor_sync(kFullWarp, values[place], distance);
+    }
+};
+
+template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder {
+    static constexpr int kEach = kPerLoad<Scalar>;
+    static constexpr int kRowLoads = kHeadDim / kEach;
+    static constexpr int kLanes = lanes_for(kRowLoads);
+    static constexpr int kLoads = ceil_div(kRowLoads, kLanes);
+    static constexpr int kScalars = kLoads * kEach;
+    static constexpr int kRows = 32 / kLanes;
+    static constexpr int kSteps = 4 / kLoads;
+    static constexpr int kTile = kRows * kSteps;
+    static constexpr int kStages = 3;
+
+    struct Ring {  // of a warp
+        uint4 keys[kStages][kSteps][kLoads][32];
+        uint4 values[kStages][kSteps][kLoads][32];
+    };
+
+    const Tokens<Scalar, Slots> tokens;
+    Ring &ring;
+    const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
+    float query[kGroup][kScalars];
+    Online<kScalars> online[kGroup];
+
+    __device__ __forceinline__ FmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
+        : tokens(tokens), ring(ring) {}
+
+    // Which scalar of the row is this lane's `place`.
+    __device__ __forceinline__ int dimension(int place) const {
+        return (place / kEach * kLanes + lane) * kEach + place % kEach;
+    }
+
+    // `heads` rows of queries, times what makes scores powers of two.
+    __device__ __forceinline__ void load_queries(const Scalar *queries, int heads, float scale) {
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head)
+#pragma unroll
+            for (int place = 0; place < kScalars; ++place) {
+                const bool there = head < heads && dimension(place) < kHeadDim;
+                query[head][place] = there ? to_float(queries[head * kHeadDim + dimension(place)]) * scale : 0;
+            }
+    }
+
+    __device__ __forceinline__ int first_token(int tile) const {
+        return tokens.start + (tile * kWarps + warp) * kTile;
+    }
+
+    // Lane l knows where the tile's token l lies.
+    __device__ __forceinline__ long long find_rows(int tile) const {
+        return tokens.template row<kHeadDim>(first_token(tile) + (int)threadIdx.x % kTile);
+    }
+
+    // Lanes past the head's end and tokens past the sequence's end are zeros.
+    __device__ __forceinline__ void fetch(int tile, long long rows) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            const long long first = __shfl_sync(kFullWarp, rows, step * kRows + row);
+#pragma unroll
+            for (int load = 0; load < kLoads; ++load) {
+                const int part = dimension(load * kEach);
+                const bool valid = first != kNoRow && part < kHeadDim;
+                const long long offset = valid ? first + part : 0;
+                const int stage = tile % kStages, own = threadIdx.x % 32;
+                ptx::cp_async16(&ring.keys[stage][step][load][own], tokens.keys + offset, valid);
+                ptx::cp_async16(&ring.values[stage][step][load][own], tokens.values + offset, valid);
+            }
+        }
+        ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ void compute(int tile) {
+        float scores[kSteps][kGroup] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) score(tile, step, scores[step]);
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head) {
+            float maximum = online[head].maximum;
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) maximum = fmaxf(maximum, scores[step][head]);
+            online[head].rescale(maximum);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                scores[step][head] = ptx::exp2(scores[step][head] - maximum);
+                online[head].sum += scores[step][head];
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) add_values(tile, step, scores[step]);
+    }
+
+    // A token's score for each head, in every lane of its row.
+    __device__ __forceinline__ void score(int tile, int step, float (&scores)[kGroup]) const {
+#pragma unroll
+        for (int load = 0; load < kLoads; ++load) {
+            float key[kEach];
+            unpack<Scalar>(ring.keys[tile % kStages][step][load][threadIdx.x % 32], key);
+#pragma unroll
+            for (int head = 0; head < kGroup; ++head)
+#pragma unroll
+                for (int place = 0; place < kEach; ++place)
+                    scores[head] += query[head][load * kEach + place] * key[place];
+        }
+        const bool there = first_token(tile) + step * kRows + row < tokens.end;
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head) {
+#pragma unroll
+            for (int distance = kLanes / 2; distance > 0; distance /= 2)
+                scores[head] += __shfl_xor_sync(kFullWarp, scores[head], distance);
+            if (!there) scores[head] = kMasked;
+        }
+    }
+
+    __device__ __forceinline__ void add_values(int tile, int step, const float (&weights)[kGroup]) {
+#pragma unroll
+        for (int load = 0; load < kLoads; ++load) {
+            float value[kEach];
+            unpack<Scalar>(ring.values[tile % kStages][step][load][threadIdx.x % 32], value);
+#pragma unroll
+            for (int head = 0; head < kGroup; ++head)
+#pragma unroll
+                for (int place = 0; place < kEach; ++place)
+                    online[head].values[load * kEach + place] += weights[head] * value[place];
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        long long rows[kStages];
+#pragma unroll
+        for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
+        long long ahead = find_rows(kStages);  // a tile earlier than they are needed: a look into the table takes long
+#pragma unroll
+        for (int tile = 0; tile < kStages; ++tile) fetch(tile, rows[tile]);
+        for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
+            ptx::cp_async_wait<kStages - 1>();
+            compute(tile);
+            fetch(tile + kStages, ahead);
+            ahead = find_rows(tile + kStages + 1);
+        }
+        ptx::cp_async_wait<0>();
+    }
+
+    // The rows of lanes into one, and out.
+    __device__ __forceinline__ void write(WarpResults<kHeadDim, kGroup> &results) {
+#pragma unroll
+        for (int head = 0; head < kGroup; ++head) {
+#pragma unroll
+            for (int distance = kLanes; distance < 32; distance *= 2) online[head].merge_across(distance);
+            if (row > 0) continue;
+            if (lane == 0) results.states[warp][head] = make_float2(online[head].maximum, online[head].sum);
+#pragma unroll
+            for (int place = 0; place < kScalars; ++place)
+                if (dimension(place) < kHeadDim)
+                    results.values[warp][head][dimension(place)] = online[head].values[place];
+        }
+    }
+};

@@ -1,0 +1,204 @@
+// A warp's share of decode attention by tensor cores: fp16 and bf16, three query heads of a KV head or more.
+//
+// Keys and values are the large matrices, so they take the 16 rows of an mma, and the heads its 8 columns; a group of
+// 8 heads wastes nothing that way, and 16 heads are two products of the same keys:
+//
+//   scores  [16 tokens, 8 heads]  = keys    [16 tokens, head_dim] * queries [head_dim, 8 heads]
+//   outputs [head_dim, 8 heads]  += values' [head_dim, 16 tokens] * weights [16 tokens, 8 heads]
+//
+// Both products leave a head in the same column, so its maximum and sum serve the outputs where they are. Only the
+// weights change from row to column order, by movmatrix. With g = lane / 4 and t = lane % 4 a lane holds heads 2t and
+// 2t + 1 of tokens (or dimensions) g and g + 8.
+//
+// A warp goes through its tokens in tiles of 16, and no barrier of the block holds it. cp.async fetches keys and
+// values apart, kStages tiles ahead: of 2 * kStages pieces one at most is being read, and the others are under way.
+//
+// How many: at 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and 0.8 to 1 us, a
+// multiprocessor needs 15, 20 and 36 KiB under way at the least, and up to 64 KiB where memory is loaded and answers
+// later. At head_dim 128 a tile is 32 KiB a block; with two, two blocks fit a multiprocessor of an A100 (164 KiB) and
+// three one of an H100 or H200 (228 KiB), and 96 and 144 KiB are under way at least. Several blocks beat one with a
+// deeper ring of the same bytes: while one begins or ends, others fetch.
+#pragma once
+
+#include "decode.cuh"
+#include "matrix.cuh"
+
+template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder {
+    static constexpr int kTile = 16;
+    static constexpr int kSlices = kHeadDim / 16;
+    static constexpr int kColumns = kGroup / 8;
+    static constexpr int kRowLoads = kHeadDim / 8;
+    static constexpr int kStages = larger(2, 72 * 1024 / (kWarps * kTile * kRowLoads * 32));
+
+    struct Piece {  // keys or values of a tile
+        uint4 loads[kTile * kRowLoads];
+    };
+    struct Ring {  // of a warp
+        Piece keys[kStages], values[kStages];
+    };
+
+    const Tokens<Scalar, Slots> tokens;
+    Ring &ring;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float scale;
+    unsigned query[kColumns][kSlices][2];
+    float maximum[kColumns][2], sum[kColumns][2] = {};  // the sum is of this lane's tokens
+    float outputs[kColumns][kSlices][4] = {};
+
+    __device__ __forceinline__ MmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
+        : tokens(tokens), ring(ring) {
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) maximum[column][0] = maximum[column][1] = kNoScore;
+    }
+
+    // Where 16 bytes of a row lie. ldmatrix reads those of eight rows at once, and they are in eight different groups
+    // of four banks: 8 / kSpan rows begin in different groups of their own, the next ones are told apart by the xor.
+    static __device__ __forceinline__ int swizzled(int row, int load) {
+        constexpr int kSpan = kRowLoads % 8 == 0 ? 8 : kRowLoads % 4 == 0 ? 4 : 2;
+        return row * kRowLoads + (load ^ row * kSpan / 8 % kSpan);
+    }
+
+    __device__ __forceinline__ void load_queries(const Scalar *queries, int heads, float scale) {
+        this->scale = scale;
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+            const int head = 8 * column + lane / 4;
+#pragma unroll
+            for (int pair = 0; pair < 2 * kSlices; ++pair) {
+                const Scalar *scalars = queries + head * kHeadDim + 8 * pair + 2 * (lane % 4);
+                query[column][pair / 2][pair % 2] = head < heads ? *reinterpret_cast<const unsigned *>(scalars) : 0;
+            }
+        }
+    }
+
+    __device__ __forceinline__ int first_token(int tile) const {
+        return tokens.start + (tile * kWarps + warp) * kTile;
+    }
+
+    // Lane l knows where the tile's token l % 16 lies.
+    __device__ __forceinline__ long long find_rows(int tile) const {
+        return tokens.template row<kHeadDim>(first_token(tile) + lane % kTile);
+    }
+
+    // Tokens past the sequence's end are zeros: a weight of zero does not undo what else may lie there.
+    __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, long long rows) {
+#pragma unroll 8  // more takes the registers that 16 heads of 256 dimensions need
+        for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
+            const int row = (step * 32 + lane) / kRowLoads, load = (step * 32 + lane) % kRowLoads;
+            const long long first = __shfl_sync(kFullWarp, rows, row);
+            const bool valid = first != kNoRow;
+            const long long offset = valid ? first + load * kPerLoad<Scalar> : 0;
+            ptx::cp_async16(&piece.loads[swizzled(row, load)], cache + offset, valid);
+        }
+        ptx::cp_async_commit();
+    }
+
+    // Until the oldest piece has come, for all lanes.
+    __device__ __forceinline__ void wait() {
+        ptx::cp_async_wait<2 * kStages - 1>();
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void score(const Piece &keys, float (&scores)[kColumns][4]) const {
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+            unsigned key[4];
+            ptx::ldmatrix(key, &keys.loads[swizzled(lane % 16, 2 * slice + lane / 16)]);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+                ptx::mma_m16n8k16<Scalar>(scores[column], key, query[column][slice][0], query[column][slice][1]);
+        }
+    }
+
+    // Scores become weights, and everything before is rescaled to the new maximum.
+    __device__ __forceinline__ void weigh(int tile, float (&scores)[kColumns][4]) {
+        const int left = tokens.end - first_token(tile) - lane / 4;
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                float &first = scores[column][side], &second = scores[column][2 + side];
+                first = left > 0 ? first * scale : kMasked;
+                second = left > 8 ? second * scale : kMasked;
+                float new_maximum = fmaxf(maximum[column][side], fmaxf(first, second));
+#pragma unroll
+                for (int distance = 4; distance < 32; distance *= 2)
+                    new_maximum = fmaxf(new_maximum, __shfl_xor_sync(kFullWarp, new_maximum, distance));
+                const float factor = ptx::exp2(maximum[column][side] - new_maximum);
+                maximum[column][side] = new_maximum;
+                first = ptx::exp2(first - new_maximum);
+                second = ptx::exp2(second - new_maximum);
+                sum[column][side] = sum[column][side] * factor + first + second;
+#pragma unroll
+                for (int slice = 0; slice < kSlices; ++slice) {
+                    outputs[column][slice][side] *= factor;
+                    outputs[column][slice][2 + side] *= factor;
+                }
+            }
+    }
+
+    __device__ __forceinline__ void add_values(const Piece &values, const float (&weights)[kColumns][4]) {
+        unsigned weight[kColumns][2];
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                weight[column][half] = ptx::movmatrix_trans(
+                    ptx::pack<Scalar>(weights[column][2 * half], weights[column][2 * half + 1]));
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+            unsigned value[4];
+            ptx::ldmatrix_trans(value,
+                                &values.loads[swizzled(lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2)]);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+                ptx::mma_m16n8k16<Scalar>(outputs[column][slice], value, weight[column][0], weight[column][1]);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        long long rows[kStages];
+#pragma unroll
+        for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
+        long long ahead = find_rows(kStages);  // a tile earlier than they are needed: a look into the table takes long
+#pragma unroll
+        for (int tile = 0; tile < kStages; ++tile) {
+            fetch(ring.keys[tile], tokens.keys, rows[tile]);
+            fetch(ring.values[tile], tokens.values, rows[tile]);
+        }
+        for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
+            Piece &keys = ring.keys[tile % kStages], &values = ring.values[tile % kStages];
+            float scores[kColumns][4] = {};
+            wait();
+            score(keys, scores);
+            __syncwarp();
+            fetch(keys, tokens.keys, ahead);
+            weigh(tile, scores);
+            wait();
+            add_values(values, scores);
+            __syncwarp();
+            fetch(values, tokens.values, ahead);
+            ahead = find_rows(tile + kStages + 1);
+        }
+        ptx::cp_async_wait<0>();
+    }
+
+    __device__ __forceinline__ void write(WarpResults<kHeadDim, kGroup> &results) {
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int head = 8 * column + 2 * (lane % 4) + side;
+                float whole = sum[column][side];
+#pragma unroll
+                for (int distance = 4; distance < 32; distance *= 2)
+                    whole += __shfl_xor_sync(kFullWarp, whole, distance);
+                if (lane < 4) results.states[warp][head] = make_float2(maximum[column][side], whole);
+#pragma unroll
+                for (int slice = 0; slice < kSlices; ++slice) {
+                    results.values[warp][head][16 * slice + lane / 4] = outputs[column][slice][side];
+                    results.values[warp][head][16 * slice + lane / 4 + 8] = outputs[column][slice][2 + side];
+                }
+            }
+    }
+};
