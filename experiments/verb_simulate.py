@@ -22,7 +22,17 @@ from ..sim.settings import Settings
 from ..sim.spec import model
 from ..sim.summary import summary
 from ..sim.workload import Workload
-from ..traces import Reading, Trace, check_fits, read_with_content, synthetic_pairs, workload
+from ..traces import (
+    Reading,
+    Trace,
+    check_fits,
+    draw,
+    is_load,
+    read_load,
+    read_with_content,
+    synthetic_pairs,
+    workload,
+)
 from .output import RESULTS, JsonTarget, Report
 from .plan_flags import WantedPlan, wanted_plan
 from .summaries import print_summary
@@ -60,10 +70,10 @@ def simulate(
     Args:
         trace: Requests, in any form that we know (README.md lists them); our own columns are prompt_tokens and
             output_tokens, and arrival_s, or --request-rate in its stead. hash_ids or session_id may say which prompts
-            begin alike.
+            begin alike. Or a load that traces synth has fitted.
         dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
             sharegpt.
-        num_prompts: How many requests. By default all of a trace, and 1000 of a dataset.
+        num_prompts: How many requests. By default all of a trace, as many as a load's trace had, and 1000 of a dataset.
         request_rate: Poisson arrivals of so many requests/s in place of the trace's own; inf lets all arrive at 0.
         max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
             number. By default what the trace says, or nothing.
@@ -139,9 +149,12 @@ def _requests(
         return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
     if dataset is not None:
         raise UserError("--trace and --dataset exclude each other; give one of them")
-    # To skip what is bad is to skip what is too long.
-    longest = max_model_len if reading.skip_bad else None
-    found = _first(read_with_content(trace, reading, longest), num_prompts)
+    if is_load(trace):
+        found = draw(read_load(trace), num_prompts, settings.seed)
+    else:
+        # To skip what is bad is to skip what is too long.
+        longest = max_model_len if reading.skip_bad else None
+        found = _first(read_with_content(trace, reading, longest), num_prompts)
     check_fits(found, max_model_len, trace)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from cyclopts import App
 from rich import box
 from rich.table import Table
 
-from ..traces import Reading, catalogue, read_with_content, write
+from ..sim.files import require_writable_file
+from ..traces import Reading, catalogue, draw, fit, read, read_load, read_with_content, write, write_load
 from ..traces import stats as stats_of
 from .output import JsonTarget, Report
 from .trace_files import READING, left_out_told
@@ -88,3 +90,61 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     for text in left_out_told(trace):
         report.say(text)
     report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
+
+
+@traces.command
+def synth(file: Path, /, reading: READING = Reading(), *, out: Path, json: JsonTarget = None) -> None:
+    """Fit a trace into a small file that can be shared: what the load is like, and none of its requests.
+
+    simulate --trace and traces sample draw from it. What prompts have in common is not kept.
+
+    Args:
+        file: A trace in any form that we know.
+        out: The load, JSON.
+    """
+    report = Report(json)
+    require_writable_file(out)
+    trace = read(file, reading)
+    load = fit(trace)
+    write_load(load, out)
+    found, drawn = stats_of(trace), stats_of(draw(load))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("")
+    for heading in ("trace", "drawn"):
+        table.add_column(heading, justify="right")
+    for row in zip(_in_short(found), _in_short(drawn), strict=True):
+        (name, ours), (_, theirs) = row
+        table.add_row(name, ours, theirs)
+    report.console.print(table)
+    for text in left_out_told(trace):
+        report.say(text)
+    report.point_to("Load", out)
+    report.data({"path": str(out), "trace": found, "drawn": drawn})
+
+
+def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Numbers by which two traces are compared, and what they are."""
+    for field in ("prompt_tokens", "output_tokens", "total_tokens"):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            yield f"{field.removesuffix('_tokens')} {statistic}", f"{found[field][statistic]:,.1f}"
+    for name, label in (("request_rate", "requests/s"), ("gap_cv", "CV of the gaps")):
+        yield label, "-" if found[name] is None else f"{found[name]:,.3f}"
+
+
+@traces.command
+def sample(
+    load: Path, target: Path, /, *, num_prompts: int | None = None, seed: int = 0, json: JsonTarget = None
+) -> None:
+    """Draw requests from a load that synth has fitted.
+
+    Args:
+        load: What synth wrote.
+        target: The new trace; its ending says the form, as for convert.
+        num_prompts: How many requests. By default as many as the trace had.
+        seed: Seed of the draw.
+    """
+    report = Report(json)
+    trace = draw(read_load(load), num_prompts, seed)
+    write(trace, target)
+    report.say(f"{target}: {len(trace):,} requests")
+    report.data({"path": str(target), "rows": len(trace)})

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from cli_runs import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.sim.errors import TraceError, UserError
 from fragmeter.traces import Reading, read_with_content
 
@@ -185,13 +185,14 @@ class TestBombs:
                 read_with_content(path)
 
 
-def test_the_program_refuses_or_skips(tmp_path):
+def test_the_program_refuses_or_skips(tmp_path, capsys):
     path = tmp_path / "bad.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,5\nx,1,1\n2023-11-16 18:15:47,99999,5\n")
-    refused = run("traces", "stats", path)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1) and "line 3: TIMESTAMP = 'x'" in refused.stderr
-    told = run("traces", "convert", path, tmp_path / "new.csv", "--skip-bad")
-    assert told.returncode == 0 and "Skipped: 1 bad rows. The first:" in told.stdout
-    served = run("simulate", "--trace", path, "--skip-bad")
-    assert served.returncode == 0, served.stderr
-    assert "Skipped: 2 bad rows" in served.stdout, "too long is bad, too"
+    rows = ["2023-11-16 18:15:46,100,5", "x,1,1", "2023-11-16 18:15:47,99999,5"]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert status(["traces", "stats", str(path)]) == MISTAKE
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and "line 3: TIMESTAMP = 'x'" in refused
+    assert status(["traces", "convert", str(path), str(tmp_path / "new.csv"), "--skip-bad"]) == DONE
+    assert "Skipped: 1 bad rows. The first:" in capsys.readouterr().out
+    assert status(["simulate", "--trace", str(path), "--skip-bad"]) == DONE
+    assert "Skipped: 2 bad rows" in capsys.readouterr().out, "too long is bad, too"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from . import catalogue
 from .arrivals import poisson, told_max_tokens, workload
+from .fitting import draw, fit
+from .load import Load, is_load, read_load, write_load
 from .pairs import LengthPairs
 from .readers import HashedTrace, read, read_hashed, read_with_content
 from .reading import Reading
@@ -17,14 +19,19 @@ from .writers import write
 __all__ = [
     "HashedTrace",
     "LengthPairs",
+    "Load",
     "Reading",
     "Trace",
     "catalogue",
     "check_fits",
+    "draw",
+    "fit",
+    "is_load",
     "paper_workload",
     "poisson",
     "read",
     "read_hashed",
+    "read_load",
     "read_with_content",
     "sample",
     "stats",
@@ -33,4 +40,5 @@ __all__ = [
     "told_max_tokens",
     "workload",
     "write",
+    "write_load",
 ]

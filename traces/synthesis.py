@@ -2,11 +2,7 @@
 
 A summary holds 33 quantiles of prompts and of outputs, the mean within each of the 32 strata between
 them, and a 16 x 16 grid that counts rows by prompt rank and output rank. A draw takes a cell by its
-count, a rank uniform within the cell's sides, and maps each rank to tokens by the inverse
-distribution function, bent within a stratum so that the stratum keeps its mean:
-
-    v = (u - U[k]) / (U[k+1] - U[k]);  tokens = rint(q[k] + (q[k+1] - q[k]) * v**g)
-    g = 1/r - 1,  r = clamp((mean[k] - q[k]) / (q[k+1] - q[k]), 0.001, 0.999)   (the mean of v**g is r)
+count, a rank uniform within the cell's sides, and maps each rank to tokens (``traces.marginal``).
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ from importlib.resources import files
 import numpy as np
 
 from ..sim.errors import SettingError
+from .marginal import inverse
 from .pairs import LengthPairs
 from .streams import stream
 
@@ -89,13 +86,6 @@ def _draw(summary: Mapping[str, object], n: int, rng: np.random.Generator) -> np
 
 
 def _tokens(marginal: Mapping[str, list[float]], u: np.ndarray) -> np.ndarray:
-    """The inverse distribution function at ranks ``u`` (float64 [n] in [0, 1))."""
-    levels = np.array(length_summaries()["quantile_levels"])
-    low = np.array(marginal["quantiles"][:-1], dtype=np.float64)
-    width = np.diff(marginal["quantiles"])
-    # A stratum of one value has no width; any exponent will do there.
-    share = (np.array(marginal["stratum_means"]) - low) / np.maximum(width, 1)
-    exponents = 1 / np.clip(share, 0.001, 0.999) - 1
-    k = np.searchsorted(levels, u, side="right") - 1
-    within = (u - levels[k]) / (levels[k + 1] - levels[k])
-    return np.rint(low[k] + width[k] * within ** exponents[k]).astype(np.int64)
+    """The lengths at ranks ``u`` (float64 [n] in [0, 1))."""
+    levels = length_summaries()["quantile_levels"]
+    return np.rint(inverse(levels, marginal["quantiles"], marginal["stratum_means"], u)).astype(np.int64)
