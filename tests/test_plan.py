@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_runs import settings_of, workload_of
-from fragmeter.sim import simulate, summary
+from fragmeter.sim import Settings, Workload, simulate, summary
 from fragmeter.sim.plan import Plan, load, record
+from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.result import expand, requests_table, steps_table
 from fragmeter.sim.run import Run
 from fragmeter.sim.work import work
@@ -17,7 +19,7 @@ from family_runs import workload_of as family_workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from plan_cases import caching_case, caching_plan, swapping_case, swapping_plan
+from plan_cases import caching_case, caching_plan, copying_plan, swapping_case, swapping_plan
 from plan_replay import replay
 from radix_cases import shared_cases as radix_cases
 from shared_prefixes import caching_settings, shared_cases
@@ -57,7 +59,7 @@ def check(run: Run, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("policy", PAGED)
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=15)
 @given(case=cases, shuffle=st.booleans())
 def test_tables_hold_what_sequences_do(policy, case: Case, shuffle):
     """Invariant 8, on plain lists."""
@@ -67,7 +69,7 @@ def test_tables_hold_what_sequences_do(policy, case: Case, shuffle):
 
 
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0"])
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=25)
 @given(data=st.data(), shuffle=st.booleans())
 def test_tables_of_families_hold_what_their_members_do(policy, data, shuffle):
     """Samples and beams, a pinned prefix, swaps; and trees of requests."""
@@ -76,7 +78,7 @@ def test_tables_of_families_hold_what_their_members_do(policy, data, shuffle):
 
 
 @pytest.mark.parametrize("policy", ["static", "fastertransformer", "orca", "orca-max", "orca-pow2", "orca-oracle"])
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=15)
 @given(case=cases, arena=st.sampled_from(["buddy", "first-fit", "best-fit"]))
 def test_pieces_hold_what_sequences_do(policy, case: Case, arena):
     """Contiguous memory; that of orca and of static batches gets addresses."""
@@ -86,7 +88,7 @@ def test_pieces_hold_what_sequences_do(policy, case: Case, arena):
 
 
 @pytest.mark.parametrize("policy", ["orca", "orca-max", "orca-oracle"])
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=25)
 @given(data=st.data())
 def test_pieces_of_families_hold_what_their_members_do(policy, data):
     """Copies of prompts, of beams and of parents."""
@@ -95,20 +97,25 @@ def test_pieces_of_families_hold_what_their_members_do(policy, data):
     check(*recorded(settings_for(case), family_workload(case.requests), case.cost))
 
 
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=35)
 @given(case=shared_cases(), shuffle=st.booleans())
 def test_tables_with_cached_prefixes_hold_what_sequences_do(case, shuffle):
     """vLLM's prefix cache, under vllm-v1."""
     check(*recorded(caching_settings(case), case.workload, case.cost, shuffle_ids=shuffle))
 
 
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=35)
 @given(case=st.one_of(cases, radix_cases()), shuffle=st.booleans(), caching=st.booleans())
 def test_slots_of_a_radix_tree_hold_what_sequences_do(case, shuffle, caching):
     """SGLang's tree."""
     settings = settings_of("sglang", case.pool, case.limits, enable_prefix_caching=caching)
     workload = workload_of(case.requests, case.limits.max_model_len, case.content)
-    check(*recorded(settings, workload, case.cost, shuffle_ids=shuffle))
+    run, plan = recorded(settings, workload, case.cost, shuffle_ids=shuffle)
+    check(run, plan)
+    memory = run.replica.memory
+    # All that is taken is in the tree.
+    assert not memory.tables.tables and memory.free == memory.tables.pool.num_free
+    assert memory.free + sum(map(len, memory.tree.slots.values())) == memory.num_blocks
 
 
 @pytest.mark.parametrize(("case", "plan"), [(swapping_case, swapping_plan), (caching_case, caching_plan)])
@@ -128,7 +135,46 @@ def same_from(plan: Plan, whole: Plan, first: int) -> None:
             assert plan.block_table(step, row).tolist() == whole.block_table(first + step, row).tolist()
 
 
-@pytest.mark.parametrize("plan_of", [swapping_plan, caching_plan])
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=6)
+@given(case=cases, first=st.integers(0, 12), steps=st.integers(1, 12))
+def test_windows_change_nothing_and_can_be_replayed(policy, case: Case, first, steps):
+    """When it is over the run leaps again, with block ids."""
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    _, plan = recorded(settings, workload, case.cost, first_step=first, num_steps=steps)
+    replay(plan)
+    assert plan.num_steps <= steps
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "sglang", "orca", "static"])
+def test_runs_leap_when_a_window_is_over(policy):
+    """Two requests of fifty steps, of which three are recorded."""
+    work = Workload("two", np.zeros(2, dtype=np.int64), np.array([5, 5]), np.array([50, 40]))
+    settings = Settings(policy=policy, model="toy-opt", num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=2)
+    run, plan = recorded(settings, work, first_step=1, num_steps=2)
+    assert plan.num_steps == 2 and len(run.book.rows["steps"]) < 10
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
+@hypothesis_settings(max_examples=25)
+@given(data=st.data(), shuffle=st.booleans())
+def test_what_families_find_in_a_cache_is_theirs(policy, data, shuffle):
+    """Samples and trees under policies that know neither, and find them by their contents."""
+    case = data.draw(st.one_of(group_cases(policy), tree_cases(policy)))
+    settings = settings_of(policy, case.pool, case.limits, enable_prefix_caching=True)
+    check(*recorded(settings, family_workload(case.requests), case.cost, shuffle_ids=shuffle))
+
+
+def test_nobody_is_served():
+    """The pool holds none of them."""
+    settings, workload = swapping_case()
+    run, plan = recorded(replace(settings, num_gpu_blocks_override=3), workload)
+    assert run.refused.all() and plan.num_steps == len(plan.sequence) == 0
+    replay(plan)
+
+
+@pytest.mark.parametrize("plan_of", [swapping_plan, caching_plan, copying_plan])
 def test_a_window_begins_with_what_lies_in_the_slots(plan_of):
     whole = plan_of()
     for first in range(0, whole.num_steps, 3):

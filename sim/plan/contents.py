@@ -8,11 +8,11 @@ EMPTY = -1
 
 
 class Contents:
-    """Token ids and positions by slot, ``EMPTY`` where nothing was written."""
+    """Token ids and positions by slot, ``EMPTY`` where nothing was written, as far as anything ever was."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._token_ids = np.full(num_slots, EMPTY, dtype=np.int64)
-        self._positions = np.full(num_slots, EMPTY, dtype=np.int64)
+    def __init__(self) -> None:
+        self._token_ids = np.zeros(0, dtype=np.int64)
+        self._positions = np.zeros(0, dtype=np.int64)
 
     def write(self, slots: np.ndarray, token_ids: np.ndarray, first_position: int) -> None:
         """Tokens that follow each other are computed."""
@@ -22,6 +22,7 @@ class Contents:
 
     def move(self, start: int, source: Contents, source_start: int, slots: int) -> None:
         """What lies in so many slots elsewhere lies here too."""
+        source._reach(source_start + slots)
         self._reach(start + slots)
         self._token_ids[start : start + slots] = source._token_ids[source_start : source_start + slots]
         self._positions[start : start + slots] = source._positions[source_start : source_start + slots]
@@ -32,8 +33,8 @@ class Contents:
         return slots, self._token_ids[slots], self._positions[slots]
 
     def _reach(self, num_slots: int) -> None:
-        """Pieces may lie beyond the pool."""
-        more = num_slots - len(self._token_ids)
-        if more > 0:
-            self._token_ids = np.concatenate([self._token_ids, np.full(more, EMPTY)])
-            self._positions = np.concatenate([self._positions, np.full(more, EMPTY)])
+        if num_slots > len(self._token_ids):
+            # By half as much again, so that growing costs little.
+            more = np.full(num_slots + num_slots // 2 - len(self._token_ids), EMPTY)
+            self._token_ids = np.concatenate([self._token_ids, more])
+            self._positions = np.concatenate([self._positions, more])

@@ -24,14 +24,13 @@ class Layout(Protocol):
     Attributes:
         name: "paged" or "contiguous".
         unit_slots: Slots of what moves count: of a block, or one.
-        num_slots, num_host_slots: Slots of the pool and of the swap space.
+        num_slots: Slots of the pool, and of pieces beyond it.
         moves: What changed place since they were cleared.
     """
 
     name: str
     unit_slots: int
     num_slots: int
-    num_host_slots: int
     moves: Moves
 
     def settle(self, state: State, decodes: bool) -> None:
@@ -62,7 +61,6 @@ class PagedLayout:
         self._tables, self.unit_slots = memory.tables, memory.block_size
         self._tables.moves = self.moves = Moves()
         self.num_slots = memory.num_blocks * self.unit_slots
-        self.num_host_slots = getattr(memory, "host_blocks", 0) * self.unit_slots
 
     def shuffle(self, random: np.random.Generator) -> None:
         """Hand out blocks in a random order."""
@@ -115,7 +113,6 @@ class ContiguousLayout:
 
     name = CONTIGUOUS
     unit_slots = 1
-    num_host_slots = 0
 
     def __init__(self, memory: ContiguousMemory) -> None:
         self._memory = memory

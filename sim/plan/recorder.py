@@ -73,7 +73,7 @@ class Recorder:
         self._columns = PlanColumns()
         # Tokens that a reader of the plan knows each to hold, and that go on where it goes on.
         self._told: dict[Sequence, int] = {}
-        self._device, self._host = Contents(layout.num_slots), Contents(layout.num_host_slots)
+        self._device, self._host = Contents(), Contents()
         pinned = layout.pinned_slots()
         self._device.write(pinned, names.prefix()[: len(pinned)], 0)
         self._initial = self._held()

@@ -108,9 +108,10 @@ class _Window:
 class _WatchedEngine(Engine):
     """An engine that shows a recorder every step before it runs, and leaps when that has seen enough."""
 
-    def __init__(self, recorder: Recorder, env, source, policy, memory, cost, edges, leap, state) -> None:
-        super().__init__(env, source, policy, memory, cost, edges, False, state)
-        self._recorder, self._leaps = recorder, leap
+    def __init__(self, recorder: Recorder, *served: Any) -> None:
+        *most, self._leaps, state = served
+        super().__init__(*most, leap=False, state=state)
+        self._recorder = recorder
         self._decision = CARRY_ON
 
     def _carry_out(self, plan: Decision, now: int) -> FirstStep:
