@@ -20,7 +20,7 @@ from typing import Any
 from ..sim.errors import FragmeterError
 from . import devices, parts, program
 from .cases import TOLERANCE, Host, OnDevice
-from .grid_kernels import ATTENTION, KERNELS, MOVING, Make, Point
+from .grid_kernels import KERNELS, MOVING, Make, Point
 from .source import HEAD_DIMS
 
 SCHEMA_VERSION = 1
@@ -62,9 +62,11 @@ def _combinations() -> Iterator[Point]:
             # A contiguous cache has no blocks.
             if kernel != "contiguous_attention" or block_size == 16:
                 yield Point(kernel, dtype, heads, head_dim, block_size, RAGGED)
-    for kernel, dtype, heads in itertools.product(ATTENTION, TOLERANCE, HEADS):
-        yield Point(kernel, dtype, heads, 128, 16, LONG)
     for dtype in TOLERANCE:
+        for heads in HEADS:
+            yield Point("decode_attention", dtype, heads, 128, 16, LONG)
+        for kernel in ("prefill_attention", "contiguous_attention"):
+            yield Point(kernel, dtype, (32, 8), 128, 16, LONG)
         yield Point("decode_attention", dtype, (32, 8), 128, 16, EDGES)
 
 

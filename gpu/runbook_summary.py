@@ -96,6 +96,14 @@ def _graphs(found: Found) -> str:
     return "## Captured against eager\n\n" + _table(("what", "the same", "error", "allowed"), rows)
 
 
+def _replay(found: Found) -> str:
+    rows = f"{found['checked_rows']:,} rows of {found['checked_steps']:,} steps of a {found['plan']['policy']} plan"
+    worst = "no number" if found["worst_error"] is None else f"{found['worst_error']:.1e}"
+    told = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {worst}."
+    wrong = "".join(f"\n- {mismatch}" for mismatch in found["mismatches"])
+    return f"## The simulator's own block tables\n\n{told}\n{wrong}".rstrip()
+
+
 def _ceiling(found: Found) -> str:
     rows = [(copy["kind"], f"{copy['bytes_per_s'] / 1e9:.1f}") for copy in found["copies"]]
     sheet = found["data_sheet_bytes_per_s"]
@@ -113,6 +121,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "modules": _modules,
     "grid": _grid,
     "graphs": _graphs,
+    "replay": _replay,
     "ceiling": _ceiling,
     "bench": _bench,
 }

@@ -40,12 +40,13 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
         one.name: ("left out", one.reason) if one.reason else ("done", None) for one in parts
     }
     for one in parts:
-        for name in one.files if not one.reason else ():
-            json.loads((tmp_path / "day" / name).read_text())
+        for name in () if one.reason else one.files:
+            assert (tmp_path / "day" / name).exists()
     page = (tmp_path / "day" / "summary.md").read_text()
     assert page.startswith("# GPU day on cpu: ")
     assert "cannot be told" not in page
     assert "| decode_attention | float16 |" in page and "| device |" in page and "batch context" in page
+    assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
 
 
@@ -126,7 +127,7 @@ def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
     assert sum(one.budget_s for one in on_gpu) <= 8 * 60
     assert {name.removesuffix(".json") for one in on_gpu for name in one.files} >= set(SECTIONS)
     for one in on_gpu:
-        assert one.name == "doctor" or "cuda:1" in one.program
+        assert one.name in ("doctor", "record") or "cuda:1" in one.program
 
 
 @pytest.mark.parametrize(
