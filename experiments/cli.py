@@ -43,6 +43,7 @@ for _place, (_verb, _help) in enumerate({
     "simulate": "Serve a trace on one simulated replica, and write what happened.",
     "validate": "Carry out on a device what was simulated, and compare.",
     "traces": "Look at request traces, and convert them.",
+    "calibrate": "Measure what the operations of a step take on a device.",
     "doctor": "Say what works on this machine, and why not.",
 }.items()):
     app.command(f"{__package__}.verb_{_verb}:{_verb}", name=_verb, help=_help, sort_key=_place)

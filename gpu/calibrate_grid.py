@@ -1,0 +1,95 @@
+"""At which sizes a calibration measures: a grid for a CPU, one for a GPU, and a small one to try things with.
+
+Libraries are at their best at powers of two, and requests are not: sizes are of either kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Sizes; what a model or a pool has no room for is left out.
+
+    Attributes:
+        tokens: Rows of GEMMs, of the KV write, the layers' elementwise work and the embedding.
+        head_rows: Rows of the output head.
+        batches, contexts: Sequences that decode, and about how many tokens each of them holds.
+        ragged: (sequences, mean tokens) whose lengths differ widely.
+        block_sizes: Besides the model's own; each for ``ragged``, with lengths about alike.
+        chunks, prefixes: New tokens of one prompt, and those before them.
+        prompts: (prompts, tokens) that are prefilled in one call.
+        moved_blocks: Blocks of a copy or a swap.
+        step_decodes: (sequences, about how many tokens each holds) of whole steps; out of batches and contexts.
+        step_prompts: Prompts of whole steps; out of chunks.
+        rounds: Samples of each point.
+        pool_bytes: Most that the KV pool takes; None is half of what is free.
+    """
+
+    tokens: tuple[int, ...]
+    head_rows: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    ragged: tuple[tuple[int, int], ...]
+    block_sizes: tuple[int, ...]
+    chunks: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...]
+    moved_blocks: tuple[int, ...]
+    step_decodes: tuple[tuple[int, int], ...]
+    step_prompts: tuple[int, ...]
+    rounds: int
+    pool_bytes: int | None
+
+
+CPU = Grid(
+    tokens=(1, 2, 4, 5, 7, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512),
+    head_rows=(1, 2, 4, 5, 7, 8, 11, 16, 23, 32, 45, 64),
+    batches=(1, 2, 4, 8, 16, 32, 64),
+    contexts=(16, 64, 128, 256, 512, 1024, 2048),
+    ragged=((4, 128), (8, 512), (16, 128), (32, 256), (64, 128)),
+    block_sizes=(8, 32, 128),
+    chunks=(16, 29, 64, 111, 256, 443, 512),
+    prefixes=(0, 61, 256, 509, 1024),
+    prompts=((2, 32), (4, 64), (2, 128)),
+    moved_blocks=(1, 2, 4, 8, 16, 32, 64),
+    step_decodes=((1, 64), (1, 512), (4, 64), (4, 256), (8, 128), (16, 64), (16, 256), (32, 128), (64, 64)),
+    step_prompts=(29, 111, 256),
+    rounds=12,
+    pool_bytes=256 * MIB,
+)
+CUDA = Grid(
+    tokens=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    head_rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    contexts=(64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    ragged=((8, 1024), (16, 4096), (32, 512), (64, 1024), (128, 256), (256, 512)),
+    block_sizes=(8, 32, 64, 128),
+    chunks=(64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    prefixes=(0, 512, 1024, 4096, 16384),
+    prompts=((2, 128), (4, 256), (8, 512), (2, 1024)),
+    moved_blocks=(1, 2, 4, 8, 16, 32, 64, 128),
+    step_decodes=((1, 512), (1, 2048), (8, 256), (8, 1024), (32, 512), (64, 256), (64, 1024), (128, 512), (256, 256)),
+    step_prompts=(64, 512, 2048),
+    rounds=15,
+    pool_bytes=None,
+)
+QUICK = Grid(
+    tokens=(1, 4, 16, 32),
+    head_rows=(1, 4),
+    batches=(1, 4),
+    contexts=(16, 64, 128),
+    ragged=((4, 64),),
+    block_sizes=(32,),
+    chunks=(16, 32),
+    prefixes=(0, 64),
+    prompts=((2, 16),),
+    moved_blocks=(1, 4),
+    step_decodes=((1, 64), (4, 64)),
+    step_prompts=(16,),
+    rounds=2,
+    pool_bytes=16 * MIB,
+)
