@@ -40,6 +40,9 @@ _FLAGS = (
     "-Wno-unknown-pragmas",  # unroll
 )
 _MESSAGE_BYTES = 512
+#: Set to build with AddressSanitizer and UndefinedBehaviorSanitizer; see :mod:`sanitize`.
+SANITIZE = "FRAGMETER_SANITIZE"
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 
 
 class _Range(ctypes.Structure):
@@ -128,6 +131,8 @@ class CpuKernels:
 
 @functools.cache
 def _function(kernel: Kernel) -> ctypes._CFuncPtr:
+    if os.environ.get(SANITIZE) and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise UserError(f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.sanitize PROGRAM ...")
     return ctypes.CDLL(os.fspath(built(kernel))).run
 
 
@@ -139,7 +144,7 @@ def built(kernel: Kernel) -> Path:
         KernelFault: The source does not compile; the text is the compiler's first error.
     """
     text = f"{_shim()}{kernel.text}\nFRAGMETER_EXPORT(run, {kernel.expression})\n"
-    name = hashlib.sha256("\0".join((text, *_FLAGS, platform.machine())).encode()).hexdigest()
+    name = hashlib.sha256("\0".join((text, *_flags(), platform.machine())).encode()).hexdigest()
     library = cache_folder() / f"{name}.so"
     if not library.exists():
         try:
@@ -148,6 +153,10 @@ def built(kernel: Kernel) -> Path:
             raise UserError(f"{library.parent} cannot be made ({error.strerror}): set XDG_CACHE_HOME") from error
         _compile(kernel, text, library)
     return library
+
+
+def _flags() -> tuple[str, ...]:
+    return _FLAGS + (_SANITIZERS if os.environ.get(SANITIZE) else ())
 
 
 def cache_folder() -> Path:
@@ -173,7 +182,7 @@ def _compile(kernel: Kernel, text: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, target = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         source.write_text(text)
-        done = subprocess.run([found, *_FLAGS, "-o", target, source], capture_output=True, text=True)
+        done = subprocess.run([found, *_flags(), "-o", target, source], capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             raise KernelFault(f"{kernel.expression}: {(errors or ['the compiler failed'])[0]}")

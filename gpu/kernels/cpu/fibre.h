@@ -36,9 +36,17 @@ fragmeter_switch:
 #include <ucontext.h>
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace shim {
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kStackBytes = 512 * 1024;  // frames have red zones
+#else
 constexpr size_t kStackBytes = 64 * 1024;
+#endif
 
 class Fibre {
   public:
@@ -49,6 +57,9 @@ class Fibre {
 
     // The next resume() begins `entry`, which must not return: its last act is a suspend().
     void begin(void (*entry)()) {
+#ifdef __SANITIZE_ADDRESS__
+        __asan_unpoison_memory_region(stack_, kStackBytes);  // frames that never returned
+#endif
 #if defined(__x86_64__)
         // As if `entry` had been called: above its return address (none) the stack is aligned to 16.
         auto top = reinterpret_cast<uintptr_t>(stack_ + kStackBytes) & ~uintptr_t{15};

@@ -35,6 +35,9 @@ struct Memory {
 inline thread_local Memory *memory = nullptr;
 
 inline void refuse_access(const char *why) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_print_stack_trace();  // names the kernel's line
+#endif
     block->fail("block (%u, %u, %u), thread %u: a 16-byte access %s", blockIdx.x, blockIdx.y, blockIdx.z,
                 block->running().rank, why);
 }
