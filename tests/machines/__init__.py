@@ -30,7 +30,7 @@ from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .pools import HashedPoolMachine, PoolMachine
 from .radix import RadixMachine
-from .radix_memory import RadixMemoryMachine
+from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
 from .sharing import SharingMachine
 
@@ -47,6 +47,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "DeferredMemory": DeferredMachine,
     "HybridMemory": HybridMachine,
     "RadixMemory": RadixMemoryMachine,
+    "SlotRadixMemory": SlotRadixMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
     **dict.fromkeys(("CopyingMemory", "CopyingBuddyMemory"), CopyMachine),

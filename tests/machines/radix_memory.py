@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fragmeter.sim.memory import RadixMemory
+from fragmeter.sim.memory import RadixMemory, SlotRadixMemory
 from fragmeter.sim.sequence import Sequence
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -32,10 +32,12 @@ class Contents:
 class RadixMemoryMachine(Served, RuleBasedStateMachine):
     """Prefills in steps of their own, leaps of any length, retraction."""
 
+    kind = RadixMemory
+
     @initialize(num_slots=combined(range(8, 60, 3)))
     def build(self, num_slots):
         self.contents = Contents()
-        self.serve(RadixMemory(*num_slots, self.contents))
+        self.serve(self.kind(*num_slots, self.contents))
         self.trie, self.free, self.calls = Trie(), *num_slots, 0
         # What each who runs has in the tree, in order of admission.
         self.locked: dict[Sequence, tuple] = {}
@@ -157,3 +159,23 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         assert {s: holding.tokens for s, holding in self.memory.holdings.items()} == {
             s: len(locked) for s, locked in self.locked.items()
         }
+
+
+class SlotRadixMachine(RadixMemoryMachine):
+    """The same with slots by their ids; which tokens they hold is what recorded plans are held to."""
+
+    kind = SlotRadixMemory
+
+    @invariant()
+    def every_slot_has_one_place(self):
+        """A slot is free, or of one edge, or somebody's own; a table is the path that is locked, and then one's own."""
+        tables, tree = self.memory.tables, self.memory.tree
+        assert tables.tables.keys() == self.tokens.keys()
+        taken = [slot for slots in tree.slots.values() for slot in slots]
+        for sequence, table in tables.tables.items():
+            holding = self.memory.holdings[sequence]
+            assert len(table) == self.tokens[sequence]
+            assert table[: holding.tokens] == tree.along(holding.node)
+            taken += table[holding.tokens :]
+        assert sorted([*taken, *tables.pool.free_ids]) == list(range(self.memory.num_blocks))
+        assert all(len(slots) == node.tokens for node, slots in tree.slots.items())
