@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 from ..traces import Reading, Trace
 
 #: How a trace is read.
-READING = Annotated[Reading, Parameter(name="*", group=Group("Reading a trace", sort_key=2))]
+READING = Annotated[Reading, Parameter(name="*", group=Group("Reading a trace", sort_key=3))]
 
 
 def left_out_told(trace: Trace | None) -> Iterator[str]:

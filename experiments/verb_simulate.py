@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,11 +24,13 @@ from ..sim.spec import model
 from ..sim.summary import summary
 from ..sim.workload import Workload
 from ..traces import (
+    Pacing,
     Reading,
     Trace,
     check_fits,
     draw,
     is_load,
+    paced,
     read_load,
     read_with_content,
     synthetic_pairs,
@@ -40,6 +43,7 @@ from .trace_files import READING, left_out_told
 
 REPLICA = Group("Replica", sort_key=0)
 REQUESTS = Parameter(group=Group("Requests", sort_key=1))
+ARRIVALS = Group("Arrivals", sort_key=2)
 DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
 DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
 MOST_TOKENS = 2**31
@@ -50,11 +54,11 @@ REFUSED_SHOWN = 5
 def simulate(
     settings: Annotated[Settings, Parameter(name="*", negative_iterable="", group=REPLICA)] = Settings(),
     reading: READING = Reading(),
+    pacing: Annotated[Pacing, Parameter(name="*", group=ARRIVALS)] = Pacing(),
     *,
     trace: Annotated[Path | None, REQUESTS] = None,
     dataset: Annotated[Literal["sharegpt", "alpaca"] | None, REQUESTS] = None,
     num_prompts: Annotated[int | None, REQUESTS] = None,
-    request_rate: Annotated[float | None, REQUESTS] = None,
     max_tokens: Annotated[str | None, REQUESTS] = None,
     n: Annotated[int | None, REQUESTS] = None,
     out: Annotated[Path | None, RESULTS] = None,
@@ -74,7 +78,6 @@ def simulate(
         dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
             sharegpt.
         num_prompts: How many requests. By default all of a trace, as many as a load's trace had, and 1000 of a dataset.
-        request_rate: Poisson arrivals of so many requests/s in place of the trace's own; inf lets all arrive at 0.
         max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
             number. By default what the trace says, or nothing.
         n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
@@ -89,14 +92,14 @@ def simulate(
     report = Report(json)
     _check_out(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
-    requests = _requests(settings, reading, trace, dataset, num_prompts)
+    requests = paced(_requests(settings, reading, trace, dataset, num_prompts), pacing, settings.seed)
     told = _rule(max_tokens)
-    work = workload(requests, request_rate, settings.seed, told, n)
+    work = workload(requests, max_tokens=told, n=n)
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
-    _keep(run, out, origin | _drawn(work, request_rate, told, n), wanted, plan)
+    _keep(run, out, origin | _drawn(work, pacing, told, n), wanted, plan)
     _tell(run, requests if trace else None, report, out)
 
 
@@ -167,10 +170,13 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
     return trace.first(num_prompts)
 
 
-def _drawn(work: Workload, rate: float | None, told: str | int | None, n: int | None) -> dict[str, Any]:
+def _drawn(work: Workload, pacing: Pacing, told: str | int | None, n: int | None) -> dict[str, Any]:
     """How the workload was made, as JSON can say it."""
-    finite = "inf" if rate == float("inf") else rate
-    return {"num_prompts": len(work), "request_rate": finite, "max_tokens": told, "n": n}
+    rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate
+    more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
+    if pacing.rate_curve is not None:
+        more["rate_curve"] = pacing.rate_curve.name
+    return {"num_prompts": len(work), "request_rate": rate, "max_tokens": told, "n": n} | more
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from . import catalogue
 from .arrivals import poisson, told_max_tokens, workload
 from .fitting import draw, fit
 from .load import Load, is_load, read_load, write_load
+from .pacing import Pacing, paced
 from .pairs import LengthPairs
 from .readers import HashedTrace, read, read_hashed, read_with_content
 from .reading import Reading
@@ -20,6 +21,7 @@ __all__ = [
     "HashedTrace",
     "LengthPairs",
     "Load",
+    "Pacing",
     "Reading",
     "Trace",
     "catalogue",
@@ -27,6 +29,7 @@ __all__ = [
     "draw",
     "fit",
     "is_load",
+    "paced",
     "paper_workload",
     "poisson",
     "read",

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..sim import ticks
 from ..sim.errors import SettingError
 from ..sim.workload import Workload
 from .checks import MOST_SEQUENCES
+from .pacing import at_rate, unit_gaps
 from .pairs import LengthPairs
 from .streams import stream
-from .times import LATEST_S, to_ticks
 from .trace import Trace
 
 
 def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Arrival ticks (int64 [n]) of a Poisson process of ``rate`` requests/s, in whole nanoseconds.
 
-    The first arrival comes one gap after 0. At an infinite rate all arrive at 0, as they do by
-    default in ``vllm bench serve``.
+    The first arrival comes one gap after 0. At an infinite rate all arrive at 0.
 
     Raises:
         SettingError: the rate is not positive, or so low that the last arrival lies beyond 97 days.
     """
-    if not rate > 0:
-        raise SettingError("request_rate", rate, "must be positive; inf lets all requests arrive at 0")
-    arrivals_s = np.cumsum(rng.exponential(size=n)) / rate
-    if n and arrivals_s[-1] >= LATEST_S:
-        raise SettingError("request_rate", rate, f"spreads {n} requests over more than {LATEST_S} s; raise it")
-    return to_ticks(arrivals_s, ticks.PER_SECOND)
+    return at_rate(rate, unit_gaps(n, 1, rng))
 
 
 def told_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
@@ -73,7 +66,8 @@ def workload(
     told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
-    return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens, told, trace.content, trace.dialogue, asked)
+    lengths = trace.prompt_tokens, trace.output_tokens
+    return Workload(trace.name, arrivals, *lengths, told, trace.content, trace.dialogue, asked)
 
 
 def _checked_n(n: int) -> int:

@@ -154,7 +154,7 @@ def _optional(table: Table, field: str) -> np.ndarray:
     missing = np.asarray(column.is_null())
     if missing.all():
         return np.full(len(column), np.nan)
-    values = _numbers(table.having(**{field: column.fill_null(0)}), field, meaning).astype(np.float64)
+    values = numbers_of(table.having(**{field: column.fill_null(0)}), field, meaning).astype(np.float64)
     table.refuse(~missing & (values != np.floor(values)), field, values, f"must be {meaning}; correct the row")
     values[missing] = np.nan
     return values
@@ -162,7 +162,7 @@ def _optional(table: Table, field: str) -> np.ndarray:
 
 def _counts(table: Table, field: str, what: str) -> np.ndarray:
     """A column of whole numbers from 1 up, float64."""
-    counts = _numbers(table, field, f"a whole number of {what}, 1 or more")
+    counts = numbers_of(table, field, f"a whole number of {what}, 1 or more")
     broken = ~np.isfinite(counts) | (counts != np.floor(counts))
     table.refuse(broken, field, counts, f"must be a whole number of {what}; correct the row")
     table.refuse(counts < 1, field, counts, "must be 1 or more; correct or drop the row")
@@ -175,7 +175,7 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
         zoned = zoned if before.origin is not None else is_zoned(table, field)
         times, unit_ticks = date_ns(table, field, zoned), TICKS_PER_NS
     else:
-        times, unit_ticks = _numbers(table, field, "a time, 0 or more"), clock.unit_ticks
+        times, unit_ticks = numbers_of(table, field, "a time, 0 or more"), clock.unit_ticks
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
     told, origin = _told(table, field), before.origin
     if clock.from_first:
@@ -199,7 +199,7 @@ def _told(table: Table, field: str) -> np.ndarray:
     return table.columns[field].to_numpy(zero_copy_only=False)
 
 
-def _numbers(table: Table, field: str, meaning: str) -> np.ndarray:
+def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
     """The column as int64 or float64 [n]; refuses missing values and what is no number."""
     nobody = pa.nulls(len(table))
     column = table.columns.get(field, nobody)
