@@ -10,7 +10,7 @@ import pytest
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
 from fragmeter.sim.memory import CopyingMemory, DeferredMemory, DialogueContiguousMemory, DialogueMemory
-from fragmeter.sim.memory import HybridMemory, PagedMemory, RadixMemory, ReservedMemory, SharingMemory
+from fragmeter.sim.memory import HybridMemory, PagedMemory, RadixMemory, ReservedMemory, SharingMemory, SlotRadixMemory
 from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.deferred import Regions
@@ -19,6 +19,7 @@ from fragmeter.sim.memory.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.hybrid_tables import HybridTables
 from fragmeter.sim.memory.paged import BlockTables
 from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from fragmeter.sim.memory.radix_slots import SlotTree
 from fragmeter.sim.memory.sharing_tables import SharingTables
 from fragmeter.sim.memory.skipped import SkippedBlocks
 from hypothesis.stateful import run_state_machine_as_test
@@ -106,6 +107,12 @@ def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
     return node
 
 
+def keeps_its_own_slots(memory: SlotRadixMemory, sequence, tokens: int):
+    node, table = RadixMemory._insert(memory, sequence, tokens), memory.tables.tables[sequence]
+    memory.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
+    return node
+
+
 def names_a_half_full_block(memory: DialogueMemory, sequence) -> Start:
     start = begins(memory, sequence)
     return start if start.copied is None else Start([*start.shared, start.copied], None, start.parent)
@@ -159,6 +166,8 @@ PLANTED = [
     ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
+    ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),
+    ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
