@@ -32,7 +32,7 @@ Span = tuple[int, int, int]
 # Kernels read 16 bytes as scalars of another type, as CUDA allows; no contraction, so that machines agree.
 _FLAGS = (
     "-std=c++17",
-    "-O2",
+    "-O1",  # most of the time goes into building
     "-fPIC",
     "-shared",
     "-fno-strict-aliasing",

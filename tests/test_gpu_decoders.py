@@ -105,28 +105,31 @@ def test_a_planted_bug_is_caught(heads, bug, monkeypatch):
 
 
 SWIZZLED = r"""
-template <int kHeadDim> __global__ void places(int *out) {
+template <int kHeadDim> __device__ int *places_of(int *out) {
     using Decoder = MmaDecoder<__half, kHeadDim, 8, PagedSlots>;
     for (int load = 0; load < Decoder::kRowLoads; ++load)
         out[threadIdx.x * Decoder::kRowLoads + load] = Decoder::swizzled(threadIdx.x, load);
+    return out + 16 * Decoder::kRowLoads;
 }
+template <int... kHeadDims> __global__ void places(int *out) { ((out = places_of<kHeadDims>(out)), ...); }
 """
 
 
-@pytest.mark.parametrize("head_dim", source.HEAD_DIMS)
-def test_tensor_cores_read_shared_memory_without_bank_conflicts(head_dim):
+def test_tensor_cores_read_shared_memory_without_bank_conflicts():
     """ldmatrix reads 16 bytes of eight rows at once: they must lie in the eight different groups of four banks."""
-    places = np.full((16, head_dim // 8), -1, np.int32)
-    kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, f"places<{head_dim}>")
-    CpuKernels().launch(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("places", places),))
-    assert sorted(places.reshape(-1)) == list(range(places.size))
-    for eight in (places[:8], places[8:]):
-        assert all(len(set(column)) == 8 for column in eight.T % 8)
+    rows = [head_dim // 8 for head_dim in source.HEAD_DIMS]  # in loads of 16 bytes
+    out = np.full(16 * sum(rows), -1, np.int32)
+    expression = f"places<{', '.join(map(str, source.HEAD_DIMS))}>"
+    kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, expression)
+    CpuKernels().launch(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))
+    for places in np.split(out, 16 * np.cumsum(rows)[:-1]):
+        assert sorted(places) == list(range(places.size))
+        for eight in places.reshape(2, 8, -1):
+            assert all(len(set(column)) == 8 for column in eight.T % 8)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("group", [3, 4, 8, 10, 16, 20])
-def test_any_group_of_three_heads_or_more_goes_to_tensor_cores(dtype, group):
+@pytest.mark.parametrize(("group", "dtype"), [(3, "float16"), (4, "bfloat16"), (10, "bfloat16"), (20, "float16")])
+def test_any_group_of_three_heads_or_more_goes_to_tensor_cores(group, dtype):
     """A group fills 8 or 16 columns, in part or whole; of 20, four go to a block of their own."""
     assert source.group_tile(dtype, group) in (8, 16)
     check((2 * group, 2), dtype)
