@@ -70,9 +70,9 @@ template <int kKept> __global__ void ring(const uint4 *in, uint4 *out) {
     for (int group = 0; group < 2; ++group) out[group * 32 + threadIdx.x] = held[group * 32 + threadIdx.x];
 }
 __global__ void untouched(float *out) {
-    struct Storage { float items[32]; };
-    out[threadIdx.x] = ptx::shared_memory<Storage>().items[threadIdx.x];
-    ptx::shared_memory<Storage>().items[threadIdx.x] = 1;
+    float *items = ptx::dynamic_shared_memory<float>();
+    out[threadIdx.x] = items[threadIdx.x];
+    items[threadIdx.x] = 1;
 }
 """
 
@@ -182,7 +182,7 @@ def test_copies_arrive_when_they_are_waited_for():
 @needs_compiler
 def test_shared_memory_holds_nans_at_first_in_every_block():
     out = np.zeros(32, np.float32)
-    run("untouched", out, grid=(3, 1, 1))
+    run("untouched", out, grid=(3, 1, 1), shared_bytes=128)
     assert np.isnan(out).all()
 
 

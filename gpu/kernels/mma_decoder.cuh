@@ -171,7 +171,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
             float scores[kColumns][4] = {};
             wait();
             score(keys, scores);
-            __syncwarp();
+            __syncwarp();  // nobody reads them any more
             fetch(keys, tokens.keys, ahead);
             weigh(tile, scores);
             wait();

@@ -64,16 +64,6 @@ __device__ __forceinline__ void store16(uint4 *to, uint4 bytes) {
     *to = bytes;
 }
 
-// The block's static shared memory, one Storage a kernel: trivial, up to 48 KiB.
-template <class Storage> __device__ __forceinline__ Storage &shared_memory() {
-#ifdef __CUDACC__
-    __shared__ Storage storage;
-    return storage;
-#else
-    return shim::shared_memory<Storage>();
-#endif
-}
-
 // The block's dynamic shared memory, of the size that the launch gives.
 template <class Item> __device__ __forceinline__ Item *dynamic_shared_memory() {
 #ifdef __CUDACC__

@@ -17,7 +17,7 @@ struct Memory {
     const Range *ranges;
     unsigned count;
     // Every byte is 0xff, a NaN in each type, when a block begins.
-    std::vector<uint4> fixed, dynamic;
+    std::vector<uint4> dynamic;
 
     bool holds(const void *address, size_t bytes) const {
         const auto first = reinterpret_cast<uintptr_t>(address);
@@ -27,8 +27,7 @@ struct Memory {
     }
 
     void poison() {
-        for (std::vector<uint4> *shared : {&fixed, &dynamic})
-            if (!shared->empty()) std::memset(shared->data(), 0xff, shared->size() * sizeof(uint4));
+        if (!dynamic.empty()) std::memset(dynamic.data(), 0xff, dynamic.size() * sizeof(uint4));
     }
 };
 
@@ -47,15 +46,6 @@ inline void check_access(const void *address) {
     if (reinterpret_cast<uintptr_t>(address) % sizeof(uint4))
         refuse_access("at an address that is no multiple of 16");
     if (!memory->holds(address, sizeof(uint4))) refuse_access("outside every array of the launch");
-}
-
-template <class Storage> Storage &shared_memory() {
-    static_assert(alignof(Storage) <= alignof(uint4));
-    if (memory->fixed.empty()) {  // the first thread of the launch's first block
-        memory->fixed.resize((sizeof(Storage) + sizeof(uint4) - 1) / sizeof(uint4));
-        memory->poison();
-    }
-    return *reinterpret_cast<Storage *>(memory->fixed.data());
 }
 
 // At least `bytes`: a GPU would give what lies behind.

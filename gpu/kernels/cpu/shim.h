@@ -87,7 +87,7 @@ template <class... Parameters> thread_local void **Call<Parameters...>::argument
 template <class... Parameters> int launch(void (*kernel)(Parameters...), const Launch &launch) {
     Fault fault{launch.message, launch.message_bytes};
     Block threads(launch.block, fault, launch.seed);
-    Memory arrays{launch.ranges, launch.range_count, {}, std::vector<uint4>((launch.shared_bytes + 15) / 16)};
+    Memory arrays{launch.ranges, launch.range_count, std::vector<uint4>((launch.shared_bytes + 15) / 16)};
     block = &threads, memory = &arrays;
     Call<Parameters...>::kernel = kernel, Call<Parameters...>::arguments = launch.arguments;
     gridDim = launch.grid, blockDim = launch.block;
