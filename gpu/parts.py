@@ -84,6 +84,11 @@ def gpu() -> Part:
     return Part("GPU", report.state == "ready", report.text, remedies.get(report.state))
 
 
+def fitting() -> Part:
+    """scipy, with which ``fragmeter calibrate`` fits."""
+    return _library("scipy", "to calibrate: pip install 'fragmeter[fit]'")
+
+
 def flashinfer() -> Part:
     """FlashInfer, which the benchmark compares with where it is installed."""
     return _library("flashinfer", "optional, on a GPU: pip install flashinfer-python", label="FlashInfer")
@@ -107,4 +112,4 @@ def _library(
 
 def every_part() -> list[Part]:
     """All of them, those that need little first."""
-    return [part() for part in (cpu_kernels, compile_gate, torch, cupy, gpu, flashinfer)]
+    return [part() for part in (cpu_kernels, compile_gate, torch, fitting, cupy, gpu, flashinfer)]

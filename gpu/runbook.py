@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,6 +53,7 @@ class Outcome:
 def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
     """Run the parts in order and keep ``run.json`` and ``summary.md`` up to date.
 
+    What a part leaves of its budget the next one may use, so that the whole takes no longer than all budgets together.
     Outcomes of parts that an earlier run left in ``out`` stay where they are not run again.
 
     Raises:
@@ -60,32 +62,35 @@ def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
     with user_paths(out):
         out.mkdir(parents=True, exist_ok=True)
     require_writable(out, out)
-    outcomes = _earlier(out)
+    outcomes, saved_s = _earlier(out), 0.0
     for part in parts:
         print(f"{part.name:<12}", end="", flush=True)
-        outcomes[part.name] = outcome = run_part(part, out)
+        budget_s = part.budget_s + saved_s
+        outcomes[part.name] = outcome = run_part(part, out, budget_s)
+        saved_s = max(0.0, budget_s - outcome.seconds)
         error = f": {outcome.error}" if outcome.error else ""
         print(f"{outcome.state} ({outcome.seconds:.1f} s){error}", flush=True)
         _write(out, device, list(outcomes.values()))
     return [outcomes[part.name] for part in parts]
 
 
-def run_part(part: Part, out: Path) -> Outcome:
-    """One part in a process of its own; its output goes to its log."""
+def run_part(part: Part, out: Path, budget_s: float) -> Outcome:
+    """One part in a process of its own; its log begins with the command, to be run by hand, and has all output."""
     if part.reason:
         return Outcome(part.name, "left out", 0.0, part.reason)
     log = out / f"{part.name}.log"
     for name in part.files:
         (out / name).unlink(missing_ok=True)
-    begin = perf_counter()
-    with log.open("wb") as written:
-        status = _status([sys.executable, *part.tokens(out)], written, part.budget_s)
+    command, begin = [sys.executable, *part.tokens(out)], perf_counter()
+    with log.open("w") as written:
+        print(f"$ {shlex.join(command)}", file=written, flush=True)
+        status = _status(command, written, budget_s)
     seconds = round(perf_counter() - begin, 2)
     files = tuple(name for name in part.files if (out / name).exists())
     if status == 0:
         return Outcome(part.name, "done", seconds, None, files)
     if status is None:
-        return Outcome(part.name, "over budget", seconds, f"stopped after {part.budget_s} s", files)
+        return Outcome(part.name, "over budget", seconds, f"stopped after {seconds:.0f} s", files)
     return Outcome(part.name, "failed", seconds, _last_line(log) or f"exit status {status}", files)
 
 
@@ -104,8 +109,8 @@ def _status(command: list[str], output: Any, budget_s: float) -> int | None:
 
 
 def _last_line(log: Path) -> str | None:
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
+    said = log.read_text(errors="replace").splitlines()[1:]
+    return next((line.strip()[:300] for line in reversed(said) if line.strip()), None)
 
 
 def _earlier(out: Path) -> dict[str, Outcome]:

@@ -62,6 +62,7 @@ def _on_gpu(device: str, model: str) -> list[Part]:
         _replay(device, model, every=1),
         _measuring("ceiling", device, budget_s=15),
         _measuring("bench", device, budget_s=60),
+        _calibrate(device, model),
     ]
 
 
@@ -77,6 +78,7 @@ def _on_cpu(device: str, model: str) -> list[Part]:
         _replay(device, model, every=4),
         _measuring("ceiling", device),
         _measuring("bench", device),
+        _calibrate(device, model, "--quick"),
     ]
     return [replace(part, budget_s=CPU_BUDGET_S) for part in parts]
 
@@ -97,6 +99,11 @@ def _replay(device: str, model: str, every: int) -> Part:
     """Attention over the simulator's own tables, against what its sequences hold."""
     how = ("--plan", "{out}/plan.npz", "--check", "--every", str(every), "--device", device, "--model", model)
     return _verb("replay", *how, verb="validate", budget_s=40)
+
+
+def _calibrate(device: str, model: str, *more: str) -> Part:
+    flags = ("--device", device, "--model", model, *more, "--out", "{out}/calibration.json")
+    return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=70)
 
 
 def _verb(

@@ -115,7 +115,19 @@ def _bench(found: Found) -> str:
     return "\n".join(["## Decode attention", "", "```", HEADINGS, *map(line, found["rows"]), "```"])
 
 
-#: In the order of the page.
+def _calibration(found: Found) -> str:
+    rows = []
+    for name, entry in found["ops"].items():
+        fit = entry["fit"]
+        held = ", ".join(f"{by} {error['median_error']:.1%}" for by, error in fit["held_out"].items())
+        errors = (f"{fit[error]:.1%}" for error in ("median_error", "mape", "bias"))
+        rows.append((name, fit["points"], *errors, held or "-"))
+    title = f"## Calibration: {found['model']}, {found['dtype']}{', quick' if found['quick'] else ''}"
+    headings = ("operation", "points", "median error", "mean error", "bias", "median error, held out")
+    return f"{title}\n\n" + _table(headings, rows)
+
+
+#: By the names of their files, in the order of the page.
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "doctor": _doctor,
     "modules": _modules,
@@ -124,6 +136,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "replay": _replay,
     "ceiling": _ceiling,
     "bench": _bench,
+    "calibration": _calibration,
 }
 
 

@@ -129,7 +129,7 @@ class TestDoctor:
 
     def test_the_simulator_and_its_reports_work_without_everything_else(self, monkeypatch, tmp_path):
         monkeypatch.setenv("CXX", "no-such-compiler")
-        parts = doctored(tmp_path, monkeypatch, cupy=None, torch=None, flashinfer=None)
+        parts = doctored(tmp_path, monkeypatch, cupy=None, torch=None, scipy=None, flashinfer=None)
         assert [name for name, part in parts.items() if part["works"]] == ["simulator", "reports"]
         assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
         assert parts["compile gate"]["remedy"] == "pip install 'fragmeter[kernels]'"
