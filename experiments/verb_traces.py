@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import App
 from rich import box
 from rich.table import Table
 
-from ..sim.files import require_writable_file
+from ..sim.files import require_writable_file, user_paths
 from ..traces import Reading, catalogue, draw, fit, read, read_load, read_with_content, write, write_load
 from ..traces import stats as stats_of
-from .output import JsonTarget, Report
+from .output import RESULTS, JsonTarget, Report
 from .trace_files import READING, left_out_told
+from .trace_page import write_trace_page
 
 traces = App(name="traces", help="Look at request traces, and convert them.")
 
@@ -39,13 +40,18 @@ def list_sets(*, json: JsonTarget = None) -> None:
 
 
 @traces.command
-def stats(file: Path, /, reading: READING = Reading(), *, json: JsonTarget = None) -> None:
+def stats(
+    file: Path, /, reading: READING = Reading(), *, out: Annotated[Path | None, RESULTS] = None, json: JsonTarget = None
+) -> None:
     """Tell what a trace is like: its lengths, its arrivals, and how much of its prompts was seen before.
 
     Args:
         file: A trace in any form that we know.
+        out: A page with pictures of it, HTML.
     """
     report = Report(json)
+    if out is not None:
+        require_writable_file(out)
     trace = read_with_content(file, reading)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
@@ -57,9 +63,11 @@ def stats(file: Path, /, reading: READING = Reading(), *, json: JsonTarget = Non
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
     report.say(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
-    report.say(_arrivals_told(found))
-    for text in left_out_told(trace):
+    for text in (_arrivals_told(found), *_reuse_told(found), *left_out_told(trace)):
         report.say(text)
+    if out is not None:
+        with user_paths(out):
+            report.point_to("Page", write_trace_page(trace, found, out))
     report.data(found)
 
 
@@ -72,6 +80,11 @@ def _arrivals_told(found: dict[str, Any]) -> str:
         return "No arrivals: give --request-rate to simulate it."
     rate, span_s, spread = (found[name] for name in ("request_rate", "duration_s", "gap_cv"))
     return f"{rate:,.3f} requests/s over {span_s:,.1f} s; the gaps' coefficient of variation is {spread:.2f}."
+
+
+def _reuse_told(found: dict[str, Any]) -> Iterator[str]:
+    if found["reuse"] is not None:
+        yield f"{found['reuse']['share']:.1%} of the prompts' tokens were seen before, by {found['reuse']['by']}."
 
 
 @traces.command

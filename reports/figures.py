@@ -11,6 +11,7 @@ from .fig_ledger import ledger_over_time
 from .fig_scale import scale_sensitivity
 from .fig_seeds import seeds
 from .fig_story import story
+from .fig_trace import arrivals, lengths
 from .fig_waste import waste
 
-__all__ = ["fig13a", "fig15", "fig2", "ledger_over_time", "scale_sensitivity", "seeds", "story", "waste"]
+__all__ = ["arrivals", "fig13a", "fig15", "fig2", "ledger_over_time", "lengths", "scale_sensitivity", "seeds", "story", "waste"]

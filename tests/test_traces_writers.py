@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fragmeter.traces as traces
+from fragmeter.experiments.cli import DONE, status
+from fragmeter.experiments.trace_page import arrival_rows, length_rows
 from fragmeter.sim import ticks
+from fragmeter.sim.content import NO_SESSION, PromptContent
+from fragmeter.sim.dialogue import Dialogue
 from fragmeter.sim.errors import SettingError
-from fragmeter.traces import Trace, read, stats, write
+from fragmeter.traces import Trace, read, read_with_content, stats, write
+from fragmeter.traces.reuse import reused_tokens
 
 ENDINGS = [".csv", ".csv.gz", ".csv.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens")
@@ -118,6 +124,48 @@ def test_stats_by_hand():
 def test_without_gaps_there_is_no_rate(arrivals):
     found = stats(Trace("still", [1, 2], [3, 4], arrivals))
     assert found["duration_s"] is found["request_rate"] is found["gap_cv"] is None
+
+
+class TestReuse:
+    def test_by_blocks_that_an_earlier_prompt_began_with(self):
+        # Of the third, the first block; of the fourth both; block 2 alone begins nothing that was there.
+        content = PromptContent([0, 2, 3, 5, 7], [1, 2, 2, 1, 3, 1, 2], [10, 5, 5, 10, 9, 10, 4])
+        by, tokens = reused_tokens(Trace("hand", [15, 5, 20, 14], [1] * 4, content=content))
+        assert (by, tokens.tolist()) == ("hash_ids", [0, 0, 10, 14])
+
+    def test_by_what_was_said_before(self):
+        content = PromptContent.of_sessions(np.array([1, 2, 1, NO_SESSION, 1]))
+        by, tokens = reused_tokens(Trace("hand", [10, 10, 30, 99, 8], [5, 5, 5, 5, 5], content=content))
+        assert (by, tokens.tolist()) == ("session_id", [0, 0, 15, 0, 8])
+
+    def test_in_a_tree(self):
+        tree = Dialogue(np.array([-1, 0]), np.array([0, 7]), np.array([False, False]))
+        trace = Trace("hand", [10, 10], [5, 5], dialogue=tree)
+        assert stats(trace)["reuse"] == {"by": "parent", "prompt_tokens": 7, "share": 0.35}
+
+    def test_of_prompts_of_which_nothing_is_known(self):
+        assert stats(FULL)["reuse"] is None
+
+    @pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
+    def test_mooncakes_is_what_a_public_simulator_says(self):
+        found = stats(read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz"))
+        assert found["reuse"]["prompt_tokens"] == 54_098_411  # of an endless cache: facts/prefix_cache.json
+
+
+def test_the_page_of_a_trace(tmp_path, capsys):
+    write(FULL, tmp_path / "full.csv")
+    assert status(["traces", "stats", str(tmp_path / "full.csv"), "--out", str(tmp_path / "page.html")]) == DONE
+    page = (tmp_path / "page.html").read_text()
+    assert "How long the requests are" in page and "How fast they come" in page and "Reuse" not in page
+    assert "page.html" in capsys.readouterr().out
+    rows = length_rows(FULL)
+    assert [rows[place] for place in (0, 34, 100)] == [
+        {"share": 0.0, "prompt": 1, "output": 1},
+        {"share": 0.34, "prompt": 3, "output": 5},
+        {"share": 1.0, "prompt": 4, "output": 9},
+    ]
+    spans = arrival_rows(FULL)
+    assert sum(row["requests_per_s"] * (row["end_s"] - row["start_s"]) for row in spans) == pytest.approx(len(FULL))
 
 
 def test_the_public_face():

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import numpy as np
 
 from ..sim import ticks
+from .reuse import reused_tokens
 from .trace import Trace
 
 _PERCENTILES = (50, 90, 95, 99)
@@ -18,7 +19,8 @@ def stats(trace: Trace) -> dict[str, object]:
     ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` hold mean, standard deviation, extremes
     and percentiles (linear, as numpy's). ``request_rate`` is gaps / (last - first arrival), and
     ``gap_cv`` the standard deviation of the gaps over their mean: 1 for a Poisson process. Both are
-    None where there are no times, or all requests arrive at once.
+    None where there are no times, or all requests arrive at once. ``reuse`` is how much of the prompts was there
+    before (``traces.reuse``), None where the trace does not say.
     """
     return {
         "name": trace.name,
@@ -27,8 +29,17 @@ def stats(trace: Trace) -> dict[str, object]:
         "output_tokens": _lengths(trace.output_tokens),
         "total_tokens": _lengths(trace.prompt_tokens + trace.output_tokens),
         **_arrivals(trace.arrival_ticks),
+        "reuse": _reuse(trace),
         "left_out": asdict(trace.left_out),
     }
+
+
+def _reuse(trace: Trace) -> dict[str, object] | None:
+    found = reused_tokens(trace)
+    if found is None:
+        return None
+    by, tokens = found
+    return {"by": by, "prompt_tokens": int(tokens.sum()), "share": float(tokens.sum() / trace.prompt_tokens.sum())}
 
 
 def _lengths(tokens: np.ndarray) -> dict[str, float]:
