@@ -11,8 +11,8 @@ from cyclopts import App
 from rich import box
 from rich.table import Table
 
-from ..sim.files import require_writable_file, user_paths
-from ..traces import Reading, catalogue, draw, fit, read, read_load, read_with_content, write, write_load
+from ..sim.files import require_writable, require_writable_file, user_paths
+from ..traces import Reading, catalogue, download, draw, fit, read, read_load, read_with_content, write, write_load
 from ..traces import stats as stats_of
 from .output import RESULTS, JsonTarget, Report
 from .trace_files import READING, left_out_told
@@ -23,7 +23,7 @@ traces = App(name="traces", help="Look at request traces, and convert them.")
 
 @traces.command(name="list")
 def list_sets(*, json: JsonTarget = None) -> None:
-    """List the sets that come with the package: summaries to draw requests from."""
+    """List the sets that come with the package, to draw requests from, and the public traces that get fetches."""
     report = Report(json)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("set", no_wrap=True)
@@ -36,7 +36,33 @@ def list_sets(*, json: JsonTarget = None) -> None:
     for entry in catalogue.describe():
         report.say(f"\n{entry.name}: {entry.description.rstrip('.')}.")
         report.say(f"Source: {entry.source}. Licence: {entry.licence}.")
-    report.data([asdict(entry) for entry in catalogue.describe()])
+    report.say("\nPublic traces, for traces get:", style="bold")
+    for public in download.PUBLIC:
+        report.say(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_told(public)}")
+    sets = [asdict(entry) for entry in catalogue.describe()]
+    report.data({"sets": sets, "public": [asdict(public) for public in download.PUBLIC]})
+
+
+def _checksum_told(public: download.Public) -> str:
+    return "" if public.requests_sha256 else " Unverified: no checksum of it is known here."
+
+
+@traces.command
+def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
+    """Fetch a public trace from where it is published, and hold its requests against a checksum.
+
+    Args:
+        name: One of traces list.
+        out: Folder. By default the current one.
+    """
+    report = Report(json)
+    public = download.public(name)
+    require_writable(out, out, create=True)
+    path = download.fetch(public, out)
+    report.point_to(public.name, path)
+    report.say(f"{public.description}. Licence: {public.licence}.")
+    report.say("Its requests are those that are known here." if public.requests_sha256 else _checksum_told(public).strip())
+    report.data({"path": str(path), "licence": public.licence, "verified": public.requests_sha256 is not None})
 
 
 @traces.command

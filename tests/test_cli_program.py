@@ -48,7 +48,7 @@ class TestTraces:
         assert "alpaca52k_opt" in text and "52,002" in text and "sosp-ae-39/sosp-ae-astra" in text
 
     def test_list_as_data(self):
-        assert [entry["rows"] for entry in data("traces", "list")] == [84_226, 52_002]
+        assert [entry["rows"] for entry in data("traces", "list")["sets"]] == [84_226, 52_002]
 
     def test_stats(self, tmp_path, capsys):
         trace = tmp_path / "two.csv"

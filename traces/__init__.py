@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import catalogue
+from . import catalogue, download
 from .arrivals import poisson, told_max_tokens, workload
 from .fitting import draw, fit
 from .load import Load, is_load, read_load, write_load
@@ -26,6 +26,7 @@ __all__ = [
     "Trace",
     "catalogue",
     "check_fits",
+    "download",
     "draw",
     "fit",
     "is_load",
