@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from . import devices, program, timing
 from .bench_shapes import Caches, Shape, lacking
 from .bench_table import HEADINGS, line, shares
-from .bench_ways import SAME, WAYS, Unable, Way, disagreement, ours
+from .bench_ways import PASSES, SAME, WAYS, Unable, Way, disagreement, ours
 from .ceiling import data_sheet, device_copy
 from .devices import Device
 
@@ -59,19 +60,23 @@ PLANS = {
 }
 
 
-def bench(device: Device, shapes: Iterable[Shape], rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each shape: what every way takes, or why the shape is left out."""
+def bench(
+    device: Device, shapes: Iterable[Shape], rounds: int, ways: Sequence[str] = tuple(WAYS)
+) -> Iterator[dict[str, Any]]:
+    """A row for each shape: what each of the ways takes, or why the shape is left out."""
     stopwatch = timing.stopwatch(device)
     for shape in shapes:
         reason = lacking(shape, device, stopwatch.cold_bytes)
-        yield shape.as_dict() | ({"left_out": reason} if reason else _row(shape, device, stopwatch, rounds))
+        yield shape.as_dict() | ({"left_out": reason} if reason else _row(shape, device, stopwatch, rounds, ways))
         if device.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _row(shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int) -> dict[str, Any]:
+def _row(
+    shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int, ways: Sequence[str]
+) -> dict[str, Any]:
     caches = Caches(shape, device, stopwatch.cold_bytes)
-    return {name: _timed(name, way, caches, device, stopwatch, rounds) for name, way in WAYS.items()}
+    return {name: _timed(name, WAYS[name], caches, device, stopwatch, rounds) for name in ways}
 
 
 def _timed(
@@ -101,21 +106,26 @@ def main(tokens: list[str] | None = None) -> int:
 
 
 def _report(given: argparse.Namespace) -> bool:
-    """Measure, row by row; the file has all rows so far. Whether our own way worked everywhere."""
+    """Measure, row by row; the file has all that is known so far. Whether our own way worked everywhere."""
     target = program.JsonFile(given.json)
     device = devices.open(given.device)
     plan, described = PLANS[device.torch_device.type], device.describe()
     sheet, copy = data_sheet(described), device_copy(device)
     peaks = {"data_sheet": sheet and sheet.memory_bytes_per_s, "copy": copy.bytes_per_s}
-    document = {"schema_version": SCHEMA_VERSION, "device": described, "bytes_per_s": peaks, "rows": []}
+    rows = [shape.as_dict() for shape in plan.shapes()]
+    document = {"schema_version": SCHEMA_VERSION, "device": described, "bytes_per_s": peaks, "rows": rows}
     print(f"measured copy {copy.bytes_per_s / 1e9:.0f} GB/s" + (f", data sheet {sheet.name}" if sheet else ""))
-    print(HEADINGS)
-    with torch.inference_mode():
-        for row in bench(device, plan.shapes(), plan.rounds):
-            document["rows"].append(row | shares(row, peaks))
-            target.write(document)
-            print(line(document["rows"][-1]), flush=True)
-    return all(row["fragmeter"]["us"] for row in document["rows"] if "left_out" not in row)
+    for ways in PASSES:
+        if ways == ("flashinfer",) and find_spec("flashinfer") is None:
+            continue
+        print(HEADINGS)
+        with torch.inference_mode():
+            for row, found in zip(rows, bench(device, plan.shapes(), plan.rounds, ways), strict=True):
+                row |= found
+                row |= shares(row, peaks)
+                target.write(document)
+                print(line(row), flush=True)
+    return all(row["fragmeter"]["us"] for row in rows if "left_out" not in row)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ def flashinfer(device: Device, caches: Caches) -> Work:
 
 Way = Callable[[Device, Caches], Work]
 WAYS: dict[str, Way] = {"fragmeter": ours, "torch": dense, "gather": gathered, "flashinfer": flashinfer}
+#: Measured one after the other: FlashInfer compiles at its first call, for minutes where it must.
+PASSES = (("fragmeter", "torch", "gather"), ("flashinfer",))
 #: Those that give what :func:`ours` gives.
 SAME: frozenset[str] = frozenset({"flashinfer"})
 

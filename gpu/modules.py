@@ -78,7 +78,8 @@ def _report(given: argparse.Namespace) -> bool:
     for row in failed:
         print(f"FAILED {row['kernel']}: {row['error']}")
     spilling = sum(row["local_bytes"] > 0 for row in rows if not row["error"])
-    print(f"{len(rows)} kernels, {len(failed)} failed, {spilling} with local memory; {seconds['compile_s']} s to compile")
+    counts = f"{len(rows)} kernels, {len(failed)} failed, {spilling} with local memory"
+    print(f"{counts}; {seconds['compile_s']} s to compile")
     return not failed
 
 

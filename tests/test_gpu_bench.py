@@ -92,6 +92,25 @@ def test_a_way_of_ours_that_fails_is_told_and_is_a_failure(monkeypatch, tmp_path
     assert "failed: an illegal memory access was encountered" in capsys.readouterr().out
 
 
+def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
+    """It may compile for minutes: what is known by then is in the file."""
+    known = []
+
+    def plan(wrapper, *tables, **dtypes):
+        known.append([sorted(row) for row in json.loads((tmp_path / "bench.json").read_text())["rows"]])
+        raise RuntimeError("no compiler")
+
+    library = flashinfer(1)
+    library.__spec__ = object()
+    monkeypatch.setattr(library.BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    monkeypatch.setitem(bench.PLANS, "cpu", bench.Plan((1,), (64, 128), ((2, 2),), 64, torch.float32, 1))
+    assert bench.main(["--device", "cpu", "--json", str(tmp_path / "bench.json")]) == 0
+    assert all({"fragmeter", "torch", "gather"} <= set(row) for row in known[0])
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["flashinfer"]["why"] for row in rows] == ["no compiler"] * 2
+
+
 def test_shares_of_known_peaks_only():
     row = {"fragmeter": {"us": 1.0, "bytes_per_s": 3e12}}
     assert shares(row, {"data_sheet": 4e12, "copy": 3e12}) == {"share_of_data_sheet": 0.75, "share_of_copy": 1.0}
