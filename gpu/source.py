@@ -74,7 +74,7 @@ def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
     tile = group_tile(dtype, group)
     if dtype != "float32" and tile >= 8:
         stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
-        ring = max(2, 72 * 1024 // stage) * stage
+        ring = 72 * 1024 // stage * stage
     else:
         ring = 3 * 16 * 1024
     return max(ring, DECODE_WARPS * tile * (head_dim + 2) * 4)

@@ -7,8 +7,6 @@
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 
-__device__ constexpr int larger(int one, int other) { return one > other ? one : other; }
-
 // The attention of each warp over its own tokens.
 template <int kHeadDim, int kGroup> struct WarpResults {
     float2 states[kWarps][kGroup];  // maximum and sum

@@ -16,8 +16,8 @@
 // How many: at 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and 0.8 to 1 us, a
 // multiprocessor needs 15, 20 and 36 KiB under way at the least, and up to 64 KiB where memory is loaded and answers
 // later. At head_dim 128 a tile is 32 KiB a block; with two, two blocks fit a multiprocessor of an A100 (164 KiB) and
-// three one of an H100 or H200 (228 KiB), and 96 and 144 KiB are under way at least. Several blocks beat one with a
-// deeper ring of the same bytes: while one begins or ends, others fetch.
+// three one of an H100 or H200 (228 KiB), and 96 and 144 KiB are under way at least; at 256 with one, 64 and 96 KiB.
+// Several blocks beat one with a deeper ring of the same bytes: while one begins or ends, others fetch.
 #pragma once
 
 #include "decode.cuh"
@@ -28,7 +28,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     static constexpr int kSlices = kHeadDim / 16;
     static constexpr int kColumns = kGroup / 8;
     static constexpr int kRowLoads = kHeadDim / 8;
-    static constexpr int kStages = larger(2, 72 * 1024 / (kWarps * kTile * kRowLoads * 32));
+    static constexpr int kStages = 72 * 1024 / (kWarps * kTile * kRowLoads * 32);
 
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
