@@ -40,11 +40,22 @@ FOLDS = 3
 
 
 class Points(NamedTuple):
-    """The points of one operation as arrays."""
+    """The points of one operation as arrays.
+
+    Attributes:
+        parts_us: What else was measured with each and is known. A point that is what remains of a step counts as
+            far as the whole step does: what remains may be mostly noise.
+    """
 
     operation: str
     arguments: dict[str, np.ndarray]
     us: np.ndarray
+    parts_us: np.ndarray | None = None
+
+    def ratios(self, modelled: np.ndarray) -> np.ndarray:
+        """Modelled over measured time, parts included."""
+        parts = 0 if self.parts_us is None else self.parts_us
+        return (modelled + parts) / (self.us + parts)
 
     @property
     def work(self) -> Work:
@@ -52,9 +63,9 @@ class Points(NamedTuple):
 
     def take(self, which: np.ndarray) -> Points:
         """Some of them."""
-        return Points(
-            self.operation, {name: values[which] for name, values in self.arguments.items()}, self.us[which]
-        )
+        arguments = {name: values[which] for name, values in self.arguments.items()}
+        parts = None if self.parts_us is None else self.parts_us[which]
+        return Points(self.operation, arguments, self.us[which], parts)
 
     def column(self, name: str) -> np.ndarray:
         """An argument, or a place on an axis of the residuals."""
@@ -80,14 +91,16 @@ def table(operation: str, rows: Sequence[Mapping[str, Any]]) -> Points:
             if bad:
                 raise UserError(f"point of {operation}: {name} = {bad[0]!r}: must be a positive number")
             arguments[name] = np.asarray(given, float)
-    return Points(operation, arguments, arguments.pop("us"))
+    parts = np.asarray([row.get("parts_us", 0) for row in rows], float)
+    return Points(operation, arguments, arguments.pop("us"), parts if parts.any() else None)
 
 
 def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None = None) -> dict[str, dict[str, Any]]:
     """The ``ops`` of a calibration file.
 
     Args:
-        points: ``{"op": name, argument: value, ..., "us": measured}``; arguments as ``OPERATIONS`` take them.
+        points: ``{"op": name, argument: value, ..., "us": measured}``; arguments as ``OPERATIONS`` take them. Where
+            ``us`` is what remains of a longer time, ``parts_us`` is the rest of that.
         limits: ``flops_per_s`` and ``bytes_per_s`` of the data sheet; points that are faster are faults of the
             measurement, left out and counted.
 
@@ -143,13 +156,12 @@ def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) 
     Args:
         limits: No rate becomes more than the data sheet's.
     """
-    work, measured = points.work, np.log(points.us)
-    start = _start(points)
+    work, start = points.work, _start(points)
     first = np.log(list(start.values()))
 
     def off(logs: np.ndarray) -> np.ndarray:
         found = Coefficients(**dict(zip(start, np.exp(logs).tolist(), strict=True)))
-        return np.concatenate([np.log(found.us(work)) - measured, 0.02 * (logs - first)])
+        return np.concatenate([np.log(points.ratios(found.us(work))), 0.02 * (logs - first)])
 
     most = {name: np.log(limit) for name, limit in (limits or {}).items()} | {"q": np.log(8)}
     low = [np.log(0.5) if name == "q" else value - 12 for name, value in zip(start, first)]
@@ -161,7 +173,8 @@ def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) 
 def _start(points: Points) -> dict[str, float]:
     """Shortest call and best rates seen; what an operation does not do is left out."""
     work, us = points.work, points.us
-    found = {"t0_us": float(us.min())}
+    # The least of what remains of steps may be next to nothing, and from there no slope leads back.
+    found = {"t0_us": float(us.min() if points.parts_us is None else np.median(us))}
     for name, amount in (("flops_per_s", work.flops), ("bytes_per_s", work.bytes)):
         if np.any(amount):
             found[name] = float(np.max(amount / us)) * 1e6
@@ -244,7 +257,7 @@ def held_out(
 
 def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
     """Of modelled over measured time, less one: median, mean and 95th percentile of its size, and its mean."""
-    off = modelled / points.us - 1
+    off = points.ratios(modelled) - 1
     size = np.abs(off)
     told = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
     return {name: round(float(value), 4) for name, value in told.items()}

@@ -86,6 +86,20 @@ class TestCoefficients:
         assert (step["t0_us"], step["each_us"]) == pytest.approx((300, 0.5), rel=0.03)
         assert "residuals" not in swap
 
+    def test_what_remains_of_a_long_step_counts_little(self):
+        """Steps of 1 to 100 ms that are 1 % off: what remains of the long ones is noise, of the short ones 300 us."""
+        parts = np.geomspace(1e3, 1e5, 12)
+        off = np.where(np.arange(12) % 2, 0.99, 1.01)
+        rest = np.maximum((parts + 300) * off - parts, 1)
+        points = [
+            {"op": "step", "rows": row, "us": us, "parts_us": part}
+            for row, us, part in zip(range(1, 13), rest, parts, strict=True)
+        ]
+        blind = [{name: value for name, value in point.items() if name != "parts_us"} for point in points]
+        found, wrong = (fitting.fit(some)["step"] for some in (points, blind))
+        assert found["coefficients"]["t0_us"] == pytest.approx(300, rel=0.15)
+        assert found["fit"]["median_error"] < 0.015 < wrong["fit"]["median_error"]
+
     def test_three_points_are_enough_for_something(self):
         points = [
             {"op": "kv_write", "tokens": tokens, "kv_heads": 8, "head_dim": 128, "us": 3 + tokens / 500}
