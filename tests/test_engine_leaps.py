@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibrations import calibration
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from fragmeter.sim.cost import CalibratedCost
 from fragmeter.sim.memory.integrals import Window
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.run import Run
+from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.summary import summary
+from fragmeter.sim.ticks import PER_US
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -19,6 +23,10 @@ from strategies import COSTS, Case, LineCost, crowded_cases, long_cases
 from walk import Moment, Walk
 
 PAGED = "vllm-sosp23"
+BENT = {"axes": ["length"], "knots": [[4, 16, 64, 256]], "log_ratios": [0, 1, 1.2, 2]}
+CURVED = CalibratedCost(
+    calibration(decode_attention={"coefficients": {"t0_us": 10}, "residuals": BENT}), model("toy-llama"), gpu("a100-40gb")
+)
 cases = st.one_of(crowded_cases(), long_cases())
 
 
@@ -62,6 +70,16 @@ def test_leap_and_step_are_the_same_bits(policy, case, data):
     end = serve(policy, case).book.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     same(serve(policy, case, window, leap=True), serve(policy, case, window, leap=False))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=12)
+@given(case=cases)
+def test_leap_and_step_are_the_same_bits_over_the_knots_of_curves(policy, case):
+    """Invariant 6, with arrivals as far apart as the steps of a model are long."""
+    requests = [replace(request, arrival_ticks=request.arrival_ticks * PER_US) for request in case.requests]
+    case = replace(case, requests=requests, cost=CURVED)
+    same(serve(policy, case, leap=True), serve(policy, case, leap=False))
 
 
 @pytest.mark.slow
