@@ -23,6 +23,10 @@ class WantedPlan(NamedTuple):
     num_steps: int | None
     shuffle_ids: bool
 
+    def path(self, out: Path | None) -> Path:
+        """Where it lies in the end, with results in ``out``."""
+        return out / "plan.npz" if self.file is None else self.file
+
 
 def wanted_plan(
     record_plan: bool | Path | None, record_steps: str | None, shuffle_ids: bool, out: Path | None

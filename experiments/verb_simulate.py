@@ -99,8 +99,12 @@ def simulate(
         run, plan = _served(settings, work, wanted, progress)
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
-    _keep(run, out, origin | _drawn(work, pacing, told, n), wanted, plan)
+    _keep(run, out, origin | _drawn(work, pacing, told, n))
+    if plan is not None:
+        plan.save(wanted.path(out))
     _tell(run, requests if trace else None, report, out)
+    if plan is not None:
+        report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
 
 
 def _check_out(out: Path | None) -> None:
@@ -119,15 +123,10 @@ def _served(
     return record(settings, work, *wanted[1:], progress=progress)
 
 
-def _keep(
-    run: Run, out: Path | None, request: dict[str, Any], wanted: WantedPlan | None, plan: Plan | None
-) -> None:
-    if wanted is not None and wanted.file is not None:
-        plan.save(wanted.file)
-        plan = None
+def _keep(run: Run, out: Path | None, request: dict[str, Any]) -> None:
     if out is not None:
         with user_paths(out):
-            write(run, out, request, plan)
+            write(run, out, request)
 
 
 def _rule(max_tokens: str | None) -> str | int | None:

@@ -5,7 +5,7 @@
     steps.parquet     a row a leap; ``expand`` makes it a row a step
     memory.parquet    the ledger at the start of every leap, in slots
     run.json          every setting, versions, seed and the trace's hash
-    plan.npz          what the block tables did, if that was recorded (``plan``)
+    plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
 
 Same settings, same bytes.
 """
@@ -26,7 +26,6 @@ import pandas as pd
 from .errors import SettingError
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
-from .plan import Plan
 from .prefix_cache import cached_tokens
 from .requests import request_times
 from .run import Run
@@ -117,13 +116,12 @@ def check_target(directory: str | Path) -> None:
         raise SettingError("out", str(directory), "holds files that are no result; choose another directory")
 
 
-def write(run: Run, directory: str | Path, request: Mapping[str, Any], plan: Plan | None = None) -> Path:
+def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all.
 
     Args:
         directory: Must not exist, or hold an earlier result, which is replaced.
         request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
-        plan: What was recorded of it, if anything.
 
     Raises:
         SettingError: The directory holds something else.
@@ -135,8 +133,6 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any], plan: Pla
     parts = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         _write_parts(run, parts, request)
-        if plan is not None:
-            plan.save(parts / "plan.npz")
         if target.exists():
             shutil.rmtree(target)
         parts.chmod(0o755)

@@ -33,9 +33,10 @@ def test_a_plan_lies_beside_the_results_which_are_the_same_without(trace, tmp_pa
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "recorded" / name).read_bytes(), name
 
 
-def test_a_plan_goes_where_it_is_told_to_and_is_the_same_twice(trace, tmp_path):
+def test_a_plan_goes_where_it_is_told_to_and_is_the_same_twice(trace, tmp_path, capsys):
     for name in ("one.npz", "two.npz"):
         assert simulate(trace, "--record-plan", tmp_path / name, "--record-steps", "2:3", "--shuffle-ids") == DONE
+    assert capsys.readouterr().out.endswith(f"Plan of 3 steps: {tmp_path / 'two.npz'}\n")
     plan = load(tmp_path / "one.npz")
     assert (plan.meta["first_step"], plan.num_steps, plan.meta["shuffle_ids"]) == (2, 3, True)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
