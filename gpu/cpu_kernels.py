@@ -69,16 +69,16 @@ class CpuKernels:
     """Launches kernels on the CPU.
 
     Attributes:
-        multiprocessors: How many the work is split for: an A100's, so that the same partitions are run.
-        shared_bytes: Of such a multiprocessor.
         seed: Of the order in which the threads of a block run.
     """
 
-    multiprocessors = 108
-    shared_bytes = 164 * 1024
-
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+
+    @staticmethod
+    def places(kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """As many as an A100 has, by threads and shared memory, so that the same partitions are run."""
+        return 108 * min(2048 // threads, 164 * 1024 // (shared_bytes + 1024))
 
     def launch(
         self,

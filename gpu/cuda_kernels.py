@@ -44,10 +44,9 @@ class CudaKernels:
         except ModuleNotFoundError as error:
             raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
         self._device = device
-        attributes = self._cupy.cuda.Device(device).attributes
-        self.multiprocessors: int = attributes["MultiProcessorCount"]
-        self.shared_bytes: int = attributes["MaxSharedMemoryPerMultiprocessor"]
+        self._multiprocessors: int = self._cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         self._function = functools.cache(self._compiled)
+        self.places = functools.cache(self._places)
 
     def launch(
         self,
@@ -106,6 +105,13 @@ class CudaKernels:
             # As many blocks as fit, at the cost of the L1 cache: what comes by cp.async passes it by.
             function.preferred_shared_memory_carveout = 100
         return function
+
+    def _places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """As CUDA counts them, by registers too."""
+        with self._cupy.cuda.Device(self._device):
+            function = self._function(kernel, shared_bytes).kernel.ptr
+            occupancy = self._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+            return self._multiprocessors * occupancy(function, threads, shared_bytes)
 
     def _stream(self, arguments: Iterable[Argument]) -> Any:
         """torch's current stream where the arrays are torch's: CuPy knows only its own."""

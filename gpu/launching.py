@@ -14,15 +14,10 @@ from .source import Kernel
 
 
 class Kernels(Protocol):
-    """Launches kernels on one device.
+    """Launches kernels on one device."""
 
-    Attributes:
-        multiprocessors: How many it has.
-        shared_bytes: Shared memory of a multiprocessor.
-    """
-
-    multiprocessors: int
-    shared_bytes: int
+    def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """Blocks of a kernel that the device holds at a time, of so many threads and so much dynamic shared memory."""
 
     def launch(
         self,

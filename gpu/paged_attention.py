@@ -16,12 +16,12 @@ from . import checks, source
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
 
+#: Of a block.
+THREADS = 32 * source.DECODE_WARPS
 #: A partition is worth its merge from here on, and no longer than this: a long sequence must not keep a block alone.
 MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 2048
 #: What a block's beginning and end take, in tokens: the first look into the table, the first copies, the merge.
 PARTITION_OVERHEAD_TOKENS = 64
-#: What a block takes of a multiprocessor's shared memory beyond its own.
-RESERVED_SHARED_BYTES = 1024
 
 
 def forward(
@@ -169,7 +169,7 @@ class Decode:
         decode = source.decode_attention(self.query.dtype, head_dim, self.group, self.slots.rule)
         columns = self.kv_heads * -(-self.group // source.group_tile(self.query.dtype, self.group))
         shared_bytes = source.decode_shared_bytes(self.query.dtype, head_dim, self.group)
-        places = kernels.multiprocessors * (kernels.shared_bytes // (shared_bytes + RESERVED_SHARED_BYTES))
+        places = kernels.places(decode, THREADS, shared_bytes)
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))
         # With one partition nobody writes these.
@@ -179,7 +179,7 @@ class Decode:
         kernels.launch(
             decode,
             (columns, partitions, batch),
-            (32 * source.DECODE_WARPS, 1, 1),
+            (THREADS, 1, 1),
             (
                 self.out,
                 states,

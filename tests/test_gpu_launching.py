@@ -24,7 +24,7 @@ class Current:
 
     def __init__(self, kind: str, number: int) -> None:
         self.kind, self.id, self.ptr = kind, number, number
-        self.attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerMultiprocessor": 164 * 1024}
+        self.attributes = {"MultiProcessorCount": 4}
 
     def __enter__(self) -> None:
         self.entered.append(self)
@@ -60,11 +60,12 @@ class FakeFunction:
     """A kernel that may have 48 KiB of dynamic shared memory unless it is granted more."""
 
     def __init__(self, cupy: FakeCupy, kernel: Kernel) -> None:
-        self.cupy, self.kernel, self.max_dynamic_shared_size_bytes = cupy, kernel, 48 * 1024
+        self.cupy, self.source, self.max_dynamic_shared_size_bytes = cupy, kernel, 48 * 1024
+        self.kernel = SimpleNamespace(ptr=self)
 
     def __call__(self, grid, block, values, shared_mem: int) -> None:
         assert shared_mem <= self.max_dynamic_shared_size_bytes
-        self.cupy.run(self.kernel, grid, block, values, shared_mem)
+        self.cupy.run(self.source, grid, block, values, shared_mem)
 
 
 class FakeCupy:
@@ -81,6 +82,7 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             Device=lambda number: Current("device", number),
             get_current_stream=lambda: Current("stream", 0),
+            driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy),
             Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
             runtime=SimpleNamespace(
                 memcpyAsync=self._copy,
@@ -93,6 +95,11 @@ class FakeCupy:
     def _copy(self, target: int, origin: int, nbytes: int, kind: int, stream: int) -> None:
         self.launched.append(("copy", nbytes, Current.now("device"), stream))
         ctypes.memmove(target, origin, nbytes)
+
+    def _occupancy(self, function: FakeFunction, threads: int, shared_bytes: int) -> int:
+        assert (threads, shared_bytes) == (128, function.max_dynamic_shared_size_bytes)
+        assert Current.now("device") is not None
+        return 2
 
     def _attributes(self, pointer: int) -> SimpleNamespace:
         known = [one.data.ptr for one in DeviceArray.made] + self.pinned

@@ -39,7 +39,7 @@ class FakeCupy:
 class Device(nullcontext):
     """A device to make current."""
 
-    attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerMultiprocessor": 164 * 1024}
+    attributes = {"MultiProcessorCount": 4}
 
 
 @pytest.fixture
