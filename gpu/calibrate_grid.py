@@ -58,7 +58,7 @@ CPU = Grid(
     moved_blocks=(1, 2, 4, 8, 16, 32, 64),
     step_decodes=((1, 64), (1, 512), (4, 64), (4, 256), (8, 128), (16, 64), (16, 256), (32, 128), (64, 64)),
     step_prompts=(29, 111, 256),
-    rounds=12,
+    rounds=10,
     pool_bytes=256 * MIB,
 )
 CUDA = Grid(

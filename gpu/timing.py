@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -30,6 +29,8 @@ Work = Callable[[int], object]
 Sampler = Callable[[], float]
 
 WARM_UPS = 2
+#: Calls shorter than this are much longer when their code is cold.
+SHORT_US = 2000.0
 #: A sample is so many calls that it lasts at least this long, but no more than so many.
 LEAST_SAMPLE_US = {"cpu": 300.0, "cuda": 2000.0}
 MOST_CALLS = 64
@@ -141,24 +142,31 @@ class CudaStopwatch:
         return sample
 
 
-@dataclass(slots=True)
 class _Repeated:
-    """Samples of as many calls as one needs to be long enough."""
+    """Samples of as many calls as one needs to be long enough.
 
-    work: Work
-    elapsed_us: Callable[[Work, range], float]
-    least_us: float
-    calls: int = field(init=False, default=1)
-    _next: int = field(init=False, default=0)
+    Before a sample of short calls comes one that does not count: in a step the same code ran a layer ago, among samples
+    of other things it is cold.
+    """
 
-    def __post_init__(self) -> None:
-        warm = min(self() for _ in range(WARM_UPS))
-        self.calls = max(1, min(MOST_CALLS, round(self.least_us / max(warm, 1e-3))))
+    def __init__(self, work: Work, elapsed_us: Callable[[Work, range], float], least_us: float) -> None:
+        self._work, self._elapsed_us = work, elapsed_us
+        self._next = 0
+        self.calls, self._leads = 1, False
+        warm_us = min(self() for _ in range(WARM_UPS))
+        self.calls = max(1, min(MOST_CALLS, round(least_us / max(warm_us, 1e-3))))
+        self._leads = warm_us < SHORT_US
 
     def __call__(self) -> float:
-        numbers = range(self._next, self._next + self.calls)
+        if self._leads:
+            self._work(self._take(1).start)
+        return self._elapsed_us(self._work, self._take(self.calls)) / self.calls
+
+    def _take(self, calls: int) -> range:
+        """Numbers of the next calls."""
+        numbers = range(self._next, self._next + calls)
         self._next = numbers.stop
-        return self.elapsed_us(self.work, numbers) / self.calls
+        return numbers
 
 
 def interleaved(samplers: Sequence[Sampler], rounds: int, seed: int) -> Iterator[tuple[int, float]]:

@@ -39,7 +39,7 @@ def clock(monkeypatch):
 
 
 def test_a_short_call_is_sampled_many_at_a_time_and_every_call_has_a_number(clock):
-    """Calls of 100 us, the first of 900: three make up the 300 us that a sample lasts at least."""
+    """Calls of 100 us, the first of 900: three make up the 300 us that a sample lasts at least, after one that leads."""
     numbers = []
 
     def work(number):
@@ -49,7 +49,10 @@ def test_a_short_call_is_sampled_many_at_a_time_and_every_call_has_a_number(cloc
     sample = timing.stopwatch(devices.open("cpu")).sampler(work)
     assert numbers == [0, 1]  # Warming up, which is no sample.
     assert (sample(), sample()) == (100, 100)
-    assert numbers == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert numbers == list(range(2 + 2 * (1 + 3)))
+    clock.ns, numbers[:] = 0, []
+    sample()
+    assert clock.ns == 400_000 and numbers == [10, 11, 12, 13]
 
 
 def test_a_long_call_is_a_sample_and_the_shortest_are_no_more_than_the_most(clock):
@@ -59,9 +62,9 @@ def test_a_long_call_is_a_sample_and_the_shortest_are_no_more_than_the_most(cloc
 
         return timing.CpuStopwatch().sampler(work)
 
-    assert takes(7_000_000)() == 7000
+    assert takes(7_000_000)() == 7000 and clock.ns == 7_000_000 * (timing.WARM_UPS + 1)
     before = clock.ns
-    assert takes(1)() == 1e-3 and clock.ns - before == timing.WARM_UPS + timing.MOST_CALLS
+    assert takes(1)() == 1e-3 and clock.ns - before == timing.WARM_UPS + 1 + timing.MOST_CALLS
 
 
 def test_the_time_of_others_does_not_count(clock, monkeypatch):
@@ -152,4 +155,4 @@ def test_where_the_host_takes_part_a_gpu_is_waited_for_on_the_wall_clock(clock, 
 
     sample = cuda_stopwatch(cuda).sampler(work, captured=False)
     cuda.log.clear()
-    assert sample() == 1000 and cuda.log == ["wait", 2, 3, "wait"]
+    assert sample() == 1000 and cuda.log == [2, "wait", 3, 4, "wait"]
