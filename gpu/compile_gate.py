@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..sim.errors import KernelFault, MissingExtra
-from . import source
+from . import program, source
 from .source import Kernel
 
 #: A100; H100 and H200; B200.
@@ -120,6 +120,11 @@ def toolkit() -> tuple[ModuleType, Path]:
 
 def main() -> int:
     """Print registers an instance and architecture; 1 where one spills."""
+    return program.run(_report)
+
+
+def _report() -> bool:
+    """Whether none spills."""
     rows: dict[str, list[Compiled]] = defaultdict(list)
     for architecture in ARCHITECTURES:
         for found in compiled(every_kernel(), architecture):
@@ -127,7 +132,7 @@ def main() -> int:
     print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
     for expression, found in rows.items():
         print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in found))
-    return int(any(one.spill_bytes for found in rows.values() for one in found))
+    return not any(one.spill_bytes for found in rows.values() for one in found)
 
 
 if __name__ == "__main__":

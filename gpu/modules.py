@@ -1,7 +1,7 @@
 """Every kernel instance, compiled and loaded on the GPU that is there.
 
-``python -m fragmeter.gpu.modules --device cuda --json modules.json``. Processes compile side by side into CuPy's cache
-on disk; then one process loads them all and reads what the driver says of each.
+``python -m fragmeter.gpu.modules --device cuda --json modules.json``. Processes compile side by side into CuPy's
+cache on disk; then one process loads them all and reads what the driver says of each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -59,8 +59,16 @@ def compile_gate() -> Part:
 
 
 def torch() -> Part:
-    """torch, and what it is built for; a build for the CPU works, on the CPU."""
-    return _library("torch", "pip install 'fragmeter[torch]'", _torch_build)
+    """torch, and what it is built for; a build for the CPU works where there is no GPU."""
+    part = _library("torch", "pip install 'fragmeter[torch]'", _torch_build)
+    if not part.works or probe().state != "ready":
+        return part
+    found = importlib.import_module("torch")
+    if found.version.cuda is None:
+        return replace(part, works=False, remedy="there is a GPU: install torch's build for CUDA (pytorch.org says how)")
+    if not found.cuda.is_available():
+        return replace(part, works=False, remedy="it does not see the GPU: install its build for the driver's CUDA")
+    return part
 
 
 def _torch_build(found: ModuleType) -> str:
@@ -73,7 +81,7 @@ def cupy() -> Part:
 
 
 def gpu() -> Part:
-    """A GPU that CuPy can use; for anything but the kernels alone torch must be built for CUDA, too."""
+    """A GPU that CuPy can use."""
     report = probe()
     remedies = {
         "no-cupy": "pip install 'fragmeter[gpu]'",

@@ -53,7 +53,7 @@ class Outcome:
 def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
     """Run the parts in order and keep ``run.json`` and ``summary.md`` up to date.
 
-    What a part leaves of its budget the next one may use, so that all of them take no longer than their budgets together.
+    What a part leaves of its budget the next one may use: all take no longer than their budgets together.
     Outcomes of parts that an earlier run left in ``out`` stay where they are not run again.
 
     Raises:

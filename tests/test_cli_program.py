@@ -153,6 +153,24 @@ class TestDoctor:
             torch = SimpleNamespace(__version__="2.13.0", version=SimpleNamespace(cuda=cuda))
             assert doctored(tmp_path, monkeypatch, torch=torch)["torch"]["found"] == found
 
+    @pytest.mark.parametrize(
+        ("cuda", "sees_it", "remedy"),
+        [
+            ("13.0", True, None),
+            ("13.0", False, "it does not see the GPU: install its build for the driver's CUDA"),
+            (None, False, "there is a GPU: install torch's build for CUDA (pytorch.org says how)"),
+        ],
+    )
+    def test_beside_a_gpu_torch_must_see_it(self, cuda, sees_it, remedy, monkeypatch, tmp_path):
+        torch = SimpleNamespace(
+            __version__="2.13.0",
+            version=SimpleNamespace(cuda=cuda),
+            cuda=SimpleNamespace(is_available=lambda: sees_it),
+        )
+        parts = doctored(tmp_path, monkeypatch, torch=torch, cupy=cupy([b"NVIDIA H200"]))
+        assert parts["GPU"]["works"]
+        assert parts["torch"]["remedy"] == remedy
+
     def test_tells_people_what_helps(self, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "flashinfer", None)
         lines = printed(capsys, "doctor").splitlines()
