@@ -12,7 +12,8 @@ from .cost import PaperCost, StepCost, cost
 from .errors import SettingError
 from .grouping import grouped_memory, grouped_policy
 from .memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
-from .memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SlotRadixMemory, most_prompt_blocks
+from .memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SlotRadixMemory
+from .memory import most_prompt_blocks
 from .memory.cache_log import CacheLog
 from .memory.prefix import BlockNames
 from .policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy

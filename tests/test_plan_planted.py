@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from fragmeter.sim.memory.block_pool import BlockPool
+from fragmeter.sim.memory.contiguous import Grant
 from fragmeter.sim.memory.copies import CopyingBuddyMemory
 from fragmeter.sim.memory.moves import Moves
 from fragmeter.sim.memory.prefix import BlockNames
@@ -162,8 +163,11 @@ class TestBugsInTheTables:
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
         tell = CopyingBuddyMemory.tell_of_copy
-        turned = mock.patch.object(CopyingBuddyMemory, "tell_of_copy", lambda self, a, b, slots: tell(self, b, a, slots))
-        with turned:
+
+        def tell_the_wrong_way(memory: CopyingBuddyMemory, source: Grant, target: Grant, tokens: int) -> None:
+            tell(memory, target, source, tokens)
+
+        with mock.patch.object(CopyingBuddyMemory, "tell_of_copy", tell_the_wrong_way):
             assert fails(copying_plan())
 
     def test_moves_that_are_forgotten(self):

@@ -168,7 +168,7 @@ class SlotRadixMachine(RadixMemoryMachine):
 
     @invariant()
     def every_slot_has_one_place(self):
-        """A slot is free, or of one edge, or somebody's own; a table is the path that is locked, and then one's own."""
+        """A slot is free, or of one edge, or somebody's own; a table is the locked path, and then one's own."""
         tables, tree = self.memory.tables, self.memory.tree
         assert tables.tables.keys() == self.tokens.keys()
         taken = [slot for slots in tree.slots.values() for slot in slots]
