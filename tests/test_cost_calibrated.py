@@ -10,6 +10,7 @@ from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost
 from fragmeter.sim.cost.calibrated import layer_gemms
 from fragmeter.sim.cost.curve import Curve, Surface
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.run import simulate
 from fragmeter.sim.settings import settings as replica
@@ -136,8 +137,10 @@ def test_residuals_reach_the_step():
         for entry in (OPS["decode_attention"], LONG_CALLS)
     )
     assert longer.step_ticks(8, 8 * 1000, 0, 0) == pytest.approx(plain.step_ticks(8, 8 * 1000, 0, 0), rel=1e-3)
-    attention = plain.step_ticks(8, 8 * 4096, 0, 0) - plain._without_attention(8, 8)
-    more = longer.step_ticks(8, 8 * 4096, 0, 0) - plain.step_ticks(8, 8 * 4096, 0, 0)
+    shape = LLAMA.attention()
+    work = OPERATIONS["decode_attention"](8, 8 * 4096, shape.heads, shape.kv_heads, shape.head_dim)
+    attention = 32 * float(plain.calibration.ops["decode_attention"].us(work))
+    more = us(longer.step_ticks(8, 8 * 4096, 0, 0) - plain.step_ticks(8, 8 * 4096, 0, 0))
     assert more == pytest.approx(attention, rel=3e-3)
 
 

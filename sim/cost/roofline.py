@@ -175,7 +175,7 @@ class RooflineCost:
             return self.overhead_ticks()
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
         dense = self.gemm_ticks(computed) + self.head_ticks(rows)
-        sent = self.all_reduce_ticks(computed) + self.hop_ticks(computed)
+        sent = self._links.all_reduce_ticks(computed) + self._links.hop_ticks(computed)
         return dense + self.kv_write_ticks(tokens) + sent + self.overhead_ticks()
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
