@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cost import CalibratedCost, StepCost, cost
-from fragmeter.sim.cost.calibrated import layer_gemms
 from fragmeter.sim.cost.curve import Curve, Surface
+from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.run import simulate

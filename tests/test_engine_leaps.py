@@ -73,7 +73,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, data):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=12)
+@hypothesis_settings(max_examples=8)
 @given(case=cases)
 def test_leap_and_step_are_the_same_bits_over_the_knots_of_curves(policy, case):
     """Invariant 6, with arrivals as far apart as the steps of a model are long."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import SettingError
 from ..spec.deployment import Deployment
-from ..spec.experts import Experts
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch
-from ..spec.matrix import Matrix, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec, dtype_bits
 from ..spec.stages import stages as layers_of_stages
-from ..spec.weights import layer_matrices
 from . import operations
+from .attention_curves import AttentionCurves
 from .base import coefficient
 from .calibration import Calibration
-from .curve import TICKS_PER_NS, Curve, Surface
+from .curve import TICKS_PER_NS, Curve
+from .gemms import layer_gemms
 from .links import Links
-from .operations import ELEMENT_BYTES, OPERATIONS, Work
+from .operations import OPERATIONS, Work
 
 #: Tokens of a step up to which its curve bends.
 MOST_TOKENS = 1 << 17
@@ -74,7 +70,7 @@ class CalibratedCost:
         self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
         self._links = Links(model, gpu, tensor_parallel, stages)
-        self._attention = Attention(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
+        self._attention = AttentionCurves(calibration, model, tensor_parallel, block_size, deployment.kv_dtype)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
@@ -183,94 +179,6 @@ class CalibratedCost:
 
 
 _UNITS = {"t0_us": "us", "flops_per_s": "flops/s", "bytes_per_s": "bytes/s", "each_us": "us", "q": "1"}
-
-
-class Attention:
-    """Attention of all layers on one rank, as curves over the context, one for each batch size."""
-
-    def __init__(
-        self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
-    ) -> None:
-        shape = model.attention(tensor_parallel)
-        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
-        self._decode_us = _asked(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
-        self._prefill_us = _asked(calibration, "prefill_attention", *heads, kv_element_bytes)
-        self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
-        self._longest = model.max_model_len
-        self._curves: dict[int, Curve] = {}
-        self.prefill = Surface(self._prefill)
-
-    def decode(self, batch: int) -> Curve:
-        """Over the context of ``batch`` sequences, one or more."""
-        curve = self._curves.get(batch)
-        if curve is None:
-            knees = [window for _, window in self._groups if window] + [
-                1 << i for i in range(self._longest.bit_length())
-            ]
-            bends = [batch * knee for knee in knees]
-            curve = self._curves[batch] = Curve(partial(self._decode, batch), batch * self._longest, bends)
-        return curve
-
-    def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
-        us = 0
-        for layers, window in self._groups:
-            read = context if window is None else np.minimum(context, batch * window)
-            us = us + layers * self._decode_us(batch, np.maximum(read, batch))
-        return us
-
-    def _prefill(self, tokens: int, pairs: int) -> float:
-        us = 0.0
-        for layers, window in self._groups:
-            within = pairs if window is None else min(pairs, window * tokens)
-            held = tokens + max(0.0, within / max(tokens, 1) - (tokens + 1) / 2)
-            us += layers * float(self._prefill_us(max(tokens, 1), within, held))
-        return us if tokens else 0.0
-
-
-def _asked(calibration: Calibration, name: str, *shape: float) -> Callable[..., np.ndarray]:
-    """Microseconds of an operation of one shape."""
-    model, work = calibration.ops[name], OPERATIONS[name]
-    return lambda *amounts: model.us(work(*amounts, *shape))
-
-
-class Gemm(NamedTuple):
-    """Matrices that are multiplied in one call; with ``experts`` those of all experts."""
-
-    n: int
-    k: int
-    weight_bytes: int
-    experts: Experts | None = None
-
-    def work(self, tokens: np.ndarray) -> Work:
-        """For ``tokens`` rows, each of which goes to ``used`` of the experts, evenly and by itself."""
-        if self.experts is None:
-            return operations.gemm(tokens, self.n, self.k, self.weight_bytes)
-        share = self.experts.used / self.experts.count
-        rows, reached = tokens * self.experts.used, 1 - (1 - share) ** tokens
-        moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
-        at = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
-        return Work(2 * rows * self.n * self.k, moved, at=at)
-
-
-def layer_gemms(model: ModelSpec, layer: int, tensor_parallel: int, quantization: str | None) -> list[Gemm]:
-    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts."""
-    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel)
-    found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
-    for matrix in mlp:
-        if matrix.part == "expert":
-            each = matrix.copies // model.experts.count
-            single = _gemm((matrix._replace(copies=each),), quantization)
-            found.append(single._replace(weight_bytes=matrix_bytes(matrix, quantization), experts=model.experts))
-        else:
-            found.append(_gemm((matrix,), quantization))
-    return found
-
-
-def _gemm(side_by_side: tuple[Matrix, ...], quantization: str | None) -> Gemm:
-    """Matrices that the same rows are multiplied with."""
-    outputs = sum(matrix.copies * matrix.outputs_on_rank for matrix in side_by_side)
-    inputs = sum(matrix.params for matrix in side_by_side) // outputs
-    return Gemm(outputs, inputs, sum(matrix_bytes(matrix, quantization) for matrix in side_by_side))
 
 
 def _ticks(us: np.ndarray) -> int:

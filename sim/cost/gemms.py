@@ -1,0 +1,54 @@
+"""Which GEMMs a layer is: the matrices that vLLM multiplies the same rows with, side by side in one call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..spec.experts import Experts
+from ..spec.matrix import Matrix, matrix_bytes
+from ..spec.shape import ModelSpec
+from ..spec.weights import layer_matrices
+from . import operations
+from .operations import ELEMENT_BYTES, Work
+
+
+class Gemm(NamedTuple):
+    """Matrices that are multiplied in one call; with ``experts`` those of all experts."""
+
+    n: int
+    k: int
+    weight_bytes: int
+    experts: Experts | None = None
+
+    def work(self, tokens: np.ndarray) -> Work:
+        """For ``tokens`` rows, each of which goes to ``used`` of the experts, evenly and by itself."""
+        if self.experts is None:
+            return operations.gemm(tokens, self.n, self.k, self.weight_bytes)
+        share = self.experts.used / self.experts.count
+        rows, reached = tokens * self.experts.used, 1 - (1 - share) ** tokens
+        moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
+        at = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
+        return Work(2 * rows * self.n * self.k, moved, at=at)
+
+
+def layer_gemms(model: ModelSpec, layer: int, tensor_parallel: int, quantization: str | None) -> list[Gemm]:
+    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts."""
+    query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel)
+    found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
+    for matrix in mlp:
+        if matrix.part == "expert":
+            each = matrix.copies // model.experts.count
+            single = _gemm((matrix._replace(copies=each),), quantization)
+            found.append(single._replace(weight_bytes=matrix_bytes(matrix, quantization), experts=model.experts))
+        else:
+            found.append(_gemm((matrix,), quantization))
+    return found
+
+
+def _gemm(side_by_side: tuple[Matrix, ...], quantization: str | None) -> Gemm:
+    """Matrices that the same rows are multiplied with."""
+    outputs = sum(matrix.copies * matrix.outputs_on_rank for matrix in side_by_side)
+    inputs = sum(matrix.params for matrix in side_by_side) // outputs
+    return Gemm(outputs, inputs, sum(matrix_bytes(matrix, quantization) for matrix in side_by_side))
