@@ -15,7 +15,8 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
     """Shapes and dtypes of queries ``[any, num_heads, head_dim]`` and caches ``[*slots, num_kv_heads, head_dim]``.
 
     Raises:
-        SettingError: One that does not fit; ``num_heads`` is no multiple of ``num_kv_heads``.
+        SettingError: One that does not fit; ``num_heads`` is no multiple of ``num_kv_heads``; an array whose memory does
+            not begin at a multiple of 16 bytes, which the kernels read at once.
     """
     query.expect((None, None, None), *source.SCALARS)
     _, num_heads, head_dim = query.shape
@@ -24,6 +25,9 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
     out.expect(query.shape, query.dtype)
     key_cache.expect((*slots, None, head_dim), query.dtype)
     value_cache.expect(key_cache.shape, query.dtype)
+    for array in (query, key_cache, value_cache):
+        if array.pointer % 16:
+            raise SettingError(array.field, "misaligned memory", "must begin at a multiple of 16 bytes")
     kv_heads = key_cache.shape[-2]
     if kv_heads == 0 or num_heads % kv_heads:
         raise SettingError("num_heads", num_heads, f"must be a multiple of the cache's {kv_heads} KV heads")

@@ -123,6 +123,7 @@ MISTAKES = {
     "max_context_len = 65": dict(max_context_len=65),
     "max_context_len = -1": dict(max_context_len=-1),
     "query = 'list'": dict(query=[1, 2]),
+    "query = 'misaligned memory'": dict(query=np.zeros(2 * 8 * 64 + 4, np.float16)[4:].reshape(2, 8, 64)),
     "query = 'strides of (2, 8, 64)'": dict(query=np.zeros((2, 8, 128), np.float16)[..., ::2]),
     "block_tables[1, 0] = 7": dict(block_tables=np.array([[0, 1, 2, -9], [7, 3, -9, -9]], np.int32)),
     "block_tables[0, 2] = -1": dict(block_tables=np.array([[0, 1, -1, -9], [3, 4, -9, -9]], np.int32)),
