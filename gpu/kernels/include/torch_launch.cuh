@@ -1,0 +1,108 @@
+// Kernels launched over torch tensors: on their GPU by nvcc's syntax, or by the kernels' CPU build where a host
+// compiler reads this (that is how it is tested).
+#pragma once
+
+#include <torch/types.h>
+
+#include <vector>
+
+#ifdef __CUDACC__
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#else
+#include <tuple>
+
+#include "../cpu/shim.h"
+#endif
+
+namespace fragmeter {
+
+#ifdef __CUDACC__
+
+constexpr auto kDevice = torch::kCUDA;
+
+// On torch's current stream of the tensors' device, which is current as long as this lives.
+class Launcher {
+  public:
+    explicit Launcher(const std::vector<torch::Tensor> &tensors) : guard_(tensors.front().device()) {}
+
+    int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
+    // Of a multiprocessor.
+    int shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor); }
+
+    torch::Tensor empty(c10::IntArrayRef extents, const torch::TensorOptions &options) {
+        return torch::empty(extents, options);
+    }
+
+    template <class... Parameters, class... Arguments>
+    void run(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, Arguments... arguments) const {
+        // As fragmeter.gpu.cuda_kernels: more than 48 KiB must be asked for, and the L1 cache is not needed.
+        if (shared_bytes > 48 * 1024)
+            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+        if (shared_bytes)
+            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+        kernel<<<grid, threads, shared_bytes, c10::cuda::getCurrentCUDAStream()>>>(Parameters(arguments)...);
+        C10_CUDA_KERNEL_LAUNCH_CHECK();
+    }
+
+  private:
+    c10::cuda::CUDAGuard guard_;
+
+    int attribute(cudaDeviceAttr which) const {
+        int value;
+        C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, guard_.current_device().index()));
+        return value;
+    }
+};
+
+#else
+
+constexpr auto kDevice = torch::kCPU;
+
+// Through the shim, over these tensors and no other memory.
+class Launcher {
+  public:
+    explicit Launcher(const std::vector<torch::Tensor> &tensors) {
+        for (const torch::Tensor &tensor : tensors) add(tensor);
+    }
+
+    // As fragmeter.gpu.cpu_kernels.
+    int multiprocessors() const { return 108; }
+    int shared_bytes() const { return 164 * 1024; }
+
+    torch::Tensor empty(c10::IntArrayRef extents, const torch::TensorOptions &options) {
+        torch::Tensor made = torch::empty(extents, options);
+        add(made);
+        return made;
+    }
+
+    template <class... Parameters, class... Arguments>
+    void run(void (*kernel)(Parameters...), dim3 grid, unsigned threads, unsigned shared_bytes,
+             Arguments... arguments) const {
+        std::tuple<Parameters...> values{Parameters(arguments)...};
+        std::apply(
+            [&](auto &...each) {
+                void *places[] = {&each...};
+                char message[512];
+                const auto count = static_cast<unsigned>(ranges_.size());
+                const shim::Launch launch{grid,  {threads}, 1, shared_bytes, count, ranges_.data(), places,
+                                          message, sizeof message};
+                TORCH_CHECK(!shim::launch(kernel, launch), message);
+            },
+            values);
+    }
+
+  private:
+    std::vector<shim::Range> ranges_;
+
+    void add(const torch::Tensor &tensor) {
+        ranges_.push_back({reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()});
+    }
+};
+
+#endif
+
+}  // namespace fragmeter
