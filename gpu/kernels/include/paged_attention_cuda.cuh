@@ -74,11 +74,12 @@ struct PagedAttention {
 };
 
 template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention &call) {
-    constexpr int kSharedBytes = sizeof(Storage<Scalar, kHeadDim, kGroup, PagedSlots>), kReservedBytes = 1024;
+    constexpr int kSharedBytes = sizeof(Storage<Scalar, kHeadDim, kGroup, PagedSlots>);
+    const auto decode = &decode_attention<Scalar, kHeadDim, kGroup, PagedSlots>;
     const auto scalars = [](const torch::Tensor &tensor) { return static_cast<Scalar *>(tensor.data_ptr()); };
     const int64_t columns = call.kv_heads() * ((call.group() + kGroup - 1) / kGroup);
     Launcher launcher({call.query, call.out, call.key_cache, call.value_cache, call.block_tables, call.context_lens});
-    const int64_t places = launcher.multiprocessors() * (launcher.shared_bytes() / (kSharedBytes + kReservedBytes));
+    const int64_t places = launcher.places(decode, kThreads, kSharedBytes);
     const int64_t tokens = partition_size(call.max_context_len, call.batch() * columns, places);
     const int64_t partitions = std::max<int64_t>(1, (call.max_context_len + tokens - 1) / tokens);
     if (call.batch() == 0) return;
@@ -92,8 +93,7 @@ template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention 
     auto *partial_values = static_cast<float *>(values.data_ptr());
     const auto *lengths = static_cast<const int *>(call.context_lens.data_ptr());
     const auto extent = [](int64_t value) { return static_cast<unsigned>(value); };
-    launcher.run(&decode_attention<Scalar, kHeadDim, kGroup, PagedSlots>,
-                 dim3{extent(columns), extent(partitions), extent(call.batch())}, kThreads, kSharedBytes,
+    launcher.run(decode, dim3{extent(columns), extent(partitions), extent(call.batch())}, kThreads, kSharedBytes,
                  scalars(call.out), partial_states, partial_values, scalars(call.query), scalars(call.key_cache),
                  scalars(call.value_cache), static_cast<const int *>(call.block_tables.data_ptr()), lengths,
                  call.kv_heads(), call.group(), call.block_size, call.block_tables.size(1), tokens,

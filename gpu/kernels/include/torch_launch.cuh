@@ -29,9 +29,15 @@ class Launcher {
   public:
     explicit Launcher(const std::vector<torch::Tensor> &tensors) : guard_(tensors.front().device()) {}
 
-    int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
-    // Of a multiprocessor.
-    int shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor); }
+    // Blocks of the kernel that the device holds at a time.
+    template <class... Parameters> int places(void (*kernel)(Parameters...), int threads, int shared_bytes) const {
+        prepare(kernel, shared_bytes);
+        int multiprocessors, blocks;
+        const int device = guard_.current_device().index();
+        C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+        C10_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes));
+        return multiprocessors * blocks;
+    }
 
     torch::Tensor empty(c10::IntArrayRef extents, const torch::TensorOptions &options) {
         return torch::empty(extents, options);
@@ -39,11 +45,7 @@ class Launcher {
 
     template <class... Parameters, class... Arguments>
     void run(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, Arguments... arguments) const {
-        // As fragmeter.gpu.cuda_kernels: more than 48 KiB must be asked for, and the L1 cache is not needed.
-        if (shared_bytes > 48 * 1024)
-            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-        if (shared_bytes)
-            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+        prepare(kernel, shared_bytes);
         kernel<<<grid, threads, shared_bytes, c10::cuda::getCurrentCUDAStream()>>>(Parameters(arguments)...);
         C10_CUDA_KERNEL_LAUNCH_CHECK();
     }
@@ -51,10 +53,12 @@ class Launcher {
   private:
     c10::cuda::CUDAGuard guard_;
 
-    int attribute(cudaDeviceAttr which) const {
-        int value;
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, guard_.current_device().index()));
-        return value;
+    // As fragmeter.gpu.cuda_kernels: more than 48 KiB must be asked for, and the L1 cache is not needed.
+    template <class Kernel> static void prepare(Kernel *kernel, int shared_bytes) {
+        if (shared_bytes > 48 * 1024)
+            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+        if (shared_bytes)
+            C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
     }
 };
 
@@ -70,8 +74,9 @@ class Launcher {
     }
 
     // As fragmeter.gpu.cpu_kernels.
-    int multiprocessors() const { return 108; }
-    int shared_bytes() const { return 164 * 1024; }
+    template <class Kernel> int places(Kernel *, int threads, int shared_bytes) const {
+        return 108 * std::min(2048 / threads, 164 * 1024 / (shared_bytes + 1024));
+    }
 
     torch::Tensor empty(c10::IntArrayRef extents, const torch::TensorOptions &options) {
         torch::Tensor made = torch::empty(extents, options);
