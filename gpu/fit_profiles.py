@@ -61,8 +61,8 @@ _RULE = (
 )
 
 
-def profile(name: str, folder: Path) -> dict[str, Any]:
-    """The profile of a GPU.
+def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and profiles, those that are scaled after the one that they come from.
 
     Args:
         folder: The tables, unpacked or a wheel.
@@ -70,15 +70,21 @@ def profile(name: str, folder: Path) -> dict[str, Any]:
     Raises:
         UserError: There are no such tables.
     """
-    if name in SCALED:
-        return _scaled(profile(SCALED[name], folder), gpu(SCALED[name]), gpu(name))
-    found = {operation: tables.read(folder, SYSTEMS[name], operation) for operation in FITTED}
-    sheet = gpu(name)
+    for name in SYSTEMS:
+        fitted = _profile(gpu(name), folder)
+        yield name, fitted
+        for other in (other for other, measured in SCALED.items() if measured == name):
+            yield other, _scaled(fitted, gpu(name), gpu(other))
+
+
+def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
+    system = SYSTEMS[sheet.name]
+    found = {operation: tables.read(folder, system, operation) for operation in FITTED}
     return {
         "schema_version": 1,
         "kind": "profile",
-        "device": {"name": found["gemm"].device, "gpu": name, "data_sheet": sheet.source},
-        "source": f"fitted to aiconfigurator-core's tables for {SYSTEMS[name]} (vLLM's kernels, bf16)",
+        "device": {"name": found["gemm"].device, "gpu": sheet.name, "data_sheet": sheet.source},
+        "source": f"fitted to aiconfigurator-core's tables for {system} (vLLM's kernels, bf16)",
         "licence": LICENCE,
         "dtype": "bf16",
         "ops": {operation: _fitted(table, sheet) for operation, table in found.items()} | assumed(sheet),
@@ -159,7 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the printed table there")
     asked = parser.parse_args(arguments)
     try:
-        rows = [row for name in (*SYSTEMS, *SCALED) for row in _write(name, asked.tables, asked.out)]
+        rows = []
+        for name, fitted in profiles(asked.tables):
+            write_whole(asked.out / f"{name}.json", as_text(fitted))
+            # What is scaled was held out where it was fitted.
+            rows += report(name, fitted) if name in SYSTEMS else ()
         if asked.json:
             write_whole(asked.json, json.dumps(rows, indent=2) + "\n")
     except UserError as error:
@@ -167,13 +177,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     _print(rows)
     return 0
-
-
-def _write(name: str, folder: Path, out: Path) -> list[dict[str, Any]]:
-    fitted = profile(name, folder)
-    write_whole(out / f"{name}.json", as_text(fitted))
-    # What is scaled was held out where it was fitted.
-    return [] if name in SCALED else list(report(name, fitted))
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

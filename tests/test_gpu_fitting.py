@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.gpu import fit_profiles, fitting
+from fragmeter.gpu import fit_profiles, fitting, tables
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
 from fragmeter.sim.errors import UserError
@@ -223,15 +223,11 @@ def published(folder: Path) -> Path:
 
 
 class TestProfiles:
-    def test_are_fitted_from_tables_in_a_wheel_or_a_folder(self, tmp_path, monkeypatch, capsys):
+    def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
         wheel = published(tmp_path)
-        with zipfile.ZipFile(wheel) as content:
-            content.extractall(tmp_path / "unpacked")
-        for tables, out in ((wheel, tmp_path / "one"), (tmp_path / "unpacked", tmp_path / "two")):
-            out.mkdir()
-            asked = ["--tables", str(tables), "--out", str(out), "--json", str(tmp_path / "rows.json")]
-            assert fit_profiles.main(asked) == 0
+        asked = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+        assert fit_profiles.main(asked) == 0
         rows = json.loads((tmp_path / "rows.json").read_text())
         assert [(row["op"], row["held_out"]) for row in rows] == [
             (operation, column) for operation, columns in fitting.COLUMNS.items() for column in columns
@@ -239,9 +235,7 @@ class TestProfiles:
         assert all(row["met"] and row["median_error"] < 0.05 for row in rows)
         assert "decode_attention" in capsys.readouterr().out
         for name in ("a100-80gb.json", "a100-40gb.json"):
-            first, second = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
-            assert first == second
-            fitted = Calibration(first, name)
+            fitted = Calibration((tmp_path / name).read_bytes(), name)
             gemm = fitted.ops["gemm"]
             assert (gemm.fit["rows"], gemm.fit["rows_bf16"], gemm.fit["rows_above_data_sheet"]) == (365, 185, 5)
             assert gemm.fit["table"] == "a100_sxm/gemm/vllm/0.9.9/gemm_perf.parquet"
@@ -253,12 +247,21 @@ class TestProfiles:
             fitted.ops["decode_attention"].fit["rows"] == 148 and fitted.ops["decode_attention"].fit["points"] == 147
         )
 
-    @pytest.mark.parametrize("tables", ["none", "empty"])
-    def test_without_tables_there_is_one_line(self, tables, tmp_path, capsys):
+    def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
+        wheel = published(tmp_path)
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(tmp_path / "unpacked")
+        for operation in fit_profiles.FITTED:
+            one, other = (tables.read(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked"))
+            assert one[:3] == other[:3]
+            assert one.points.us.tolist() == other.points.us.tolist()
+
+    @pytest.mark.parametrize("place", ["none", "empty"])
+    def test_without_tables_there_is_one_line(self, place, tmp_path, capsys):
         (tmp_path / "empty").mkdir()
-        assert fit_profiles.main(["--tables", str(tmp_path / tables), "--out", str(tmp_path)]) == 2
+        assert fit_profiles.main(["--tables", str(tmp_path / place), "--out", str(tmp_path)]) == 2
         line = capsys.readouterr().err
-        assert line.count("\n") == 1 and str(tmp_path / tables) in line
+        assert line.count("\n") == 1 and str(tmp_path / place) in line
 
     @pytest.mark.slow
     @pytest.mark.skipif("AICONFIGURATOR_TABLES" not in os.environ, reason="needs the published tables")
