@@ -2,57 +2,80 @@
 
 from __future__ import annotations
 
+import json as json_text
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from ..gpu import devices
-from ..sim.errors import SettingError, SimulationFault, UserError
+from ..gpu.devices import Device
+from ..sim.cost.calibration import read
+from ..sim.errors import SettingError, UserError
+from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.plan import Plan, load
 from ..sim.spec import model as model_spec
-from .output import JsonTarget, Report, track
+from .output import RESULTS, JsonTarget, Report, track
 
-if TYPE_CHECKING:
-    from ..gpu.replay import Checked
-
-_PLAN = Group("Plan", sort_key=0)
-#: A copy that leaves a layer out shows in two.
-CHECKED_LAYERS = 2
-#: Sequences that are named on the terminal.
-MISMATCHES_SHOWN = 20
+_PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
+_DEVICE = Parameter(group=Group("Device", sort_key=1))
+SCHEMA_VERSION = 1
 
 
 def validate(
     *,
-    plan: Annotated[Path, Parameter(group=_PLAN)],
-    check: Annotated[bool, Parameter(group=_PLAN, negative="")] = False,
-    every: Annotated[int, Parameter(group=_PLAN)] = 1,
-    device: str = "cpu",
-    model: str = "toy-llama",
-    dtype: str | None = None,
+    plan: Annotated[Path | None, _PLAN] = None,
+    check: Annotated[bool, Parameter(group=_PLAN.group, negative="")] = False,
+    every: Annotated[int, _PLAN] = 1,
+    device: Annotated[str, _DEVICE] = "cpu",
+    calibration: Annotated[Path | None, _DEVICE] = None,
+    model: Annotated[str | None, _DEVICE] = None,
+    dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
+    quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
+    seed: Annotated[int, _DEVICE] = 1,
+    out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Carry out on a device what was simulated, with the simulator's own block tables, and compare.
+    """Run on a device what was simulated, over the simulator's own block tables, and compare.
+
+    Runs under static batching, continuous batching and paged memory are predicted by a calibration of the device,
+    and replayed step by step through a model of random weights.
 
     Args:
-        plan: A recorded plan, from fragmeter simulate --record-plan.
-        check: Hold attention over the plan's tables, and what these hold, to what its sequences hold. Exit status 1
-            where they differ.
-        every: Look at every so many steps only; all are carried out.
-        device: cpu; shim, the kernels' CPU build, slow; cuda, or cuda: and a number.
-        model: Whose heads the caches have, in two layers.
-        dtype: Of keys and values: fp32, fp16 or bf16. By default fp16 on a GPU, fp32 elsewhere.
+        plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
+        check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit status
+            1 where they differ.
+        every: Check every so many steps only; all are carried out.
+        device: cpu, cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
+        calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
+        model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to check
+            a plan, whose heads the caches have.
+        dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
+        quick: Short runs, to try things with.
+        seed: Seed of requests, block tables and weights; not the calibration's.
+        out: Folder for the report, the steps of every run, and the calibration.
     """
     report = Report(json)
-    recorded = _loaded(plan)
-    found = _checked(recorded, device, model, dtype, every)
-    report.say(f"{plan.name}: {recorded.meta['policy']}, {found.steps:,} steps on {device}", style="bold")
-    _tell(found, report)
-    report.data({"plan": dict(recorded.meta), "device": device, **found.as_dict()})
-    if found.wrong_rows:
-        raise SimulationFault(f"{found.wrong_rows:,} of {found.checked_rows:,} rows are not what the plan says")
+    if check and plan is None:
+        raise SettingError("check", True, "is of a recorded plan; give --plan")
+    recorded = None if plan is None else _loaded(plan)
+    opened = devices.open(device)
+    if check:
+        from .plan_check import check_plan
+
+        check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, every, report)
+        return
+    if device == "shim":
+        raise SettingError("device", device, "shows that kernels are right, not how long they take; take cpu or cuda")
+    if recorded is not None:
+        _time_plan(recorded, plan.name, opened, model, dtype, report)
+        return
+    _validate(opened, calibration, model, dtype, quick, seed, out, report)
 
 
 def _loaded(path: Path) -> Plan:
@@ -62,27 +85,81 @@ def _loaded(path: Path) -> Plan:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
 
-def _checked(plan: Plan, device: str, model: str, dtype: str | None, every: int) -> Checked:
-    if every < 1:
-        raise SettingError("every", every, "must be 1 or more")
-    opened = devices.open(device)
-    # These need torch, whose absence the device has told by now.
-    from ..gpu.executor import Executor
-    from ..gpu.replay import check
-
-    shape = replace(model_spec(model), num_layers=CHECKED_LAYERS)
-    executor = Executor(plan, shape, opened, dtype or ("fp16" if opened.torch_device.type == "cuda" else "fp32"))
-    return check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
+def _watch(items: Any, subject: str, total: int) -> Any:
+    return track(items, subject, total)
 
 
-def _tell(found: Checked, report: Report) -> None:
-    looked_at = f"{found.checked_rows:,} rows of {found.checked_steps:,} steps"
-    if not found.wrong_rows:
-        worst = f"attention is off by {found.worst_error:.1g} at most"
-        report.say(f"{looked_at}: what tables hold is what sequences hold; {worst}.")
+def _time_plan(
+    plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report
+) -> None:
+    from .validation import plan_timed
+    from .validation_told import tell_plan
+
+    spec = model_spec(model or plan.meta["model"])
+    found = plan_timed(plan, spec, device, dtype or _usual_dtype(device), _watch)
+    tell_plan(name, found, report)
+    report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
+
+
+def _validate(
+    device: Device,
+    calibration: Path | None,
+    model: str | None,
+    dtype: str | None,
+    quick: bool,
+    seed: int,
+    out: Path | None,
+    report: Report,
+) -> None:
+    from . import validation
+    from .validation_told import tell
+
+    scale = validation.scale_of(device, quick)
+    scale = replace(scale, model=model) if model else scale
+    if out is not None:
+        with user_paths(out):
+            out.mkdir(parents=True, exist_ok=True)
+        require_writable(out, out)
+    with _calibrated(device, calibration, scale.model, dtype, quick, out) as path:
+        predicts = read(path)
+        if seed == _seed_of(path):
+            raise SettingError("seed", seed, "is the calibration's; what is validated must be new to it: take another")
+        running = validation.Validation(device, predicts, str(path), scale, dtype or predicts.dtype, seed, _watch)
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
+        for name, part in running.parts():
+            document[name] = part
+            # Whatever is finished stays.
+            report.data_so_far(document)
+            if out is not None:
+                write_whole(out / "validation.json", as_json(document))
+                write_whole(out / "steps.csv", running.steps_csv())
+    tell(document, report)
+    if out is not None:
+        report.point_to("Results", out)
+    report.data(document)
+
+
+@contextmanager
+def _calibrated(
+    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, out: Path | None
+) -> Iterator[Path]:
+    """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while."""
+    if given is not None:
+        yield given
         return
-    report.say(f"{looked_at}: {found.wrong_rows:,} are wrong. The first of each sequence:")
-    for mismatch in found.mismatches[:MISMATCHES_SHOWN]:
-        report.console.print(f"  {mismatch}", markup=False, soft_wrap=True)
-    if len(found.mismatches) > MISMATCHES_SHOWN:
-        report.say(f"  and {len(found.mismatches) - MISMATCHES_SHOWN} more; --json has them all")
+    from ..gpu.calibrate import calibrate
+
+    found = calibrate(model_spec(model), device, dtype, quick=quick, watch=partial(track, subject="Calibrating"))
+    with TemporaryDirectory() as folder:
+        path = (out or Path(folder)) / "calibration.json"
+        write_whole(path, as_json(found))
+        yield path
+
+
+def _seed_of(calibration: Path) -> int | None:
+    """The seed that a calibration was measured with; None where it was fitted to what others published."""
+    return json_text.loads(calibration.read_bytes()).get("seed")
+
+
+def _usual_dtype(device: Device) -> str:
+    return "fp16" if device.torch_device.type == "cuda" else "fp32"

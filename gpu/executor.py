@@ -20,6 +20,8 @@ from .skeleton import DTYPES, attend
 from .skeleton_batch import Batch, Inputs, Stager
 from .skeleton_pool import KvPool
 
+#: What moves blocks, by the operations of ``sim.cost``.
+MOVES = {"swap_out": KvPool.swap_out, "swap_in": KvPool.swap_in, "block_copy": KvPool.copy}
 #: Token ids are names, and stay whole.
 _ANY_TOKEN = 2**63 - 1
 
@@ -102,17 +104,22 @@ def batch(plan: Plan, step: int) -> Batch:
 
 
 def move(pool: KvPool, plan: Plan, step: PlanStep) -> None:
-    """What moves before a step computes: swap outs, swap ins, copies."""
-    if len(step.swap_outs):
-        pool.swap_out(step.swap_outs)
-    if len(step.swap_ins):
-        pool.swap_in(step.swap_ins)
-    if len(step.copies):
-        pool.copy(step.copies if plan.is_paged else _slot_pairs(step))
+    """What moves before a step computes."""
+    for name, pairs in moves_of(plan, step).items():
+        MOVES[name](pool, pairs)
+
+
+def moves_of(plan: Plan, step: PlanStep) -> dict[str, np.ndarray]:
+    """What moves before a step computes, in order, by the operations of ``sim.cost``; those that have anything to do."""
+    copies = step.copies if plan.is_paged else _slot_pairs(step)
+    moves = {"swap_out": step.swap_outs, "swap_in": step.swap_ins, "block_copy": copies}
+    return {name: pairs for name, pairs in moves.items() if len(pairs)}
 
 
 def _slot_pairs(step: PlanStep) -> np.ndarray:
     """Copies of contiguous pieces, slot by slot."""
+    if not len(step.copies):
+        return step.copies
     ends = np.cumsum(step.copied_slots)
     places = np.arange(ends[-1]) - np.repeat(ends - step.copied_slots, step.copied_slots)
     return np.repeat(step.copies, step.copied_slots, axis=0) + places[:, None]

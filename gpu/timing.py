@@ -70,6 +70,9 @@ class Stopwatch(Protocol):
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
         """Warm ``work`` up; ``captured`` says whether a GPU may replay it as a graph."""
 
+    def elapsed_us(self, work: Work, numbers: range) -> float:
+        """Microseconds until ``work`` is done for each of ``numbers``, this once; on a GPU with the wait for it."""
+
 
 def stopwatch(device: Device) -> Stopwatch:
     """The one for a device."""
@@ -89,10 +92,11 @@ class CpuStopwatch:
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
         """As :class:`Stopwatch` has it; a CPU captures nothing."""
-        return _Repeated(work, self._elapsed_us, LEAST_SAMPLE_US["cpu"])
+        return _Repeated(work, self.elapsed_us, LEAST_SAMPLE_US["cpu"])
 
     @staticmethod
-    def _elapsed_us(work: Work, numbers: range) -> float:
+    def elapsed_us(work: Work, numbers: range) -> float:
+        """As :class:`Stopwatch` has it."""
         start = time.thread_time_ns()
         for number in numbers:
             work(number)
@@ -112,10 +116,11 @@ class CudaStopwatch:
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
         """As :class:`Stopwatch` has it."""
-        by_wall = _Repeated(work, self._elapsed_us, LEAST_SAMPLE_US["cuda"])
+        by_wall = _Repeated(work, self.elapsed_us, LEAST_SAMPLE_US["cuda"])
         return self._replayed(work, by_wall.calls) if captured else by_wall
 
-    def _elapsed_us(self, work: Work, numbers: range) -> float:
+    def elapsed_us(self, work: Work, numbers: range) -> float:
+        """As :class:`Stopwatch` has it."""
         self._device.synchronize()
         start = time.perf_counter_ns()
         for number in numbers:

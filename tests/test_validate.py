@@ -1,0 +1,199 @@
+"""Predicted beside measured: what is compared, and a device that takes as long as a test says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plan_stories import CONTIGUOUS, PAGED, changed
+
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.sim import Settings, Workload
+from fragmeter.sim.cost import calibration as calibrations
+from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.spec import model
+
+torch = pytest.importorskip("torch")
+
+from fragmeter.experiments import validation  # noqa: E402
+from fragmeter.gpu import devices, validate, validate_attention, validate_operations  # noqa: E402
+from fragmeter.gpu.executor import batch  # noqa: E402
+from fragmeter.gpu.skeleton import Skeleton  # noqa: E402
+
+TOY = replace(model("toy-llama"), num_layers=2)
+#: Any calibration will do; this one needs no measuring.
+PROFILE = calibrations.PROFILES / "h100-80gb.json"
+
+
+def recorded(policy: str = "vllm-sosp23", prompts=(30, 50, 9), outputs=(20, 5, 12), **fields) -> Plan:
+    common = {"model": "toy-llama", "cost": str(PROFILE), "num_gpu_blocks_override": 16, "max_model_len": 80}
+    workload = Workload("few", np.zeros(len(prompts), np.int64), np.array(prompts), np.array(outputs))
+    return record(Settings(policy=policy, **common | fields), workload)[1]
+
+
+def test_errors_are_signed_and_of_the_sum_too():
+    found = validate.compared(np.array([110.0, 90, 100, 300]), np.array([100.0, 100, 100, 200]))
+    assert found == {
+        "count": 4,
+        "median_error": 0.1,
+        "mape": 0.175,
+        "p95": 0.44,
+        "bias": 0.125,
+        "total_bias": 0.2,
+    }
+
+
+def test_a_block_is_allocated_where_a_table_grows():
+    """The first prompts; nothing; B's second block; C's table. A comes back with as many blocks as it had."""
+    assert validate.allocates(PAGED).tolist() == [True, False, True, True]
+
+
+class TestPadding:
+    def test_ended_sequences_go_on_as_long_as_the_longest(self):
+        plan = changed(CONTIGUOUS, "padding_tokens", [2], [2])
+        found = validate.batch_of(plan, 2)
+        assert found.query_lens.tolist() == [1, 1, 1, 1]
+        assert found.context_lens.tolist() == [7, 6, 7, 7]
+        assert found.slot_mapping.tolist() == [14, 22, -1, -1]
+        assert found.slot_starts.tolist() == [8, 17, 0, 0]
+
+    def test_prompts_are_filled_up_to_the_longest(self):
+        plan = recorded("static", prompts=(5, 9, 9, 7), outputs=(2, 2, 2, 2), max_num_seqs=4, max_model_len=40)
+        found = validate.batch_of(plan, 0)
+        assert plan.padding_tokens[0] == 6
+        assert found.query_lens.tolist() == found.context_lens.tolist() == [5, 9, 9, 7, 4, 2]
+        assert found.slot_mapping[-6:].tolist() == [-1] * 6
+
+    def test_the_skeleton_takes_them(self):
+        plan = recorded("static", max_num_seqs=3)
+        assert plan.padding_tokens.any()
+        skeleton = Skeleton(TOY, devices.open("cpu"), 16, 16)
+        for step in range(plan.num_steps):
+            computed = validate.batch_of(plan, step)
+            assert computed.query_lens.sum() == plan.step(step).query_tokens.sum() + plan.padding_tokens[step]
+            assert skeleton.step(computed).isfinite().all()
+
+    def test_other_steps_stay_as_they_are(self):
+        plan = recorded()
+        for found, plain in zip(validate.batch_of(plan, 0), batch(plan, 0), strict=True):
+            assert np.array_equal(found, plain)
+
+
+def test_a_steps_operations_add_up_to_what_was_simulated():
+    """Two ways to the same calibration: the simulator's step cost, and operation by operation."""
+    plan = recorded(outputs=(20, 25, 12))
+    found = calibrations.read(PROFILE)
+    for step in range(plan.num_steps):
+        if not plan.prefill_tokens[step]:
+            operations = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
+            assert sum(operations.values()) == pytest.approx(plan.ticks[step] / 1e6, rel=0.01)
+
+
+def test_steps_that_tell_most_are_among_those_looked_at():
+    plan = recorded(prompts=[30] * 6, outputs=[12, 3, 20, 30, 9, 40], num_gpu_blocks_override=9)
+    special = np.flatnonzero(plan.prefill_tokens)
+    found = validate_operations.telling_steps(plan, 8)
+    assert found == sorted(found) and len(found) <= 8
+    assert {0, int(special[-1]), plan.num_steps - 1} <= set(found)
+    assert validate_operations.telling_steps(plan, 1000) == list(range(plan.num_steps))
+
+
+def test_operations_of_a_step_are_told_apart():
+    plan = recorded(prompts=(30, 50), outputs=(20, 5))
+    timed = validate_operations.TimedStep(Skeleton(TOY, devices.open("cpu"), 16, 16))
+    beside = {"embedding", "elementwise", "kv_write", "step", "gemm"}
+    assert set(timed.operations_us(plan, 0)) == beside | {"prefill_attention"}
+    decoding = timed.operations_us(plan, 1)
+    assert set(decoding) == beside | {"decode_attention"}
+    assert all(us > 0 for us in decoding.values())
+
+
+def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeypatch):
+    moved, clock = Counter(), iter(range(1, 1000))
+
+    def elapsed_us(work, numbers) -> float:
+        work(0)
+        return float(next(clock))
+
+    monkeypatch.setattr(validate.timing.CpuStopwatch, "elapsed_us", staticmethod(elapsed_us))
+    monkeypatch.setattr(validate, "move", lambda pool, plan, step: moved.update(outs=len(step.swap_outs)))
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 4)
+    found = validate.step_us(skeleton, PAGED, 5, lambda items, total: items)
+    # Step 0 is sampled at 1, 5, 9, 13 and 17.
+    assert found.tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert moved == {"outs": 5 * 2}
+
+
+def test_paged_and_contiguous_attention_are_measured_for_what_fits():
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 16)
+    found = validate_attention.paged_against_contiguous(skeleton, [(2, 64), (3, 48), (2, 20)], rounds=2, seed=0)
+    assert [(row["batch"], row["context"]) for row in found] == [(2, 64), (2, 20)]
+    for row in found:
+        assert row["overhead"] == pytest.approx(row["paged_us"] / row["contiguous_us"] - 1, abs=0.01)
+
+
+@pytest.fixture
+def obedient(monkeypatch):
+    """A device whose steps take a quarter longer than predicted, but for the first one of each plan."""
+
+    def one_step_us(skeleton, plan, step, stopwatch) -> float:
+        return float(plan.ticks[step]) / 1e6 * (1.25 if step else 1)
+
+    monkeypatch.setattr(validate, "one_step_us", one_step_us)
+    monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+
+
+class TestVerb:
+    def run(self, *flags: object) -> int:
+        return status(["validate", *map(str, flags)])
+
+    def test_predicted_beside_measured(self, obedient, tmp_path, capsys):
+        out = tmp_path / "out"
+        assert self.run("--quick", "--calibration", PROFILE, "--out", out, "--json", tmp_path / "all.json") == DONE
+        printed = capsys.readouterr().out
+        for line in ("toy-llama on", "output tokens/s", "decode attention", "with a block allocated", "starts up in"):
+            assert line in printed
+        found = json.loads((tmp_path / "all.json").read_text())
+        assert json.loads((out / "validation.json").read_text()) == found
+        assert [run["policy"] for run in found["runs"]] == list(validation.POLICIES)
+        for run in found["runs"]:
+            steps = run["step"]["count"]
+            assert run["step"]["mape"] == pytest.approx(0.2 * (steps - 1) / steps, abs=1e-4)
+            assert run["step"]["bias"] == -run["step"]["mape"]
+            # Steps that are predicted too short promise too much.
+            assert 0.2 < run["throughput_error"] <= 0.25
+        assert found["start_up"]["chunks"] == 2
+        assert found["allocation"]["without"]["count"]
+        lines = (out / "steps.csv").read_text().splitlines()
+        assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
+
+    def test_a_plan_by_itself(self, obedient, tmp_path, capsys):
+        plan = recorded()
+        plan.save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", "--json", tmp_path / "all.json") == DONE
+        assert "All steps: predicted" in capsys.readouterr().out
+        found = json.loads((tmp_path / "all.json").read_text())
+        assert found["step"]["count"] == plan.num_steps
+        assert found["measured_ms"] > found["predicted_ms"] == pytest.approx(plan.ticks.sum() / 1e9, abs=1e-3)
+
+    def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
+        path = tmp_path / "calibration.json"
+        path.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"seed": 1}))
+        assert self.run("--quick", "--calibration", path) == MISTAKE
+        assert "seed = 1: is the calibration's" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            (["--check"], "check = True: is of a recorded plan; give --plan"),
+            (["--device", "shim"], "device = 'shim': shows that kernels are right"),
+            (["--calibration", "none.json"], "none.json"),
+        ],
+    )
+    def test_mistakes(self, flags, complaint, capsys):
+        assert self.run(*flags) == MISTAKE
+        assert complaint in capsys.readouterr().err
