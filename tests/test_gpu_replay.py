@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from fragmeter.gpu import devices, replay_values  # noqa: E402
 from fragmeter.gpu.devices_cpu import CpuDevice  # noqa: E402
-from fragmeter.gpu.executor import Executor  # noqa: E402
+from fragmeter.gpu.executor import MOVES, Executor  # noqa: E402
 from fragmeter.gpu.replay import LIMITS, Checked, check  # noqa: E402
 from fragmeter.gpu.skeleton_pool import KvPool  # noqa: E402
 
@@ -171,7 +171,7 @@ def test_a_copy_in_the_first_layer_only_is_found_in_the_second(monkeypatch):
     def copy(pool: KvPool, pairs: np.ndarray) -> None:
         pool.device.copy_blocks(pool.keys[:1], pool.values[:1], torch.from_numpy(pairs))
 
-    monkeypatch.setattr(KvPool, "copy", copy)
+    monkeypatch.setitem(MOVES, "block_copy", copy)
     assert [(one.step, one.sequence, one.layer) for one in checked(PAGED).mismatches] == [(3, 1, 1)]
 
 
