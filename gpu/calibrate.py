@@ -90,9 +90,8 @@ def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dty
     room = grid.pool_bytes or (torch.cuda.mem_get_info(device.torch_device)[0] - model.weight_bytes(dtype)) // 2
     blocks = min(most, room // slot_bytes) // block_size
     if blocks < 2 * moved:
-        raise SettingError(
-            "block_size", block_size, f"leaves {max(blocks, 0)} blocks of {model.name}; at least {2 * moved} are moved"
-        )
+        found = f"there is room for {max(blocks, 0)} blocks of {model.name}, and {2 * moved} are moved"
+        raise SettingError("block_size", block_size, f"{found}; take smaller blocks or a smaller model")
     return Skeleton(model, device, blocks, block_size, dtype, seed, host_blocks=moved)
 
 

@@ -23,8 +23,8 @@ class Grid:
         chunks, prefixes: New tokens of one prompt, and those before them.
         prompts: (prompts, tokens) that are prefilled in one call.
         moved_blocks: Blocks of a copy or a swap.
-        step_decodes: (sequences, about how many tokens each holds) of whole steps; out of batches and contexts.
-        step_prompts: Prompts of whole steps; out of chunks.
+        steps: Whole steps: (sequences, about how many tokens each holds, tokens of a prompt beside them); out of
+            batches, contexts and chunks, or 0 where there is none.
         rounds: Samples of each point.
         pool_bytes: Most that the KV pool takes; None is half of what is free.
     """
@@ -39,8 +39,7 @@ class Grid:
     prefixes: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
     moved_blocks: tuple[int, ...]
-    step_decodes: tuple[tuple[int, int], ...]
-    step_prompts: tuple[int, ...]
+    steps: tuple[tuple[int, int, int], ...]
     rounds: int
     pool_bytes: int | None
 
@@ -56,24 +55,56 @@ CPU = Grid(
     prefixes=(0, 61, 256, 509, 1024),
     prompts=((2, 32), (4, 64), (2, 128)),
     moved_blocks=(1, 2, 4, 8, 16, 32, 64),
-    step_decodes=((1, 64), (1, 512), (4, 64), (4, 256), (8, 128), (16, 64), (16, 256), (32, 128), (64, 64)),
-    step_prompts=(29, 111, 256),
+    steps=(
+        (1, 64, 0),
+        (1, 512, 0),
+        (2, 128, 0),
+        (4, 64, 0),
+        (4, 256, 0),
+        (8, 128, 0),
+        (16, 64, 0),
+        (16, 256, 0),
+        (32, 128, 0),
+        (64, 64, 0),
+        (0, 0, 29),
+        (0, 0, 111),
+        (0, 0, 256),
+        (2, 128, 29),
+        (8, 128, 111),
+        (16, 256, 64),
+    ),
     rounds=10,
     pool_bytes=256 * MIB,
 )
 CUDA = Grid(
-    tokens=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    tokens=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 200, 256, 333, 512, 700, 1024, 1500, 2048, 3000, 4096, 8192),
     head_rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
     batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     contexts=(64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     ragged=((8, 1024), (16, 4096), (32, 512), (64, 1024), (128, 256), (256, 512)),
     block_sizes=(8, 32, 64, 128),
-    chunks=(64, 128, 256, 512, 1024, 2048, 4096, 8192),
-    prefixes=(0, 512, 1024, 4096, 16384),
+    chunks=(64, 128, 333, 512, 1024, 1500, 2048, 4096, 8192),
+    prefixes=(0, 500, 1024, 4096, 16384),
     prompts=((2, 128), (4, 256), (8, 512), (2, 1024)),
     moved_blocks=(1, 2, 4, 8, 16, 32, 64, 128),
-    step_decodes=((1, 512), (1, 2048), (8, 256), (8, 1024), (32, 512), (64, 256), (64, 1024), (128, 512), (256, 256)),
-    step_prompts=(64, 512, 2048),
+    steps=(
+        (1, 512, 0),
+        (1, 2048, 0),
+        (2, 1024, 0),
+        (8, 256, 0),
+        (8, 1024, 0),
+        (32, 512, 0),
+        (64, 256, 0),
+        (64, 1024, 0),
+        (128, 512, 0),
+        (256, 256, 0),
+        (0, 0, 64),
+        (0, 0, 333),
+        (0, 0, 2048),
+        (8, 1024, 333),
+        (32, 512, 512),
+        (64, 256, 2048),
+    ),
     rounds=15,
     pool_bytes=None,
 )
@@ -88,8 +119,12 @@ QUICK = Grid(
     prefixes=(0, 64),
     prompts=((2, 16),),
     moved_blocks=(1, 4),
-    step_decodes=((1, 64), (4, 64)),
-    step_prompts=(16,),
+    steps=(
+        (1, 64, 0),
+        (4, 64, 0),
+        (0, 0, 16),
+        (4, 64, 16),
+    ),
     rounds=2,
     pool_bytes=16 * MIB,
 )

@@ -7,6 +7,7 @@ turn by more of them than the last cache holds. Activations come straight from t
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -71,10 +72,13 @@ class Probes:
     def operations(self) -> Iterator[Probe]:
         """Every one, operation by operation."""
         *layer, head = self._matrices()
-        for tokens in sorted({*self._grid.tokens, *self._grid.step_prompts}):
+        step_lens = [lens for lens, _ in self._step_shapes()]
+        sizes = sorted({*self._grid.tokens, *map(sum, step_lens)})
+        # Every new token has a slot of its own.
+        for tokens in sizes[: bisect_right(sizes, self._pool.num_slots)]:
             yield from (self._gemm(tokens, matrix) for matrix in layer)
             yield from (self._kv_write(tokens), self._elementwise(tokens), self._embedding(tokens))
-        yield from (self._gemm(rows, head) for rows in self._grid.head_rows)
+        yield from (self._gemm(rows, head) for rows in sorted({*self._grid.head_rows, *map(len, step_lens)}))
         yield from self._decodes()
         yield from self._prefills()
         for blocks in self._grid.moved_blocks:
@@ -82,12 +86,15 @@ class Probes:
 
     def steps(self) -> Iterator[StepProbe]:
         """Whole steps, whose parts are among the operations."""
-        for batch, context in self._grid.step_decodes:
-            if self._fits(contexts := self._about(batch, context)):
-                yield self._step([1] * batch, contexts)
-        for tokens in self._grid.step_prompts:
-            if self._fits([tokens]):
-                yield self._step([tokens], [tokens])
+        yield from (self._step(lens, contexts) for lens, contexts in self._step_shapes())
+
+    def _step_shapes(self) -> Iterator[tuple[list[int], list[int]]]:
+        """New tokens and all tokens of each row; what the pool has no room for is left out."""
+        for batch, context, prompt in self._grid.steps:
+            prompts = [prompt] if prompt else []
+            lens, contexts = [1] * batch + prompts, self._about(batch, context) + prompts
+            if self._fits(contexts):
+                yield lens, contexts
 
     def _matrices(self) -> list[Matrix]:
         """Those of a layer, then the output head."""
@@ -95,11 +102,8 @@ class Probes:
         return [layer.qkv, layer.output, layer.up, layer.down, self._skeleton.weights.head]
 
     def _gemm(self, tokens: int, matrix: Matrix) -> Probe:
-        hidden, size, (outputs, inputs) = (
-            self._random(tokens, matrix.weight.shape[1]),
-            matrix.weight.numel(),
-            matrix.weight.shape,
-        )
+        outputs, inputs = matrix.weight.shape
+        hidden, size = self._random(tokens, inputs), outputs * inputs
         starts = range(0, len(self._weights) - size + 1, size)
         turned = [matrix._replace(weight=self._weights[at : at + size].view(outputs, inputs)) for at in starts]
         return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
@@ -215,7 +219,8 @@ class Probes:
     def _about(self, batch: int, tokens: int) -> list[int]:
         """Lengths of ``batch`` sequences within a tenth of ``tokens``; the same at every call."""
         rng = np.random.default_rng((self._seed, batch, tokens))
-        return rng.integers(math.ceil(0.9 * tokens), math.ceil(1.1 * tokens), batch).tolist()
+        lengths = rng.integers(math.ceil(0.9 * tokens), math.floor(1.1 * tokens) + 1, batch)
+        return lengths.clip(max=max(tokens, self._model.max_model_len)).tolist()
 
     def _fits(self, contexts: list[int]) -> bool:
         """Whether the model takes sequences of these lengths, and the pool has room for them."""

@@ -21,7 +21,7 @@ from fragmeter.sim.spec import ModelSpec  # noqa: E402
 SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)
 BLOCKS, BLOCK_SIZE = 64, 16
 #: No sizes of 2 or 3 rows, which a CPU fills up to 4.
-GRID = replace(calibrate_grid.QUICK, step_decodes=((1, 64), (4, 16)), ragged=((4, 60),), moved_blocks=(1, 4))
+GRID = replace(calibrate_grid.QUICK, ragged=((4, 60),))
 MOVES = ("block_copy", "swap_out", "swap_in")
 
 
@@ -145,7 +145,7 @@ def test_a_step_does_the_operations_of_its_parts(probes, spy):
     """By the device's own account and by torch's count of products; each part is among the operations."""
     measured = {calibrate._key(probe.point) for probe in probes.operations()}
     steps = list(probes.steps())
-    assert [step.rows for step in steps] == [1, 4, 1]
+    assert [step.rows for step in steps] == [1, 4, 1, 5]
     for step in steps:
         spy.seen.clear()
         flops = gemm_flops(step.work)
@@ -158,9 +158,9 @@ def test_a_step_does_the_operations_of_its_parts(probes, spy):
 
 @pytest.mark.parametrize("grid", [calibrate_grid.CPU, calibrate_grid.CUDA, calibrate_grid.QUICK])
 def test_what_steps_are_made_of_is_in_the_grid(grid):
-    assert {batch for batch, _ in grid.step_decodes} <= {*grid.tokens} & {*grid.head_rows} & {*grid.batches}
-    assert {context for _, context in grid.step_decodes} <= {*grid.contexts}
-    assert {*grid.step_prompts} <= {*grid.chunks} and 0 in grid.prefixes and 1 in grid.head_rows
+    batches, contexts, prompts = ({size for size in sizes if size} for sizes in zip(*grid.steps, strict=True))
+    assert batches <= {*grid.batches} and contexts <= {*grid.contexts} and prompts <= {*grid.chunks}
+    assert 0 in grid.prefixes
 
 
 class Stopwatch:
@@ -178,9 +178,10 @@ class Stopwatch:
 
 
 def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
-    """A decode of 3 layers: embedding, head, and 3 x (4 GEMMs, elementwise, KV write, attention): 23 calls of 10 us.
+    """Decodes or a prompt: embedding, head, in each of 3 layers 4 GEMMs, elementwise, KV write and attention: 23 calls.
 
-    1,000 - 230 = 770 us. With calls of 50 us they would take longer than the step: 2 % of it are left.
+    Of 10 us each: 1,000 - 230 = 770 us. Both kinds of attention make 26 calls. With calls of 50 us they would take
+    longer than the step: 2 % of it are left.
     """
     monkeypatch.setattr(timing, "stopwatch", Stopwatch)
     skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
@@ -194,8 +195,9 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
 
     found = calibrate.measure(skeleton, GRID, 0, watch)
     steps = [point for point in found if point["op"] == "step"]
-    timed = {"us": 770.0, "iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0, "parts_us": 230.0}
-    assert steps == [points.step(rows) | timed for rows in (1, 4, 1)]
+    timed = {"iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0}
+    alike, mixed = timed | {"us": 770.0, "parts_us": 230.0}, timed | {"us": 740.0, "parts_us": 260.0}
+    assert steps == [*(points.step(rows) | alike for rows in (1, 4, 1)), points.step(5) | mixed]
     assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
     whole = timing.Timing(1000.0, 3.0, 2)
     slow = [point | {"us": 50.0} for point in found if point["op"] != "step"]
@@ -204,5 +206,7 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
 
 
 def test_a_block_that_leaves_no_room_is_refused():
-    with pytest.raises(SettingError, match="^block_size = 4096: leaves 0 blocks of small; at least 8 are moved"):
+    with pytest.raises(
+        SettingError, match="^block_size = 4096: there is room for 0 blocks of small, and 8 are moved; take smaller"
+    ):
         calibrate.calibrate(SPEC, devices.open("cpu"), block_size=4096, quick=True)
