@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 from calibrations import LONGER, OPS, calibration, document
-from fragmeter.sim.cost import CalibratedCost, StepCost, cost
+from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
+from fragmeter.sim.cost.attention_curves import AttentionCurves
 from fragmeter.sim.cost.curve import Curve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
@@ -65,6 +66,22 @@ class TestCurve:
     def test_a_straight_line_is_one(self):
         curve = Curve(lambda x: 2.0 * x + 7, 1 << 20)
         assert curve.segments == [(7 * PER_US, 2 * PER_US, None)]
+
+
+PROFILED = [("opt-13b", "a100-40gb"), ("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "h200")]
+ATTENTION = [AttentionCurves(profile(card), model(name), 1, 16, "fp16") for name, card in PROFILED]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2), st.integers(1, 256), st.floats(1, 2000))
+def test_attention_is_within_its_tolerance_of_the_fitted_operation(place, batch, length):
+    """A fifth of a percent, at contexts that are no samples of the curve; and as much again where it levels a dip."""
+    (name, card), context = PROFILED[place], round(batch * length)
+    spec = model(name)
+    shape = spec.attention()
+    work = OPERATIONS["decode_attention"](batch, context, shape.heads, shape.kv_heads, shape.head_dim)
+    exact = spec.num_layers * float(profile(card).ops["decode_attention"].us(work))
+    assert us(ATTENTION[place].decode(batch)(context)) == pytest.approx(exact, rel=4e-3)
 
 
 class TestSurface:
