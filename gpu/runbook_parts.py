@@ -63,6 +63,7 @@ def _on_gpu(device: str, model: str) -> list[Part]:
         _measuring("ceiling", device, budget_s=15),
         _measuring("bench", device, budget_s=60),
         _calibrate(device, model),
+        _validate(device, model),
     ]
 
 
@@ -79,6 +80,7 @@ def _on_cpu(device: str, model: str) -> list[Part]:
         _measuring("ceiling", device),
         _measuring("bench", device),
         _calibrate(device, model, "--quick"),
+        _validate(device, model, "--quick"),
     ]
     return [replace(part, budget_s=CPU_BUDGET_S) for part in parts]
 
@@ -104,6 +106,11 @@ def _replay(device: str, model: str, every: int) -> Part:
 def _calibrate(device: str, model: str, *more: str) -> Part:
     flags = ("--device", device, "--model", model, *more, "--out", "{out}/calibration.json")
     return Part("calibrate", ("-m", "fragmeter", "calibrate", *flags), ("calibration.json",), budget_s=70)
+
+
+def _validate(device: str, model: str, *more: str) -> Part:
+    flags = ("--device", device, "--model", model, *more, "--calibration", "{out}/calibration.json", "--out", "{out}")
+    return Part("validate", ("-m", "fragmeter", "validate", *flags), ("validation.json", "steps.csv"), budget_s=90)
 
 
 def _verb(

@@ -127,6 +127,67 @@ def _calibration(found: Found) -> str:
     return f"{title}\n\n" + _table(headings, rows)
 
 
+def _validation(found: Found) -> str:
+    """Part by part: one that was stopped has those that it came to."""
+    sections = {"runs": _runs, "operations": _operations, "allocation": _allocation, "attention": _attention}
+    told = [section(found[name]) for name, section in sections.items() if name in found]
+    if "start_up" in found:
+        told.append(_start_up(found["start_up"]))
+    return "\n\n".join([f"## Validation: {found['model']}, predicted against measured", *told])
+
+
+def _runs(runs: Iterable[Found]) -> str:
+    rows = [
+        (
+            run["policy"],
+            *_errors(run["step"]),
+            f"{run['predicted_tokens_per_s']:,.1f}",
+            f"{run['measured_tokens_per_s']:,.1f}",
+            f"{run['throughput_error']:+.1%}",
+        )
+        for run in runs
+    ]
+    return _table(("run", *ERRORS, "predicted tokens/s", "measured", "error"), rows)
+
+
+def _operations(operations: Found) -> str:
+    return _table(("operation", *ERRORS), [(name, *_errors(error)) for name, error in operations.items()])
+
+
+def _allocation(allocation: Found) -> str:
+    rows = [
+        (
+            f"{name} a block allocated",
+            found["count"],
+            *(found[side][rank] for side in ("measured", "predicted") for rank in ("p50_ms", "p99_ms")),
+        )
+        for name, found in allocation.items()
+    ]
+    return _table(("decode steps, ms", "steps", "p50", "p99", "predicted p50", "predicted p99"), rows)
+
+
+def _attention(shapes: Iterable[Found]) -> str:
+    rows = [
+        (f"{one['batch']} x {one['context']}", one["paged_us"], one["contiguous_us"], f"{one['overhead']:+.1%}")
+        for one in shapes
+    ]
+    return _table(("decode attention, us", "paged", "contiguous", "paged adds"), rows)
+
+
+def _start_up(found: Found) -> str:
+    times = f"{found['measured_ms']:,.1f} ms, predicted {found['predicted_ms']:,.1f} ms ({found['error']:+.1%})"
+    return f"A prompt of {found['prompt_tokens']:,} tokens in {found['chunks']} chunks starts up in {times}."
+
+
+#: Of steps, as :func:`_errors` tells them.
+ERRORS = ("steps", "mean error", "p95", "bias", "of the sum")
+
+
+def _errors(error: Found) -> tuple[Any, ...]:
+    shares = (f"{error['mape']:.1%}", f"{error['p95']:.1%}", f"{error['bias']:+.1%}", f"{error['total_bias']:+.1%}")
+    return error["count"], *shares
+
+
 #: By the names of their files, in the order of the page.
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "doctor": _doctor,
@@ -137,6 +198,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "ceiling": _ceiling,
     "bench": _bench,
     "calibration": _calibration,
+    "validation": _validation,
 }
 
 

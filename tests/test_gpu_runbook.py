@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from plan_cases import swapping_plan
 
+from fragmeter.experiments import cli
 from fragmeter.gpu import runbook
+from fragmeter.gpu.probe import probe
 from fragmeter.gpu.runbook_parts import Part, parts_for
 from fragmeter.gpu.runbook_summary import SECTIONS
 
@@ -49,6 +53,7 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
     assert "| decode_attention | float16 |" in page and "| device |" in page and "batch context" in page
     assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
+    assert "## Validation: toy-llama, predicted against measured" in page and "| vllm-sosp23 |" in page
     assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
 
 
@@ -137,6 +142,22 @@ def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
     assert {name.removesuffix(".json") for one in on_gpu for name in one.files} >= set(SECTIONS)
     for one in on_gpu:
         assert one.name in ("doctor", "record") or "cuda:1" in one.program
+
+
+ON_GPU = [one for one in parts_for("cuda") if one.name not in ("doctor", "record")]
+
+
+@pytest.mark.skipif(probe().state == "ready", reason="there is a GPU")
+@pytest.mark.parametrize("one", ON_GPU, ids=[one.name for one in ON_GPU])
+def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_path, capsys):
+    pytest.importorskip("torch")
+    swapping_plan().save(tmp_path / "plan.npz")
+    _, module, *flags = one.tokens(tmp_path)
+    status = cli.status(flags) if module == "fragmeter" else importlib.import_module(module).main(flags)
+    complaint = capsys.readouterr().err
+    assert status == 2 and complaint.count("\n") == 1
+    # CuPy, torch's build, a driver or a card: whichever is missing here.
+    assert complaint.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
 
 
 @pytest.mark.parametrize(
