@@ -34,6 +34,7 @@ from ..traces import (
     read_load,
     read_with_content,
     synthetic_pairs,
+    users,
     workload,
 )
 from .output import RESULTS, JsonTarget, Report
@@ -94,7 +95,7 @@ def simulate(
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     requests = paced(_requests(settings, reading, trace, dataset, num_prompts), pacing, settings.seed)
     told = _rule(max_tokens)
-    work = workload(requests, max_tokens=told, n=n)
+    work = workload(requests, max_tokens=told, n=n, users=users(pacing, len(requests), settings.seed))
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
     # The hash says which file it was; its folder changes nothing.

@@ -29,7 +29,7 @@ from .errors import SimulationFault
 from .memory.ledger import Leap, Ledger
 from .policy.base import Policy
 from .sequence import CARRY_ON, Plan, Sequence
-from .source import NEVER, Source
+from .source import NEVER, ClosedLoop, Source
 from .state import State
 from .steps import causal_pairs, whole_steps
 
@@ -71,6 +71,8 @@ class Engine:
         #: When the last request was done; the run may go on for those who only watch the clock.
         self.end_ticks = env.now
         self._edges = sorted(edges, reverse=True)
+        #: Requests of a closed loop that are done, and whose users do not know.
+        self._answered: list[Sequence] = []
         #: Decode clock up to which the policy is known to decide nothing but to carry on, if nobody arrives.
         self._holds_until = 0
         self.process = env.process(self._serve())
@@ -81,6 +83,7 @@ class Engine:
         wake, transaction, schedule = self.env.schedule, memory.transaction, policy.schedule
         enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
+        release = self._release_and_tell if isinstance(source, ClosedLoop) else memory.release
         alarm = _Alarm(self.env)
         now = self.env.now
         while True:
@@ -113,7 +116,7 @@ class Engine:
                 enter(leap + pass_steps(state, steps))
                 state.clock = clock = state.clock + steps
                 if calendar and calendar[0][0] == clock:
-                    memory.release(take_finished(), clock)
+                    release(take_finished(), clock)
 
     def _carry_out(self, plan: Plan, now: int) -> FirstStep:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
@@ -163,6 +166,15 @@ class Engine:
             ticks = moves + self.cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
             return ticks, prefill, moves, steady and self.leap, wakes
         return moves, 0, moves, False, wakes
+
+    def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
+        """Who is done leaves, and whoever waited for the answer knows."""
+        self.memory.release(leaving, clock)
+        self._answered += leaving
+        # Of a static batch nobody has an answer before all have.
+        if not self.policy.leaves_together or not self.state.running:
+            self.source.finish(self._answered, self.env.now)
+            self._answered = []
 
     def _displace(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ import simpy
 from . import ticks
 from .cost import StepCost
 from .engine import Engine
-from .errors import UserError
+from .errors import SettingError, UserError
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book
@@ -22,7 +22,7 @@ from .memory.integrals import Accounts, Window
 from .memory.ledger import CACHE_CHANGE, Ledger, Table
 from .replica import Replica, build
 from .settings import Settings
-from .source import OpenLoop
+from .source import ClosedLoop, OpenLoop
 from .workload import Workload
 
 #: Slices of the workload after each of which progress is told.
@@ -102,6 +102,8 @@ def simulate(
         groups=replica.memory.groups if replica.layout else PageGroups(),
         cache_changes=_cache_changes(replica),
     )
+    if workload.users is not None:
+        workload = replace(workload, arrival_ticks=engine.source.sent())
     return Run(settings, workload, replica, book, needed)
 
 
@@ -134,10 +136,14 @@ def _start(
     refused = needed > replica.num_blocks
     env = simpy.Environment(initial_time=0)
     if grouped:
+        if workload.users is not None:
+            remedy = "does not go with requests that share memory; leave one out"
+            raise SettingError("max_concurrency", workload.users.max_concurrency, remedy)
         source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
+        loop = OpenLoop if workload.users is None else ClosedLoop
+        source, state = loop(sequences, sequence_refused, replica.max_model_len), None
     edges = _edges(settings)
     engine = engine_of(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
     return replica, engine, needed

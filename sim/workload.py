@@ -10,6 +10,7 @@ import numpy as np
 from .content import PromptContent, TokenRuns
 from .dialogue import Dialogue
 from .errors import SettingError
+from .users import Users
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,8 @@ class Workload:
         content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
         dialogue: Whose text each prompt begins with; None where prompts have no parents.
         n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
+        users: Who waits for answers before sending more; None where requests come whatever the server does. Afterwards
+            ``arrival_ticks`` are the times at which requests were sent.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Workload:
     content: PromptContent | None = None
     dialogue: Dialogue | None = None
     n: np.ndarray | None = None
+    users: Users | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -56,6 +60,15 @@ class Workload:
             self._check(self.content)
         if self.dialogue is not None:
             self._check_dialogue(self.dialogue)
+        if self.users is not None:
+            self._check_users(self.users)
+
+    def _check_users(self, users: Users) -> None:
+        if len(users.think_ticks) != len(self):
+            raise SettingError("think_ticks", len(users.think_ticks), f"must be of {len(self)} requests")
+        if self.shares or self.dialogue is not None:
+            remedy = "is for requests of one sequence and without parents; leave it out"
+            raise SettingError("max_concurrency", users.max_concurrency, remedy)
 
     def _check_dialogue(self, dialogue: Dialogue) -> None:
         if len(dialogue) != len(self):
@@ -124,9 +137,9 @@ class Workload:
     def sha256(self) -> str:
         """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
         digest = hashlib.sha256()
-        parts = (self, self.content, self.dialogue)
+        parts = (self, self.content, self.dialogue, self.users)
         for part in (part for part in parts if part is not None):
             for field in part.columns():
                 digest.update(field.encode())
-                digest.update(getattr(part, field).astype("<i8").tobytes())
+                digest.update(np.asarray(getattr(part, field)).astype("<i8").tobytes())
         return digest.hexdigest()

@@ -6,7 +6,7 @@ from . import catalogue, download
 from .arrivals import poisson, told_max_tokens, workload
 from .fitting import draw, fit
 from .load import Load, is_load, read_load, write_load
-from .pacing import Pacing, paced
+from .pacing import Pacing, paced, users
 from .pairs import LengthPairs
 from .readers import HashedTrace, read, read_hashed, read_with_content
 from .reading import Reading
@@ -42,6 +42,7 @@ __all__ = [
     "stream",
     "synthetic_pairs",
     "told_max_tokens",
+    "users",
     "workload",
     "write",
     "write_load",

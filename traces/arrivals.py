@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..sim.errors import SettingError
+from ..sim.users import Users
 from ..sim.workload import Workload
 from .checks import MOST_SEQUENCES
 from .pacing import at_rate, unit_gaps
@@ -52,12 +53,14 @@ def workload(
     seed: int = 0,
     max_tokens: str | int | None = None,
     n: int | None = None,
+    users: Users | None = None,
 ) -> Workload:
     """The workload of a trace or of length pairs, in file order.
 
     A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
     those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. So does ``n``,
-    the sequences that every request asks for. What the prompts are made of goes with the trace.
+    the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those who
+    wait for answers before they send more.
 
     Raises:
         SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
@@ -67,7 +70,7 @@ def workload(
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
-    return Workload(trace.name, arrivals, *lengths, told, trace.content, trace.dialogue, asked)
+    return Workload(trace.name, arrivals, *lengths, told, trace.content, trace.dialogue, asked, users)
 
 
 def _checked_n(n: int) -> int:

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ..sim import ticks
 from ..sim.errors import SettingError, TraceError
+from ..sim.users import Users
 from .checks import numbers_of
 from .csv_format import CsvParser, header
 from .files import TraceFile
@@ -42,12 +43,19 @@ class Pacing:
         rate_curve: CSV with the columns start_s and request_rate: from each start on the rate is so many requests/s,
             from the last one for good.
         rate_scale: The trace's own times, with the rate multiplied by this.
+        max_concurrency: As in vLLM: at most so many requests under way, as of so many users who wait for their answers.
+            A request is sent when it comes and a user is free. Where neither trace nor rate says when requests come,
+            all may be sent at once.
+        think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
+            distribution.
     """
 
     request_rate: float | None = None
     burstiness: Factor | None = None
     rate_curve: Path | None = None
     rate_scale: Factor | None = None
+    max_concurrency: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    think_time: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Pacing:
@@ -56,6 +64,8 @@ class Pacing:
             raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
         if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
             raise SettingError("burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve")
+        if self.think_time is not None and self.max_concurrency is None:
+            raise SettingError("think_time", self.think_time, "is of users; say how many by max_concurrency")
         return self
 
 
@@ -90,11 +100,21 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
     if pacing.rate_scale is not None:
         return replace(trace, arrival_ticks=_scaled(trace, pacing.rate_scale))
     if pacing.request_rate is None and pacing.rate_curve is None:
+        if pacing.max_concurrency is not None and trace.arrival_ticks is None:
+            return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
         return trace
     gaps = unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
     if pacing.rate_curve is not None:
         return replace(trace, arrival_ticks=along(read_curve(pacing.rate_curve), gaps, pacing.rate_curve))
     return replace(trace, arrival_ticks=at_rate(pacing.request_rate, gaps))
+
+
+def users(pacing: Pacing, n: int, seed: int = 0) -> Users | None:
+    """Who sends ``n`` requests and waits for the answers; None where they come whatever the server does."""
+    if pacing.max_concurrency is None:
+        return None
+    think_s = stream(seed, "think times").exponential(size=n) * (pacing.think_time or 0)
+    return Users(pacing.max_concurrency, to_ticks(think_s, ticks.PER_SECOND))
 
 
 def unit_gaps(n: int, burstiness: float, rng: np.random.Generator) -> np.ndarray:
