@@ -31,6 +31,7 @@ Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
 POLICIES = ("static", "orca-max", "vllm-sosp23")
 PAGED = "vllm-sosp23"
 BLOCK_SIZE = 16
+ATTENTION_ROUNDS = 9
 #: Replays of a plan by itself.
 ROUNDS = 3
 _PER_US = PER_SECOND // 1_000_000
@@ -65,8 +66,8 @@ class Scale:
 CPU = Scale("toy-llama", 112, 256, 21, 3, 20, 2048, 256, validate_attention.SHAPES["cpu"])
 #: To try things with.
 QUICK = Scale("toy-llama", 28, 64, 4, 2, 6, 256, 128, ((4, 64),))
-#: The pool of the paper's OPT-13B; a 16K prompt.
-CUDA = Scale("llama-3.1-8b", 983, 2048, 64, 2, 48, 16384, 2048, validate_attention.SHAPES["cuda"])
+#: The pool of the paper's OPT-13B; a 16K prompt; some 4,000 steps.
+CUDA = Scale("llama-3.1-8b", 983, 1024, 60, 1, 48, 16384, 2048, validate_attention.SHAPES["cuda"])
 
 
 def scale_of(device: Device, quick: bool) -> Scale:
@@ -115,7 +116,7 @@ class Validation:
         yield "start_up", self._start_up()
         scale = self._scale
         attention = validate_attention.paged_against_contiguous
-        yield "attention", attention(self.skeleton, scale.shapes, 3 * scale.rounds, self._seed)
+        yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
 
     @cached_property
     def workload(self) -> Workload:

@@ -113,9 +113,11 @@ class TimedStep:
         us = self._clock.read()
         in_layers = sum(us[name] for name in ("gemm", "kv_write", "decode_attention", "prefill_attention"))
         beside = us.pop("whole") - us["layer"] - us["head"] - us["embedding"]
+        if not self._on_gpu:
+            us["step"] = beside
         us["elementwise"] = us.pop("layer") - in_layers
         us["gemm"] += us.pop("head")
-        return us if self._on_gpu else us + Counter(step=beside)
+        return us
 
     def _forward(self, inputs: Inputs) -> Tensor:
         weights, timed = self._skeleton.weights, self._clock.timed
