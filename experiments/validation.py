@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu import validate, validate_attention, validate_operations
+from ..gpu import timing, validate, validate_attention, validate_operations
 from ..gpu.devices import Device
 from ..gpu.executor import used_host_blocks
 from ..gpu.skeleton import Skeleton
@@ -106,6 +106,7 @@ class Validation:
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Name and content of each part of the report, as soon as it is measured."""
         yield "device", self._device.describe()
+        yield "measured_by", timing.stopwatch(self._device).how
         yield "calibration", self._told_of_calibration()
         runs = []
         for policy in POLICIES:
@@ -229,7 +230,8 @@ class Validation:
 
 def plan_timed(plan: Plan, model: ModelSpec, device: Device, dtype: str, watch: Watch) -> dict[str, Any]:
     """The steps of one plan: what it says that they take, and what they do."""
-    block_size = plan.meta["block_size"]
+    # Contiguous pieces are copied slot by slot.
+    block_size = plan.meta["block_size"] if plan.is_paged else 1
     blocks = -(-plan.meta["num_slots"] // block_size)
     skeleton = Skeleton(model, device, blocks, block_size, dtype, host_blocks=used_host_blocks(plan))
     predicted = plan.ticks / _PER_US

@@ -180,6 +180,11 @@ class TestVerb:
         assert found["step"]["count"] == plan.num_steps
         assert found["measured_ms"] > found["predicted_ms"] == pytest.approx(plan.ticks.sum() / 1e9, abs=1e-3)
 
+    def test_a_contiguous_plan_with_copies_runs(self, tmp_path):
+        plan = replace(CONTIGUOUS, meta=CONTIGUOUS.meta | {"model": "toy-llama"})
+        plan.save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz") == DONE
+
     def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
         path = tmp_path / "calibration.json"
         path.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"seed": 1}))
