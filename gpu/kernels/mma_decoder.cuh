@@ -28,11 +28,11 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     static constexpr int kSlices = kHeadDim / 16;
     static constexpr int kColumns = kGroup / 8;
     static constexpr int kRowLoads = kHeadDim / 8;
-    static constexpr int kStages = 72 * 1024 / (kWarps * kTile * kRowLoads * 32);
 
     struct Piece {  // keys or values of a tile
         uint4 loads[kTile * kRowLoads];
     };
+    static constexpr int kStages = 72 * 1024 / (kWarps * 2 * (int)sizeof(Piece));
     struct Ring {  // of a warp
         Piece keys[kStages], values[kStages];
     };
