@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..gpu.devices import Device
+from ..gpu.devices import Device, usual_dtype
 from ..gpu.executor import Executor
 from ..gpu.replay import Checked, check
 from ..sim.errors import SettingError, SimulationFault
@@ -30,7 +30,7 @@ def check_plan(
     if every < 1:
         raise SettingError("every", every, "must be 1 or more")
     shape = replace(model_spec(model), num_layers=CHECKED_LAYERS)
-    executor = Executor(plan, shape, device, dtype or ("fp16" if device.torch_device.type == "cuda" else "fp32"))
+    executor = Executor(plan, shape, device, dtype or usual_dtype(device))
     found = check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
     report.say(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
     _tell(found, report)

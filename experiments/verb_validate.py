@@ -96,7 +96,7 @@ def _time_plan(
     from .validation_told import tell_plan
 
     spec = model_spec(model or plan.meta["model"])
-    found = plan_timed(plan, spec, device, dtype or _usual_dtype(device), _watch)
+    found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch)
     tell_plan(name, found, report)
     report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
 
@@ -159,7 +159,3 @@ def _calibrated(
 def _seed_of(calibration: Path) -> int | None:
     """The seed that a calibration was measured with; None where it was fitted to what others published."""
     return json_text.loads(calibration.read_bytes()).get("seed")
-
-
-def _usual_dtype(device: Device) -> str:
-    return "fp16" if device.torch_device.type == "cuda" else "fp32"

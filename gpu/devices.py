@@ -109,6 +109,11 @@ def open(name: str) -> Device:
     return CpuDevice(torch)
 
 
+def usual_dtype(device: Device) -> str:
+    """What is computed in where nothing else is asked for: fp16 on a GPU, fp32 elsewhere."""
+    return "fp16" if device.torch_device.type == "cuda" else "fp32"
+
+
 def _torch() -> ModuleType:
     try:
         return importlib.import_module("torch")

@@ -11,7 +11,7 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import devices, probe
+from fragmeter.gpu import devices, devices_kernels, probe
 from fragmeter.sim.errors import MissingExtra, SettingError, UserError
 
 torch = pytest.importorskip("torch")
@@ -138,3 +138,33 @@ def test_a_gpu_that_is_there_is_opened(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert devices.open("cuda").torch_device == torch.device("cuda", 0)
     assert devices.open("cuda:1").torch_device == torch.device("cuda", 1)
+
+
+def test_a_gpu_says_what_it_is(monkeypatch):
+    """Its properties as torch has them, versions as CuPy has them, clocks as the driver's own tool says."""
+    asked = []
+
+    def smi(command, **how) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(stdout=f"{len(asked)}\n")
+
+    runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13010)
+    cupy = SimpleNamespace(__version__="14.1", cuda=SimpleNamespace(runtime=runtime))
+    found = dict(name="H200", major=9, minor=0, multi_processor_count=132, total_memory=10**11, L2_cache_size=5 * 10**7)
+    properties = {3: SimpleNamespace(**found)}
+    fake = SimpleNamespace(
+        __version__="2.13",
+        device=torch.device,
+        version=SimpleNamespace(cuda="13.0"),
+        cuda=SimpleNamespace(get_device_properties=properties.__getitem__),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(devices_kernels.subprocess, "run", smi)
+    said = devices_kernels.CudaDevice(fake, 3).describe()
+    assert json.loads(json.dumps(said)) == said
+    assert (said["device"], said["name"], said["compute_capability"]) == ("cuda:3", "H200", "9.0")
+    assert (said["driver"], said["clocks_mhz"]) == ("1", {"sm": "2", "max_sm": "3", "memory": "4", "max_memory": "5"})
+    assert all("--id=3" in command for command in asked)
+
+    monkeypatch.setattr(devices_kernels.subprocess, "run", lambda *_, **__: open("no such file"))
+    assert devices_kernels.CudaDevice(fake, 3).describe()["driver"] is None

@@ -112,6 +112,33 @@ def test_operations_of_a_step_are_told_apart():
     assert all(us > 0 for us in decoding.values())
 
 
+def test_a_gpus_clock_adds_up_what_lies_between_events(monkeypatch):
+    """A device that takes a millisecond between two events, and is let wait before the first."""
+    told = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("event")
+            self.place = told.count("event")
+
+        def elapsed_time(self, end) -> float:
+            return float(end.place - self.place)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append("wait"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("done"))
+    clock = validate_operations.CudaClock()
+    for _ in range(2):
+        clock.begin()
+        assert clock.timed("whole", clock.timed, "gemm", clock.timed, "gemm", int) == 0
+        # One within the other is counted twice.
+        assert clock.read() == {"whole": 5000.0, "gemm": 4000.0}
+    assert told == (["wait"] + ["event"] * 6 + ["done"]) * 2
+
+
 def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeypatch):
     moved, clock = Counter(), iter(range(1, 1000))
 
