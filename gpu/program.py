@@ -1,4 +1,4 @@
-"""What ``python -m fragmeter.gpu...`` programs share: a mistake of the user is one line and exit status 2."""
+"""What ``python -m fragmeter.gpu...`` programs share: exit statuses, one line for what went wrong, and their file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from .devices import Device
 
 
 def run(body: Callable[[], bool]) -> int:
-    """The exit status: 0 where ``body`` says that all is well, 1 where it does not, 2 for the user's mistake."""
+    """The exit status: 0 where ``body`` says that all is well, 1 where not, 2 for a mistake, 130 for Ctrl-C."""
     try:
         return int(not body())
     except UserError as error:
         print(f"fragmeter: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("fragmeter: interrupted; what is finished stays", file=sys.stderr)
+        return 130
 
 
 def gpu(name: str) -> Device:

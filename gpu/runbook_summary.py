@@ -65,7 +65,7 @@ def _grid(found: Found) -> str:
             row["dtype"],
             row["points"],
             row["failed"],
-            "-" if row["worst_error"] is None else f"{row['worst_error']:.1e}",
+            _scientific(row["worst_error"]),
             f"{row['tolerance']:.0e}",
         )
         for row in found["summary"]
@@ -90,7 +90,7 @@ def _modules(found: Found) -> str:
 
 def _graphs(found: Found) -> str:
     rows = [
-        (check["name"], "yes" if check["passes"] else "no", check["error"], check["tolerance"])
+        (check["name"], "yes" if check["passes"] else "no", _scientific(check["error"]), check["tolerance"])
         for check in found["checks"]
     ]
     return "## Captured against eager\n\n" + _table(("what", "the same", "error", "allowed"), rows)
@@ -98,8 +98,7 @@ def _graphs(found: Found) -> str:
 
 def _replay(found: Found) -> str:
     rows = f"{found['checked_rows']:,} rows of {found['checked_steps']:,} steps of a {found['plan']['policy']} plan"
-    worst = "no number" if found["worst_error"] is None else f"{found['worst_error']:.1e}"
-    told = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {worst}."
+    told = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {_scientific(found['worst_error'])}."
     wrong = "".join(f"\n- {mismatch}" for mismatch in found["mismatches"])
     return f"## The simulator's own block tables\n\n{told}\n{wrong}".rstrip()
 
@@ -200,6 +199,11 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "calibration": _calibration,
     "validation": _validation,
 }
+
+
+def _scientific(error: float | None) -> str:
+    """An error that is no number is null in JSON."""
+    return "no number" if error is None else f"{error:.1e}"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -144,6 +144,35 @@ def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
         assert one.name in ("doctor", "record") or "cuda:1" in one.program
 
 
+def test_what_only_a_gpu_finds_is_told(tmp_path):
+    kernels = [
+        {"kernel": "copy_blocks", "error": None, "registers": 20, "local_bytes": 0},
+        {"kernel": "decode<64>", "error": None, "registers": 255, "local_bytes": 16},
+        {"kernel": "merge<64>", "error": "CompileException: no such thing"},
+    ]
+    checks = [{"name": "decode_attention", "passes": False, "error": None, "tolerance": 0.0}]
+    documents = {"modules": {"compile_s": 21.4, "kernels": kernels}, "graphs": {"checks": checks}}
+    for name, document in documents.items():
+        runbook.play([part(name, writing(name, json.dumps(document)))], tmp_path, "cuda")
+    page = (tmp_path / "summary.md").read_text()
+    assert "3 compiled in 21 s and loaded; those that fail or need local memory:" in page
+    assert "| decode<64> | 255 | 16 |  |" in page
+    assert "| merge<64> | - | - | CompileException: no such thing |" in page
+    assert "copy_blocks" not in page
+    assert "| decode_attention | no | no number | 0.0 |" in page
+
+
+def test_a_day_that_is_interrupted_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    runbook.play([part("first", writing("first"))], tmp_path, "cpu")
+    monkeypatch.setattr(runbook, "run_part", interrupted)
+    assert runbook.main(["--device", "cpu", "--out", str(tmp_path), "--only", "bench"]) == 130
+    assert capsys.readouterr().err == "fragmeter: interrupted; what is finished stays\n"
+    assert states(tmp_path) == {"first": ("done", None)}
+
+
 ON_GPU = [one for one in parts_for("cuda") if one.name not in ("doctor", "record")]
 
 
