@@ -98,7 +98,7 @@ def in_flight(run: Run) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=12)
 @given(case=st.one_of(crowded_cases(), long_cases()), data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case: Case, data):
     """Invariant 6, where each request waits for an answer to another."""

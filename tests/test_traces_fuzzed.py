@@ -61,7 +61,7 @@ def damaged(draw, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", LINES + WHOLE)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path_factory, name, data):
     path = tmp_path_factory.getbasetemp() / "fuzzed" / Path(name).name
@@ -156,7 +156,7 @@ class TestBombs:
         return gzip.compress(data) if kind == "gzip" else pa.compress(data, codec="zstd", asbytes=True)
 
     @pytest.mark.parametrize("kind", ["gzip", "zstd"])
-    @pytest.mark.parametrize("data", [b"\0" * 200_000_000, b"input,output\n" + b"1,2\n" * 5_000_000], ids=["zeros", "rows"])
+    @pytest.mark.parametrize("data", [b"\0" * 20_000_000, b"input,output\n" + b"1,2\n" * 3_000_000], ids=["zeros", "rows"])
     def test_a_small_file_may_not_inflate_without_end(self, tmp_path, data, kind):
         path = tmp_path / "bomb"
         path.write_bytes(self.squeezed(data, kind))
@@ -170,7 +170,7 @@ class TestBombs:
 
     def test_a_line_without_end(self, tmp_path):
         path = tmp_path / "bomb.gz"
-        path.write_bytes(gzip.compress(b"\0" * 200_000_000))
+        path.write_bytes(gzip.compress(b"\0" * 70_000_000))
         with pytest.raises(TraceError, match="line 1: is longer than 67,108,864 bytes; give one request a line"):
             read_with_content(path)
 

@@ -16,8 +16,8 @@ from .table import Table
 from .trace import LeftOut, Rows, Trace
 
 Piece = Block | Table
-#: Bad rows that are skipped at most, where they are the greater part.
-MOST_BAD_ROWS = 1000
+#: Bad rows that are always skipped, and their share of the good ones above which more are not.
+MOST_BAD_ROWS, MOST_BAD_SHARE = 1000, 0.25
 _MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tokens", "n": "a number of sequences"}
 
 
@@ -83,10 +83,10 @@ class Gathering:
         """Leave out a row.
 
         Raises:
-            TraceError: The first such error, where most rows are bad: then it is not the rows that are wrong.
+            TraceError: The first such error, where too many rows are bad: then it is not the rows that are wrong.
         """
         self._bad.append(error)
-        if len(self._bad) > max(MOST_BAD_ROWS, self._kept):
+        if len(self._bad) > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
             raise self._bad[0]
 
     def trace(self, name: str) -> Trace:

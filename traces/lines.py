@@ -33,6 +33,11 @@ class Block:
         """Some of the lines."""
         return Block(b"\n".join(self.texts()[start:end]), self.lines[start:end])
 
+    def where(self, keep: np.ndarray) -> Block:
+        """The lines where ``keep`` (bool [lines]) holds."""
+        kept = [text for text, well in zip(self.texts(), keep.tolist(), strict=True) if well]
+        return Block(b"\n".join(kept), self.lines[keep])
+
     def check_text(self, path: str | PathLike[str]) -> None:
         """Refuse what is no text.
 

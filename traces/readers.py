@@ -26,6 +26,10 @@ from .table import Table
 from .trace import Trace
 
 
+#: Rows of a piece that is read again for every bad row in it; larger ones are halved first.
+_READ_AGAIN_ROWS = 512
+
+
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     """The trace in ``path``: its lengths and its times.
 
@@ -60,22 +64,42 @@ def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: 
 
 
 def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_bad: bool) -> None:
-    """Rows are checked together; to skip the bad ones, a piece is halved until they stand alone."""
-    try:
-        gathering.take(parse(piece))
-    except TraceError as error:
-        if not skip_bad:
-            raise
-        if len(piece) == 1:
-            gathering.skip(error)
+    """Take the rows of a piece; where some are to be skipped, those around them in ever smaller pieces."""
+    while len(piece):
+        try:
+            gathering.take(parse(piece))
             return
-        middle = len(piece) // 2
-        for half in (_part(piece, 0, middle), _part(piece, middle)):
-            _take(gathering, parse, half, skip_bad)
+        except TraceError as error:
+            if not skip_bad:
+                raise
+            bad = _named(piece, error)
+            if bad is None:
+                middle = len(piece) // 2
+                for half in (_part(piece, 0, middle), _part(piece, middle)):
+                    _take(gathering, parse, half, skip_bad)
+                return
+            gathering.skip(error)
+            piece = _without(piece, bad)
+
+
+def _named(piece: Any, error: TraceError) -> int | None:
+    """The place of the row that an error names, in a piece that is small enough to be read again without it."""
+    if len(piece) == 1:
+        return 0
+    if len(piece) > _READ_AGAIN_ROWS or isinstance(piece, list):
+        return None
+    found = np.flatnonzero(piece.lines == error.line)
+    return int(found[0]) if len(found) else None
 
 
 def _part(piece: Any, start: int, end: int | None = None) -> Any:
     return piece[start:end] if isinstance(piece, list) else piece.part(start, end)
+
+
+def _without(piece: Any, place: int) -> Any:
+    if isinstance(piece, list):
+        return piece[:place] + piece[place + 1 :]
+    return piece.where(np.arange(len(piece)) != place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
