@@ -110,7 +110,7 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, name, bad):
     good = (SAMPLES / name).read_text().splitlines()
     path = tmp_path / Path(name).name
     path.write_text("\n".join([*good[:2], bad, "", *good[2:]]))
-    with pytest.raises(TraceError, match=f", line 3: "):
+    with pytest.raises(TraceError, match=", line 3: "):
         read_with_content(path)
     left = read_with_content(path, Reading(skip_bad=True))
     assert left.left_out.bad == 1 and ", line 3: " in left.left_out.first_bad

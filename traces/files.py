@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ..sim.errors import TraceError
-from .lines import Block, filled_lines, line_end
+from .lines import Block, filled_lines
 
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -122,7 +122,7 @@ class TraceFile:
         rest, first_line = b"", 1
         for piece in self.pieces():
             data = rest + piece
-            end = line_end(data)
+            end = data.rfind(b"\n") + 1
             if not end and len(data) > LONGEST_LINE_BYTES:
                 remedy = f"is longer than {LONGEST_LINE_BYTES:,} bytes; give one request a line"
                 raise TraceError(self.path, first_line, None, None, remedy)

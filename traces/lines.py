@@ -53,11 +53,6 @@ class Block:
             raise TraceError(path, line, None, None, "is no UTF-8 text; save the file as UTF-8") from None
 
 
-def line_end(data: bytes) -> int:
-    """Where the last whole line of ``data`` ends, 0 where there is none: a last ``\\r`` may be half of an end."""
-    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
-
-
 def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
     """``data`` without its blank lines, and the number of the line that comes after it.
 

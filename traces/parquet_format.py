@@ -21,7 +21,8 @@ def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
     Raises:
         TraceError: It is damaged.
     """
-    compressed = not open(file.path, "rb").read(4) == head[:4]
+    with open(file.path, "rb") as raw:
+        compressed = raw.read(4) != head[:4]
     try:
         source = pa.BufferReader(file.whole()) if compressed else pa.memory_map(str(file.path))
         return pyarrow.parquet.ParquetFile(source)
