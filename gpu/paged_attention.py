@@ -199,7 +199,7 @@ class Decode:
             kernels.launch(
                 source.merge_partitions(self.query.dtype, head_dim),
                 (heads, batch, 1),
-                (head_dim, 1, 1),
+                (-(-head_dim // 32) * 32, 1, 1),
                 (self.out, states, values, self.context_lens, np.int32(partitions), np.int32(tokens)),
             )
 

@@ -28,6 +28,11 @@ def test_partitions_are_merged(dtype):
     check(gpu_cases.case(dtype, (8, 2), 64, 16, [300, 192, 1, 0, 65]), partition_tokens=64)
 
 
+def test_partitions_may_be_more_than_the_lanes_of_a_warp():
+    """38 and 32 of 16 tokens; 80 dimensions end within a warp."""
+    check(gpu_cases.case("float16", (4, 2), 80, 16, [600, 512, 1, 0]), partition_tokens=16)
+
+
 def test_blocks_may_be_larger_than_any_context():
     check(gpu_cases.case("float16", (8, 2), 64, 4096, [100, 3]))
 
@@ -73,10 +78,20 @@ def test_a_planted_32_bit_offset_is_caught(monkeypatch):
         check(far_case())
 
 
-def test_a_planted_bug_of_the_merge_is_caught(monkeypatch):
-    gpu_cases.plant_attention(monkeypatch, "ceil_div(context_lens[blockIdx.y], partition_tokens)", "partitions")
+MERGE_BUGS = {
+    "partitions past the end are added": ("ceil_div(context_lens[blockIdx.y], partition_tokens)", "partitions"),
+    "the maximum is of a lane": ("maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));", ""),
+    "sums past the end are added": (": make_float2(kMasked, 0)", ": states[first]"),
+    "the sum is of a lane": ("sum += __shfl_xor_sync(kFullWarp, sum, distance);", ";"),
+    "weights are of one partition": ("__shfl_sync(kFullWarp, weight, place)", "__shfl_sync(kFullWarp, weight, 0)"),
+}
+
+
+@pytest.mark.parametrize("bug", MERGE_BUGS)
+def test_a_planted_bug_of_the_merge_is_caught(bug, monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, *MERGE_BUGS[bug])
     with pytest.raises(AssertionError):
-        test_partitions_are_merged("float32")
+        test_partitions_may_be_more_than_the_lanes_of_a_warp()
 
 
 def test_a_wild_block_id_is_a_fault():

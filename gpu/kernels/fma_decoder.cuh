@@ -166,7 +166,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         long long rows[kStages];
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        long long ahead = find_rows(kStages);  // a tile earlier than they are needed: a look into the table takes long
+        long long ahead = find_rows(kStages);  // a tile before they are needed: a look into the table takes long
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) fetch(tile, rows[tile]);
         for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
