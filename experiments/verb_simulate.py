@@ -29,7 +29,7 @@ from ..traces import (
     Trace,
     check_fits,
     draw,
-    is_load,
+    holds_load,
     paced,
     read_load,
     read_with_content,
@@ -152,7 +152,7 @@ def _requests(
         return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
     if dataset is not None:
         raise UserError("--trace and --dataset exclude each other; give one of them")
-    if is_load(trace):
+    if holds_load(trace):
         found = draw(read_load(trace), num_prompts, settings.seed)
     else:
         # To skip what is bad is to skip what is too long.

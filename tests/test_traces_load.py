@@ -122,6 +122,11 @@ def test_traces_that_are_hardly_any(trace, tmp_path):
 
 
 class TestTheFile:
+    def test_it_is_no_trace(self, tmp_path):
+        write_load(fit(made()), tmp_path / "load.json")
+        with pytest.raises(TraceError, match="load.json: is a load; draw a trace from it by traces sample"):
+            read(tmp_path / "load.json")
+
     def test_it_is_small_and_read_back(self, tmp_path):
         load = fit(made())
         write_load(load, tmp_path / "load.json")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from . import catalogue, download
 from .arrivals import poisson, told_max_tokens, workload
 from .fitting import draw, fit
-from .load import Load, is_load, read_load, write_load
+from .load import Load, read_load, write_load
 from .pacing import Pacing, paced, users
 from .pairs import LengthPairs
-from .readers import HashedTrace, read, read_hashed, read_with_content
+from .readers import HashedTrace, holds_load, read, read_hashed, read_with_content
 from .reading import Reading
 from .sosp23 import paper_workload
 from .stats import stats
@@ -29,7 +29,7 @@ __all__ = [
     "download",
     "draw",
     "fit",
-    "is_load",
+    "holds_load",
     "paced",
     "paper_workload",
     "poisson",

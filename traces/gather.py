@@ -39,8 +39,8 @@ class Gathering:
         self._lines: list[np.ndarray] = []
         self._unit = "line"
         self._failed = 0
-        self._bad: list[TraceError] = []
-        self._kept = 0
+        self._kept = self._bad = 0
+        self._first_bad: TraceError | None = None
 
     def take(self, table: Table) -> None:
         """Check some rows and keep them.
@@ -85,9 +85,12 @@ class Gathering:
         Raises:
             TraceError: The first such error, where too many rows are bad: then it is not the rows that are wrong.
         """
-        self._bad.append(error)
-        if len(self._bad) > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
-            raise self._bad[0]
+        self._bad += 1
+        if self._first_bad is None:
+            # Without the rows that its traceback would hold on to.
+            self._first_bad = error.with_traceback(None)
+        if self._bad > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
+            raise self._first_bad
 
     def trace(self, name: str) -> Trace:
         """The trace of all rows that were kept.
@@ -96,8 +99,8 @@ class Gathering:
             TraceError: None was, or a row goes on from one that it cannot.
         """
         if not self._parts:
-            if self._bad:
-                raise self._bad[0]
+            if self._first_bad is not None:
+                raise self._first_bad
             raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
         lines = np.concatenate(self._lines)
         columns = self._columns()
@@ -105,7 +108,7 @@ class Gathering:
         ids = [columns.pop(field, None) for field in ("pieces", "ids", "tokens")]
         tree = self._dialogue(columns, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
-        left_out = LeftOut(self._failed, len(self._bad), str(self._bad[0]) if self._bad else None)
+        left_out = LeftOut(self._failed, self._bad, None if self._first_bad is None else str(self._first_bad))
         content, rows = _content(ids, sessions), Rows(self._unit, lines)
         return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
 
@@ -125,7 +128,7 @@ class Gathering:
         if "parent" not in columns:
             return None
         if self._bad:
-            remedy = f"rows go on from others by their number; mend the first: {self._bad[0]}"
+            remedy = f"rows go on from others by their number; mend the first: {self._first_bad}"
             raise SettingError("skip_bad", True, remedy)
         return dialogue(Table(self._path, {}, lines, self._unit), columns)
 

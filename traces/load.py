@@ -22,7 +22,6 @@ from ..sim.errors import TraceError
 from ..sim.files import write_whole
 from .files import TraceFile
 from .marginal import inverse, summary
-from .reading import MOST_INFLATED_BYTES
 from .table import shown
 
 VERSION = 1
@@ -110,9 +109,8 @@ class Load:
         return self
 
 
-def is_load(path: str | PathLike[str]) -> bool:
-    """Whether a file holds a load, as it says at its beginning."""
-    head = TraceFile(path, MOST_INFLATED_BYTES).head()
+def is_load(head: bytes) -> bool:
+    """Whether a file that begins so holds a load."""
     return head.lstrip().startswith(b"{") and b'"fragmeter_load"' in head[:_HEAD_BYTES]
 
 

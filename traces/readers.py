@@ -19,8 +19,9 @@ import numpy as np
 from ..sim.errors import TraceError
 from .files import TraceFile
 from .gather import Gathering
+from .load import is_load
 from .pairs import frozen_column
-from .reading import Reading
+from .reading import MOST_INFLATED_BYTES, Reading
 from .recognise import recognise
 from .table import Table
 from .trace import Trace
@@ -28,6 +29,15 @@ from .trace import Trace
 
 #: Rows of a piece that is read again for every bad row in it; larger ones are halved first.
 _READ_AGAIN_ROWS = 512
+
+
+def holds_load(path: str | PathLike[str]) -> bool:
+    """Whether a file is a load, and no trace.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
 
 
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:

@@ -27,6 +27,7 @@ from .formats.splitwise import SPLITWISE
 from .formats.vidur import VIDUR
 from .jsonl_format import JsonlParser, whole_lists
 from .lines import Block
+from .load import is_load
 from .parquet_format import open_parquet, parquet_tables
 from .pieces import likely_block_tokens
 from .reading import Reading
@@ -73,6 +74,8 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     start = head.lstrip()[:1]
     if start == b"[" and ending not in _TEXT_LINES:
         return Source(SHAREGPT, sharegpt_pieces(file), ShareGptParser(file.path, reading.tokenizer))
+    if is_load(head):
+        raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     if start == b"{" and MARK in head[:_HEAD_BYTES]:
         return Source(BENCH_SERVE, bench_pieces(file), partial(bench_table, file.path))
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
