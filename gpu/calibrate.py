@@ -98,7 +98,7 @@ def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dty
 def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Point]:
     """Every point of the grid with ``us``, ``iqr_us`` and ``samples``."""
     stopwatch = timing.stopwatch(skeleton.device)
-    probes = Probes(skeleton, grid, stopwatch.cold_bytes, seed)
+    probes = Probes(skeleton, grid, stopwatch, seed)
     operations, steps = list(probes.operations()), list(probes.steps())
     calls = [(probe.work, probe.captured) for probe in operations] + [(step.work, False) for step in steps]
     samples: list[list[float]] = [[] for _ in calls]

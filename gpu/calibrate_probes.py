@@ -2,10 +2,12 @@
 
 Weights and blocks of the cache are cold in a step, since all other layers pass between two uses; probes therefore
 turn by more of them than the last cache holds. Activations come straight from the operation before, and are warm.
+Between two GEMMs of a step everything else finds the CPU's caches full of weights: a GEMM passes before it, uncounted.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -21,10 +23,12 @@ from .points import Point
 from .skeleton import Skeleton, attend
 from .skeleton_batch import Batch, Rows
 from .skeleton_layers import Matrix, multiply
-from .timing import Work
+from .timing import Stopwatch, Work
 
 #: Tables and slots that a probe turns by, at most.
 MOST_TURNS = 16
+#: Rows of the GEMM that other operations follow.
+GEMM_BETWEEN_TOKENS = 4
 
 Item = TypeVar("Item")
 
@@ -57,17 +61,20 @@ class Probes:
     Args:
         skeleton: Its weights and its pool are what is measured.
         grid: At which sizes.
-        cold_bytes: What the buffers that a probe turns by hold together.
+        stopwatch: Knows how much the buffers that a probe turns by must hold, and what does not count.
         seed: Of lengths, tables and token ids.
     """
 
-    def __init__(self, skeleton: Skeleton, grid: Grid, cold_bytes: int, seed: int) -> None:
-        self._skeleton, self._grid, self._cold_bytes = skeleton, grid, cold_bytes
+    def __init__(self, skeleton: Skeleton, grid: Grid, stopwatch: Stopwatch, seed: int) -> None:
+        self._skeleton, self._grid, self._stopwatch = skeleton, grid, stopwatch
         self._model, self._pool, self._device = skeleton.model, skeleton.pool, skeleton.device
         self._seed, self._rng = seed, np.random.default_rng(seed)
         self._dtype = skeleton.pool.keys[0].dtype
         most = max(matrix.weight.numel() for matrix in self._matrices())
-        self._weights = self._random(most + cold_bytes // self._dtype.itemsize).div_(math.sqrt(self._model.hidden_size))
+        self._weights = self._random(most + stopwatch.cold_bytes // self._dtype.itemsize)
+        self._weights.div_(math.sqrt(self._model.hidden_size))
+        self._gemm_between = self._gemm(GEMM_BETWEEN_TOKENS, self._skeleton.weights.layers[0].up).work
+        self._between = itertools.count()
 
     def operations(self) -> Iterator[Probe]:
         """Every one, operation by operation."""
@@ -108,6 +115,10 @@ class Probes:
         turned = [matrix._replace(weight=self._weights[at : at + size].view(outputs, inputs)) for at in starts]
         return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
 
+    def _pass_gemm(self) -> None:
+        """A GEMM over cold weights, which in a step comes before everything else, and does not count."""
+        self._stopwatch.aside(lambda: self._gemm_between(next(self._between)))
+
     def _kv_write(self, tokens: int) -> Probe:
         key, value = (self._random(tokens, self._model.num_kv_heads, self._model.head_dim) for _ in range(2))
         slots = [
@@ -117,6 +128,7 @@ class Probes:
         caches = list(zip(self._pool.keys, self._pool.values, strict=True))
 
         def work(number: int) -> None:
+            self._pass_gemm()
             self._device.reshape_and_cache(key, value, *_turn(caches, number), _turn(slots, number))
 
         return Probe(points.kv_write(self._model, tokens), work)
@@ -127,15 +139,23 @@ class Probes:
         ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in self._matrices()[:-1]}
         layers, (_, rotary) = self._skeleton.weights.layers, self._skeleton.weights.embed(*self._new_tokens(tokens))
 
+        def multiplied(_: Tensor, matrix: Matrix) -> Tensor:
+            self._pass_gemm()
+            return ready[matrix.weight.shape]
+
         def work(number: int) -> None:
-            layer = _turn(layers, number)
-            layer.forward(hidden, rotary, lambda query, *_: query, lambda _, matrix: ready[matrix.weight.shape])
+            _turn(layers, number).forward(hidden, rotary, lambda query, *_: query, multiplied)
 
         return Probe(points.elementwise(self._model, tokens), work)
 
     def _embedding(self, tokens: int) -> Probe:
-        drawn, embed = [self._new_tokens(tokens) for _ in range(MOST_TURNS)], self._skeleton.weights.embed
-        return Probe(points.embedding(self._model, tokens), lambda number: embed(*_turn(drawn, number)))
+        drawn = [self._new_tokens(tokens) for _ in range(MOST_TURNS)]
+
+        def work(number: int) -> None:
+            self._pass_gemm()
+            self._skeleton.weights.embed(*_turn(drawn, number))
+
+        return Probe(points.embedding(self._model, tokens), work)
 
     def _decodes(self) -> Iterator[Probe]:
         grid, own = self._grid, self._pool.block_size
@@ -180,6 +200,7 @@ class Probes:
         ]
 
         def work(number: int) -> None:
+            self._pass_gemm()
             layer = number % layers
             attend(self._device, _turn(rows, number // layers), out, query, keys[layer], self._pool.values[layer])
 
@@ -229,7 +250,7 @@ class Probes:
 
     def _turns(self, size: int) -> int:
         """How many things of ``size`` bytes are more than the last cache holds."""
-        return max(1, min(MOST_TURNS, -(-self._cold_bytes // size)))
+        return max(1, min(MOST_TURNS, -(-self._stopwatch.cold_bytes // size)))
 
     def _new_tokens(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Random ids and positions."""

@@ -86,6 +86,19 @@ class Spy:
         return {"heads": query.shape[1], "kv_heads": keys.shape[2], "head_dim": query.shape[2]}
 
 
+class Stopwatch:
+    """Says that every call of an operation takes 10 us, and one that the host takes part in 1,000; nothing is aside."""
+
+    quantile, cold_bytes, how = 0.5, 1 << 20, "by rote"
+
+    def sampler(self, work, captured=True):
+        us = 10.0 if captured else 1000.0
+        return lambda: us
+
+    def aside(self, between):
+        pass
+
+
 @pytest.fixture()
 def spy():
     return Spy()
@@ -95,7 +108,7 @@ def spy():
 def probes(spy):
     skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
     with torch.inference_mode():
-        yield Probes(skeleton, GRID, cold_bytes=1 << 20, seed=7)
+        yield Probes(skeleton, GRID, Stopwatch(), seed=7)
 
 
 def test_every_operation_is_probed(probes):
@@ -163,27 +176,13 @@ def test_what_steps_are_made_of_is_in_the_grid(grid):
     assert 0 in grid.prefixes
 
 
-class Stopwatch:
-    """Says that every call of an operation takes 10 us, and one that the host takes part in 1,000 or, first, 8,000."""
-
-    quantile, cold_bytes, how = 0.5, 1 << 20, "by rote"
-
-    def __init__(self, _) -> None:
-        self.uncaptured = 0
-
-    def sampler(self, work, captured=True):
-        self.uncaptured += not captured
-        us = 10.0 if captured else 1000.0
-        return lambda: us
-
-
 def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     """Decodes or a prompt: embedding, head, in each of 3 layers 4 GEMMs, elementwise, KV write and attention: 23 calls.
 
     Of 10 us each: 1,000 - 230 = 770 us. Both kinds of attention make 26 calls. With calls of 50 us they would take
     longer than the step: 2 % of it are left.
     """
-    monkeypatch.setattr(timing, "stopwatch", Stopwatch)
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
     skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
     watched = []
 
@@ -201,7 +200,7 @@ def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
     assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
     whole = timing.Timing(1000.0, 3.0, 2)
     slow = [point | {"us": 50.0} for point in found if point["op"] != "step"]
-    step = next(iter(Probes(skeleton, GRID, 1 << 20, 0).steps()))
+    step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
     assert calibrate._beside(step, whole, slow)["us"] == 20.0
 
 

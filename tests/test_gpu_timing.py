@@ -39,7 +39,7 @@ def clock(monkeypatch):
 
 
 def test_a_short_call_is_sampled_many_at_a_time_and_every_call_has_a_number(clock):
-    """Calls of 100 us, the first of 900: three make up the 300 us that a sample lasts at least, after one that leads."""
+    """Calls of 100 us, the first of 900: three make up the 300 us that a sample lasts, after one that leads."""
     numbers = []
 
     def work(number):
@@ -75,6 +75,23 @@ def test_the_time_of_others_does_not_count(clock, monkeypatch):
         clock.ns += 400_000
 
     assert timing.CpuStopwatch().sampler(work)() == 400
+
+
+def test_what_is_aside_does_not_count(clock):
+    """A call of 500 us that does something else for 300 us in its middle."""
+    stopwatch, others = timing.CpuStopwatch(), []
+
+    def other():
+        others.append(clock.ns)
+        clock.ns += 300_000
+
+    def work(number):
+        clock.ns += 100_000
+        stopwatch.aside(other)
+        clock.ns += 400_000
+
+    sample = stopwatch.sampler(work)
+    assert sample() == sample() == 500 and len(others) == timing.WARM_UPS + 2 * (1 + 1)
 
 
 def test_buffers_are_cold_when_they_are_three_times_the_last_cache(tmp_path, monkeypatch):
@@ -156,3 +173,7 @@ def test_where_the_host_takes_part_a_gpu_is_waited_for_on_the_wall_clock(clock, 
     sample = cuda_stopwatch(cuda).sampler(work, captured=False)
     cuda.log.clear()
     assert sample() == 1000 and cuda.log == [2, "wait", 3, 4, "wait"]
+
+
+def test_on_a_gpu_nothing_is_done_aside(cuda):
+    cuda_stopwatch(cuda).aside(lambda: pytest.fail("done"))
