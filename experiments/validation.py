@@ -7,9 +7,11 @@ tables. Each run is recorded and replayed step by step through a skeleton of the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,10 @@ from ..gpu import timing, validate, validate_attention, validate_operations
 from ..gpu.devices import Device
 from ..gpu.executor import used_host_blocks
 from ..gpu.skeleton import Skeleton
+from ..gpu.validate_drift import Drift
 from ..sim import Settings, Workload
-from ..sim.cost.calibration import Calibration
+from ..sim.cost.calibration import read
+from ..sim.errors import SettingError
 from ..sim.plan import Plan, record
 from ..sim.spec import ModelSpec
 from ..sim.spec import model as model_spec
@@ -80,26 +84,25 @@ class Validation:
 
     Args:
         device: From ``devices.open``.
-        calibration: What predicts.
-        cost: The same as a setting: its path.
+        calibration: The file that predicts.
         scale: How much is run.
-        dtype: Of weights and KV.
+        dtype: Of weights and KV; None is the calibration's.
         seed: Of the requests, their block tables and the weights.
         watch: Shows how far the work has come.
+
+    Raises:
+        UserError: The file is no calibration, or one of the same seed.
     """
 
     def __init__(
-        self,
-        device: Device,
-        calibration: Calibration,
-        cost: str,
-        scale: Scale,
-        dtype: str,
-        seed: int,
-        watch: Watch,
+        self, device: Device, calibration: Path, scale: Scale, dtype: str | None, seed: int, watch: Watch
     ) -> None:
-        self._device, self._calibration, self._cost = device, calibration, cost
-        self._scale, self._dtype, self._seed, self._watch = scale, dtype, seed, watch
+        self._device, self._scale, self._seed, self._watch = device, scale, seed, watch
+        self._calibration, self._cost = read(calibration), str(calibration)
+        self._dtype = dtype or self._calibration.dtype
+        self._calibrated = json.loads(calibration.read_bytes())
+        if seed == self._calibrated.get("seed"):
+            raise SettingError("seed", seed, "is the calibration's, which must not know what is validated: take another")
         #: Predicted and measured microseconds of the steps of each policy's run.
         self.steps_us: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -108,11 +111,14 @@ class Validation:
         yield "device", self._device.describe()
         yield "measured_by", timing.stopwatch(self._device).how
         yield "calibration", self._told_of_calibration()
-        runs = []
+        drift, runs = self._drift(), []
         for policy in POLICIES:
+            drift.look()
             runs.append(self._run(policy))
             yield "runs", runs
         yield "operations", self._operations()
+        drift.look()
+        yield "drift", drift.told()
         yield "allocation", self._allocation()
         yield "start_up", self._start_up()
         scale = self._scale
@@ -147,8 +153,8 @@ class Validation:
         return min(self._scale.prompt_tokens, model_spec(self._scale.model).max_model_len - 1)
 
     def _recorded(self, workload: Workload, **fields: Any) -> Plan:
-        settings = Settings(model=self._scale.model, cost=self._cost, seed=self._seed, block_size=BLOCK_SIZE, **fields)
-        return record(settings, workload, shuffle_ids=fields["policy"] == PAGED)[1]
+        common = {"model": self._scale.model, "cost": self._cost, "seed": self._seed, "block_size": BLOCK_SIZE}
+        return record(Settings(**common, **fields), workload, shuffle_ids=fields["policy"] == PAGED)[1]
 
     @cached_property
     def skeleton(self) -> Skeleton:
@@ -161,7 +167,15 @@ class Validation:
 
     def _told_of_calibration(self) -> dict[str, Any]:
         found = self._calibration
-        return {"kind": found.kind, "source": found.source, "device": found.device.get("name"), "sha256": found.sha256}
+        told = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
+        return told | {"device": found.device.get("name")}
+
+    def _drift(self) -> Drift:
+        """Only the machine that was calibrated can be compared with itself."""
+        then, now = self._calibration, self._device.describe()["name"]
+        if then.kind != "calibration" or then.device.get("name") != now:
+            return Drift(self.skeleton, (), 0)
+        return Drift(self.skeleton, self._calibrated["points"], self._calibrated["seed"])
 
     def _run(self, policy: str) -> dict[str, Any]:
         predicted, measured = self.steps_us[policy] = self._times(self.plans[policy], policy)

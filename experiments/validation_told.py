@@ -33,6 +33,11 @@ def tell(document: Document, report: Report) -> None:
     report.say(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
     for table in (_runs(document["runs"]), _throughput(document["runs"]), _operations(document["operations"])):
         _print(table, report)
+    drift = document["drift"]
+    if drift["calls"]:
+        again = f"median of {drift['calls']} calls of the calibration, measured again between the runs"
+        report.say()
+        report.say(f"Since it was calibrated the machine takes {drift['median']:+.1%} more time ({again}).")
     _print(_allocation(document["allocation"]), report)
     start_up = document["start_up"]
     report.say()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from cyclopts import Group, Parameter
 
 from ..gpu import devices
 from ..gpu.devices import Device
-from ..sim.cost.calibration import read
 from ..sim.errors import SettingError, UserError
 from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.plan import Plan, load
@@ -48,13 +46,13 @@ def validate(
 
     Args:
         plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
-        check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit status
-            1 where they differ.
+        check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
+            status 1 where they differ.
         every: Check every so many steps only; all are carried out.
         device: cpu, cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
         calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
-        model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to check
-            a plan, whose heads the caches have.
+        model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
+            check a plan, whose heads the caches have, toy-llama.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, to try things with.
         seed: Seed of requests, block tables and weights; not the calibration's.
@@ -121,10 +119,7 @@ def _validate(
             out.mkdir(parents=True, exist_ok=True)
         require_writable(out, out)
     with _calibrated(device, calibration, scale.model, dtype, quick, out) as path:
-        predicts = read(path)
-        if seed == _seed_of(path):
-            raise SettingError("seed", seed, "is the calibration's; what is validated must be new to it: take another")
-        running = validation.Validation(device, predicts, str(path), scale, dtype or predicts.dtype, seed, _watch)
+        running = validation.Validation(device, path, scale, dtype, seed, _watch)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
         for name, part in running.parts():
             document[name] = part
@@ -154,8 +149,3 @@ def _calibrated(
         path = (out or Path(folder)) / "calibration.json"
         write_whole(path, as_json(found))
         yield path
-
-
-def _seed_of(calibration: Path) -> int | None:
-    """The seed that a calibration was measured with; None where it was fitted to what others published."""
-    return json_text.loads(calibration.read_bytes()).get("seed")

@@ -125,12 +125,7 @@ def _samples(
 
 def _beside(step: StepProbe, whole: timing.Timing, measured: list[Point]) -> Point:
     """What a step takes beside its operations; ``whole_us`` and ``parts_us`` say how it came about."""
-    us_of = {_key(point): point["us"] for point in measured}
-    parts_us = sum(count * us_of[_key(part)] for count, part in step.parts)
+    us_of = {points.key(point): point["us"] for point in measured}
+    parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))
     return points.step(step.rows) | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}
-
-
-def _key(point: Point) -> tuple[tuple[str, Any], ...]:
-    """The sizes of a point."""
-    return tuple(sorted((name, value) for name, value in point.items() if name not in timing.Timing._fields))

@@ -12,6 +12,8 @@ from typing import Any
 from ..sim.spec import ModelSpec
 
 Point = dict[str, Any]
+#: What measuring adds to a point.
+MEASURED = ("us", "iqr_us", "samples")
 #: The simulator counts an element of KV as 16 bits where nothing else is said: moves of blocks do so too, in any dtype.
 KV_DTYPE = "fp16"
 
@@ -71,6 +73,11 @@ def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
 def step(rows: int) -> Point:
     """What a step takes beside its operations."""
     return {"op": "step", "rows": rows}
+
+
+def key(point: Point) -> tuple[tuple[str, Any], ...]:
+    """The operation and its sizes: what two points of one call have in common."""
+    return tuple(sorted((name, value) for name, value in point.items() if name not in MEASURED))
 
 
 def operations_of_step(

@@ -69,9 +69,9 @@ def batch_of(plan: Plan, step: int) -> Batch:
 def padded(found: Batch, padding: int, decodes: bool) -> Batch:
     """A step of a static batch with its padding.
 
-    Sequences that have ended go on as rows that are as long as the longest and write nowhere. Prompts are filled up to
-    the longest by a row for each, whose tokens attend to each other: the padding of one prompt, without what it
-    sees of the prompt itself.
+    Sequences that have ended go on as rows that are as long as the longest and write nowhere. Prompts are filled
+    up to the longest by a row for each, whose tokens attend to each other: the padding of one prompt, without what
+    it sees of the prompt itself.
     """
     longest = int(found.context_lens.max())
     lens = np.ones(padding, np.int64) if decodes else _missing(found.context_lens, longest)

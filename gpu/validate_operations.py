@@ -29,8 +29,8 @@ from .skeleton_batch import Inputs
 from .skeleton_layers import Matrix, multiply
 from .validate import batch_of, compared
 
-#: All but GEMMs, attention and moves. A calibration measures these alone, where all that they use is at hand; what they
-#: take longer between other operations is in its ``step``. So only their sum says whether it is right.
+#: All but GEMMs, attention and moves. A calibration measures these alone, where all that they use is at hand; what
+#: they take longer between other operations is in its ``step``. So only their sum says whether it is right.
 BESIDE = ("embedding", "elementwise", "kv_write", "step")
 #: Cycles of a GPU, some 50 ms: enough to lay a step up.
 AHEAD_CYCLES = 100_000_000
@@ -185,7 +185,7 @@ def _point_us(calibration: Calibration, point: Point) -> float:
 
 
 def telling_steps(plan: Plan, count: int) -> list[int]:
-    """Steps to look at: half of them from those that prefill or move blocks, as far as there are, the others evenly."""
+    """Steps to look at: half of them out of those that prefill or move blocks, the others out of all, evenly."""
     moved = sum(np.diff(getattr(plan, f"{move}_offsets")) for move in ("swap_out", "swap_in", "copy"))
     special = np.flatnonzero((plan.prefill_tokens > 0) | (moved > 0))
     return sorted({*_evenly(special, count // 2), *_evenly(np.arange(plan.num_steps), count - count // 2)})

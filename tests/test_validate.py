@@ -20,7 +20,8 @@ from fragmeter.sim.spec import model
 torch = pytest.importorskip("torch")
 
 from fragmeter.experiments import validation  # noqa: E402
-from fragmeter.gpu import devices, validate, validate_attention, validate_operations  # noqa: E402
+from fragmeter.gpu import devices, points, timing  # noqa: E402
+from fragmeter.gpu import validate, validate_attention, validate_drift, validate_operations  # noqa: E402
 from fragmeter.gpu.executor import batch  # noqa: E402
 from fragmeter.gpu.skeleton import Skeleton  # noqa: E402
 
@@ -146,7 +147,7 @@ def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeyp
         work(0)
         return float(next(clock))
 
-    monkeypatch.setattr(validate.timing.CpuStopwatch, "elapsed_us", staticmethod(elapsed_us))
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", staticmethod(elapsed_us))
     monkeypatch.setattr(validate, "move", lambda pool, plan, step: moved.update(outs=len(step.swap_outs)))
     skeleton = Skeleton(TOY, devices.open("cpu"), 8, 4)
     found = validate.step_us(skeleton, PAGED, 5, lambda items, total: items)
@@ -161,6 +162,18 @@ def test_paged_and_contiguous_attention_are_measured_for_what_fits():
     assert [(row["batch"], row["context"]) for row in found] == [(2, 64), (2, 20)]
     for row in found:
         assert row["overhead"] == pytest.approx(row["paged_us"] / row["contiguous_us"] - 1, abs=0.01)
+
+
+def test_a_machine_that_has_become_slower_says_so(monkeypatch):
+    """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
+    slow = staticmethod(lambda work, numbers: 30.0 * len(numbers))
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", slow)
+    skeleton = Skeleton(TOY, devices.open("cpu"), 80, 16)
+    calibrated = [points.gemm(16, *shape) | {"us": 20.0, "samples": 9} for shape in points.layer_gemms(TOY)]
+    drift = validate_drift.Drift(skeleton, calibrated, 0)
+    drift.look()
+    drift.look()
+    assert drift.told() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
 
 
 @pytest.fixture
@@ -194,6 +207,8 @@ class TestVerb:
             # Steps that are predicted too short promise too much.
             assert 0.2 < run["throughput_error"] <= 0.25
         assert found["start_up"]["chunks"] == 2
+        # What others published is no earlier state of this machine.
+        assert found["drift"] == {"calls": 0, "looks": [], "median": None}
         assert found["allocation"]["without"]["count"]
         lines = (out / "steps.csv").read_text().splitlines()
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
