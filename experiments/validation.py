@@ -102,7 +102,7 @@ class Validation:
         self._dtype = dtype or self._calibration.dtype
         self._calibrated = json.loads(calibration.read_bytes())
         if seed == self._calibrated.get("seed"):
-            raise SettingError("seed", seed, "is the calibration's, which must not know what is validated: take another")
+            raise SettingError("seed", seed, "is the calibration's, which must not know what is tested: take another")
         #: Predicted and measured microseconds of the steps of each policy's run.
         self.steps_us: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 

@@ -110,7 +110,7 @@ def move(pool: KvPool, plan: Plan, step: PlanStep) -> None:
 
 
 def moves_of(plan: Plan, step: PlanStep) -> dict[str, np.ndarray]:
-    """What moves before a step computes, in order, by the operations of ``sim.cost``; those that have anything to do."""
+    """What moves before a step computes, in order, by the operations of ``sim.cost`` that have anything to do."""
     copies = step.copies if plan.is_paged else _slot_pairs(step)
     moves = {"swap_out": step.swap_outs, "swap_in": step.swap_ins, "block_copy": copies}
     return {name: pairs for name, pairs in moves.items() if len(pairs)}

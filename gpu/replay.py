@@ -1,8 +1,8 @@
 """Whether what a recorded plan says is what its tables held: invariant 8, on a device.
 
 Each row of a step that is looked at is held to two things that know no table: its attention to dense attention in
-float64 over the tokens that the sequence really holds, and the keys and values found through its table, one by one, to
-those tokens' own. The second sees what attention does not: two full blocks of one sequence that change places.
+float64 over the tokens that the sequence really holds, and the keys and values found through its table, one by one,
+to those tokens' own. The second sees what attention does not: two full blocks of one sequence that change places.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Drift:
     def __init__(self, skeleton: Skeleton, calibrated: Sequence[Point], seed: int) -> None:
         self._stopwatch, self._seed = timing.stopwatch(skeleton.device), seed
         then_us = {points.key(point): point["us"] for point in calibrated}
-        probes = Probes(skeleton, AGAIN, self._stopwatch.cold_bytes, seed)
+        probes = Probes(skeleton, AGAIN, self._stopwatch, seed)
         known = [probe for probe in probes.operations() if points.key(probe.point) in then_us]
         self._then_us = np.array([then_us[points.key(probe.point)] for probe in known])
         self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in known]

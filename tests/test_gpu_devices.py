@@ -150,7 +150,7 @@ def test_a_gpu_says_what_it_is(monkeypatch):
 
     runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13010)
     cupy = SimpleNamespace(__version__="14.1", cuda=SimpleNamespace(runtime=runtime))
-    found = dict(name="H200", major=9, minor=0, multi_processor_count=132, total_memory=10**11, L2_cache_size=5 * 10**7)
+    found = dict(name="H200", major=9, minor=0, multi_processor_count=132, total_memory=10**11, L2_cache_size=10**8)
     properties = {3: SimpleNamespace(**found)}
     fake = SimpleNamespace(
         __version__="2.13",

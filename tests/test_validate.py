@@ -147,7 +147,7 @@ def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeyp
         work(0)
         return float(next(clock))
 
-    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", staticmethod(elapsed_us))
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, *call: elapsed_us(*call))
     monkeypatch.setattr(validate, "move", lambda pool, plan, step: moved.update(outs=len(step.swap_outs)))
     skeleton = Skeleton(TOY, devices.open("cpu"), 8, 4)
     found = validate.step_us(skeleton, PAGED, 5, lambda items, total: items)
@@ -166,8 +166,7 @@ def test_paged_and_contiguous_attention_are_measured_for_what_fits():
 
 def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
-    slow = staticmethod(lambda work, numbers: 30.0 * len(numbers))
-    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", slow)
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, work, numbers: 30.0 * len(numbers))
     skeleton = Skeleton(TOY, devices.open("cpu"), 80, 16)
     calibrated = [points.gemm(16, *shape) | {"us": 20.0, "samples": 9} for shape in points.layer_gemms(TOY)]
     drift = validate_drift.Drift(skeleton, calibrated, 0)
