@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.sim.errors import TraceError, UserError
-from fragmeter.traces import Reading, read_with_content
+from fragmeter.traces import Reading, read_with_content, write
 
 SAMPLES = Path(__file__).parent / "data" / "traces"
 LINES = [
@@ -82,6 +83,45 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path_factory, name, d
     else:
         assert left.left_out.bad and left.left_out.first_bad
     assert left.prompt_tokens.min() >= 1 and left.output_tokens.min() >= 1
+
+
+def squeezed(data: bytes, kind: str) -> bytes:
+    return gzip.compress(data, mtime=0) if kind == "gzip" else pa.compress(data, codec="zstd", asbytes=True)
+
+
+def binary(kind: str, folder: Path) -> bytes:
+    """A sample in a form that is no text."""
+    if kind == "pickle":
+        return pickle.dumps([(1, 2), (3, 4), (5, 70_000)])
+    if kind == "parquet":
+        write(read_with_content(SAMPLES / "ours.jsonl"), folder / "ours.parquet")
+        return (folder / "ours.parquet").read_bytes()
+    return squeezed((SAMPLES / "mooncake.jsonl").read_bytes(), kind)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "pickle", "gzip", "zstd"])
+@settings(max_examples=100)
+@given(edits=st.lists(st.tuples(st.integers(0), st.integers(0, 3), st.binary(max_size=3)), min_size=1, max_size=4))
+def test_damaged_bytes_are_refused_in_one_line_or_read(tmp_path_factory, kind, edits):
+    folder = tmp_path_factory.getbasetemp()
+    data = bytearray(binary(kind, folder))
+    for place, length, put in edits:
+        place %= len(data)
+        data[place : place + length] = put
+    path = folder / f"damaged.{kind}"
+    path.write_bytes(data)
+    for reading in (Reading(), Reading(skip_bad=True, max_inflated_bytes=10**8)):
+        try:
+            read_with_content(path, reading)
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_parquet_file_whose_columns_have_no_names_in_text(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(binary("parquet", tmp_path).replace(b"output_tokens", b"output_\xe0okens"))
+    with pytest.raises(TraceError, match="is no readable Parquet file"):
+        read_with_content(path)
 
 
 BAD_LINES = {
@@ -152,14 +192,11 @@ def test_where_most_rows_are_bad_it_is_not_the_rows(tmp_path):
 class TestBombs:
     LIMIT = Reading(max_inflated_bytes=10_000_000, skip_bad=True)
 
-    def squeezed(self, data: bytes, kind: str) -> bytes:
-        return gzip.compress(data) if kind == "gzip" else pa.compress(data, codec="zstd", asbytes=True)
-
     @pytest.mark.parametrize("kind", ["gzip", "zstd"])
     @pytest.mark.parametrize("data", [b"\0" * 20_000_000, b"input,output\n" + b"1,2\n" * 3_000_000], ids=["zeros", "rows"])
     def test_a_small_file_may_not_inflate_without_end(self, tmp_path, data, kind):
         path = tmp_path / "bomb"
-        path.write_bytes(self.squeezed(data, kind))
+        path.write_bytes(squeezed(data, kind))
         assert path.stat().st_size < 300_000
         before = time.process_time()
         with pytest.raises(TraceError, match="inflates to more than 10,000,000 bytes; raise max_inflated_bytes"):
@@ -180,7 +217,7 @@ class TestBombs:
         with pytest.raises(TraceError, match="is a zip archive; unpack it and give the trace in it"):
             read_with_content(path)
         for kind in ("gzip", "zstd"):
-            path.write_bytes(self.squeezed((SAMPLES / "azure2023.csv").read_bytes(), kind)[:-6])
+            path.write_bytes(squeezed((SAMPLES / "azure2023.csv").read_bytes(), kind)[:-6])
             with pytest.raises(TraceError, match=f"is a damaged {kind} file; fetch it again"):
                 read_with_content(path)
 

@@ -13,6 +13,8 @@ from .files import TraceFile
 from .table import Table
 
 _BATCH_ROWS = 65_536
+#: What a damaged file raises; a name of a column that is no text is a ValueError.
+_DAMAGE = (pa.ArrowException, OSError, ValueError)
 
 
 def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
@@ -26,7 +28,7 @@ def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
     try:
         source = pa.BufferReader(file.whole()) if compressed else pa.memory_map(str(file.path))
         return pyarrow.parquet.ParquetFile(source)
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         raise _unreadable(file, error) from None
 
 
@@ -50,7 +52,7 @@ def parquet_tables(
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
             row += len(batch)
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         raise _unreadable(file, error) from None
 
 
