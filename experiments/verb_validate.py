@@ -48,7 +48,7 @@ def validate(
         plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
         check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
             status 1 where they differ.
-        every: Check every so many steps only; all are carried out.
+        every: Check every so many steps only; what all of them move and write is carried out.
         device: cpu, cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
         calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
         model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to

@@ -50,12 +50,19 @@ class Executor:
         self._begin()
 
     @torch.inference_mode()
-    def step(self, step: int) -> list[Tensor]:
-        """Carry out a step, the one after the last; each layer's attention ``[new tokens, heads, head_dim]``."""
-        found = self.plan.step(step)
-        move(self.pool, self.plan, found)
+    def advance(self, step: int) -> Inputs:
+        """The moves and writes of a step, the one after the last; what :meth:`attention` takes."""
+        move(self.pool, self.plan, self.plan.step(step))
         inputs = self._stager.inputs(batch(self.plan, step), self.place)
-        order = _order(found.query_tokens)
+        for layer, caches in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            new = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
+            self._device.reshape_and_cache(*new, *caches, inputs.slot_mapping)
+        return inputs
+
+    @torch.inference_mode()
+    def attention(self, step: int, inputs: Inputs) -> list[Tensor]:
+        """Attention of a step that has just been written, layer by layer: ``[new tokens, heads, head_dim]``."""
+        order = _order(self.plan.step(step).query_tokens)
         return [self._attend(layer, inputs)[order] for layer in range(self.model.num_layers)]
 
     def drawn(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -84,14 +91,11 @@ class Executor:
                 cache.flatten(0, 1)[slots] = self.drawn(kind, layer, token_ids, positions)
 
     def _attend(self, layer: int, inputs: Inputs) -> Tensor:
-        query, key, value = (
-            self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (QUERY, KEY, VALUE)
-        )
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        self._device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
+        query = self.drawn(QUERY, layer, inputs.token_ids, inputs.positions)
         out = torch.full_like(query, torch.nan)
         for rows in filter(None, (inputs.decodes, inputs.prefills)):
-            attend(self._device, rows, out[rows.tokens], query[rows.tokens], keys, values)
+            held = self.pool.keys[layer], self.pool.values[layer]
+            attend(self._device, rows, out[rows.tokens], query[rows.tokens], *held)
         return out
 
 

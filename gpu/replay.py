@@ -81,7 +81,7 @@ class Checked:
 
 @torch.inference_mode()
 def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None) -> Checked:
-    """Carry out a plan, and look at every row of every ``every``-th step.
+    """Carry out the moves and writes of a plan, and look at every row of every ``every``-th step.
 
     Args:
         executor: Of the plan, not yet begun.
@@ -90,10 +90,11 @@ def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None
     """
     checked = Checked()
     for step in range(executor.plan.num_steps) if steps is None else steps:
-        out = executor.step(step)
+        inputs = executor.advance(step)
         checked.steps += 1
         if step % every:
             continue
+        out = executor.attention(step, inputs)
         checked.checked_steps += 1
         for row in range(len(executor.plan.step(step).sequence)):
             _look(executor, step, row, out, checked)
