@@ -25,7 +25,7 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
     out.expect(query.shape, query.dtype)
     key_cache.expect((*slots, None, head_dim), query.dtype)
     value_cache.expect(key_cache.shape, query.dtype)
-    for array in (query, key_cache, value_cache):
+    for array in (query, out, key_cache, value_cache):
         if array.pointer % 16:
             raise SettingError(array.field, "misaligned memory", "must begin at a multiple of 16 bytes")
     kv_heads = key_cache.shape[-2]

@@ -58,6 +58,7 @@ def every_kernel() -> Iterator[Kernel]:
                 yield source.decode_attention(dtype, head_dim, tile, slots)
             yield source.merge_partitions(dtype, head_dim)
             yield source.prefill_attention(dtype, head_dim)
+            yield source.merge_prefill(dtype, head_dim)
     for name in ("reshape_and_cache", "copy_blocks"):
         yield source.plain(name)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..sim.errors import SettingError
-from . import checks, source
+from . import checks, paged_attention, source
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
 
@@ -145,18 +145,28 @@ class Call:
             raise SettingError(f"context_lens[{sequence}]", int(contexts[sequence]), remedy)
         checks.block_ids(self.block_tables, contexts, self.block_size, self.key_cache.shape[0])
 
-    def run(self, kernels: Kernels) -> None:
-        """Launch the kernel."""
-        _, heads, head_dim = self.query.shape
-        kv_heads = self.key_cache.shape[2]
-        tile = tile_of(self.query.dtype, head_dim)
-        tiles = -(-self.max_query_len * (heads // kv_heads) // tile.rows)
+    def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
+        """Launch the kernels; ``partition_tokens`` overrides the split."""
+        tokens, heads, head_dim = self.query.shape
+        kv_heads, batch = self.key_cache.shape[2], self.block_tables.shape[0]
+        attention, tile = source.prefill_attention(self.query.dtype, head_dim), tile_of(self.query.dtype, head_dim)
+        columns = kv_heads * -(-self.max_query_len * (heads // kv_heads) // tile.rows)
+        if partition_tokens is None:
+            places = kernels.places(attention, THREADS, tile.shared_bytes)
+            partition_tokens = partition_size(self.max_context_len, batch * columns, places)
+        partitions = max(1, -(-self.max_context_len // partition_tokens))
+        # With one partition nobody writes these.
+        rows = tokens * heads * partitions if partitions > 1 else 0
+        states = empty("partial_states", (rows, 2), "float32", self.query)
+        values = empty("partial_values", (rows, head_dim), "float32", self.query)
         kernels.launch(
-            source.prefill_attention(self.query.dtype, head_dim),
-            (kv_heads * tiles, self.block_tables.shape[0], 1),
+            attention,
+            (columns, batch, partitions),
             (THREADS, 1, 1),
             (
                 self.out,
+                states,
+                values,
                 self.query,
                 self.key_cache,
                 self.value_cache,
@@ -164,10 +174,35 @@ class Call:
                 self.query_start_loc,
                 self.context_lens,
                 *map(np.int32, (kv_heads, heads // kv_heads, self.block_size, self.block_tables.shape[1])),
+                np.int32(partition_tokens),
                 np.float32(math.log2(math.e) / math.sqrt(head_dim)),
             ),
             shared_bytes=tile.shared_bytes,
         )
+        if partitions > 1:
+            kernels.launch(
+                source.merge_prefill(self.query.dtype, head_dim),
+                (self.max_query_len, heads, batch),
+                (-(-head_dim // 32) * 32, 1, 1),
+                (
+                    self.out,
+                    states,
+                    values,
+                    self.query_start_loc,
+                    self.context_lens,
+                    *map(np.int32, (partitions, partition_tokens)),
+                ),
+            )
+
+
+def partition_size(max_context_len: int, columns: int, places: int) -> int:
+    """Tokens of a partition: all of a context where the ``columns`` (tiles of rows) fill half of the device's places.
+
+    Few new tokens over a long context would leave most of the device idle, and are split as decoding is.
+    """
+    if 2 * columns >= places:
+        return max(1, max_context_len)
+    return paged_attention.partition_size(max_context_len, columns, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +224,4 @@ def tile_of(dtype: str, head_dim: int) -> Tile:
     loads = head_dim * scalar_bytes // 16
     rows = 128 if scalar_bytes == 2 and head_dim <= 128 else 64
     keys = 64 if loads <= 12 else 32 if loads <= 32 else 16
-    return Tile(rows, 16 * (loads + 1) * (rows + 2 * keys) + 2 * 8 * keys)
+    return Tile(rows, 16 * (loads + 1) * (rows + 2 * keys) + 2 * 8 * keys + 4 * rows)

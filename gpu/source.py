@@ -90,6 +90,11 @@ def prefill_attention(dtype: str, head_dim: int) -> Kernel:
     return Kernel(inlined(KERNELS / "prefill.cu"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
 
 
+def merge_prefill(dtype: str, head_dim: int) -> Kernel:
+    """What brings the partitions of :func:`prefill_attention` together."""
+    return Kernel(inlined(KERNELS / "prefill.cu"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
+
+
 def plain(name: str) -> Kernel:
     """A kernel without templates, in a file of its name."""
     return Kernel(inlined(KERNELS / f"{name}.cu"), name)

@@ -88,6 +88,7 @@ MISTAKES = [
     dict(query=torch.zeros(2, 8, 64, dtype=torch.float64)),
     dict(query=torch.zeros(2, 7, 64, dtype=torch.float16)),
     dict(query=torch.zeros(2, 8, 128, dtype=torch.float16)[..., ::2]),
+    dict(query=torch.zeros(2 * 8 * 64 + 1, dtype=torch.float16)[1:].view(2, 8, 64)),
     dict(key_cache=torch.zeros(5, 8, 2, 64, dtype=torch.float16)),
     dict(value_cache=torch.zeros(7, 16, 2, 64)),
     dict(block_tables=torch.zeros(2, 4, dtype=torch.int64)),

@@ -33,19 +33,19 @@ def expected(given: dict) -> np.ndarray:
     return gpu_cases.expected(gpu_cases.Case(**decoding), np.diff(given["query_start_loc"]))
 
 
-def run(given: dict, seed: int = 0) -> np.ndarray:
+def run(given: dict, seed: int = 0, partition_tokens: int | None = None) -> np.ndarray:
     """The kernel over it, threads in the order of ``seed``."""
     named = given | {"out": np.full_like(given["query"], np.nan)}
     views = {name: arrays.view(name, one) if isinstance(one, np.ndarray) else one for name, one in named.items()}
     call = prefill.Call(**views)
     call.check()
-    call.run(CpuKernels(seed))
+    call.run(CpuKernels(seed), partition_tokens)
     return named["out"]
 
 
-def check(given: dict, seed: int = 0) -> None:
+def check(given: dict, seed: int = 0, partition_tokens: int | None = None) -> None:
     dtype = given["query"].dtype.name
-    assert gpu_cases.error(run(given, seed), expected(given)) <= gpu_cases.TOLERANCE[dtype]
+    assert gpu_cases.error(run(given, seed, partition_tokens), expected(given)) <= gpu_cases.TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,27 @@ def test_a_prompt_in_chunks_is_the_prompt():
         assert gpu_cases.error(run(chunk), out[begin:end].astype(np.float64)) < 1e-6
 
 
+@pytest.mark.parametrize(("dtype", "heads"), [("float32", (4, 2)), ("float16", (8, 2))])
+def test_partitions_are_merged(dtype, heads):
+    """Rows of one block that end before, at and after a partition's edge; sequences that most know nothing of."""
+    check(case(dtype, heads, 64, 16, [*LENGTHS, (40, 300), (2, 65)]), partition_tokens=64)
+
+
+def test_few_new_tokens_over_a_long_context_are_split():
+    """Two blocks on hundreds of places: partitions as short as they may be."""
+    given = case("float16", (8, 2), 64, 16, [(5, 2000)])
+    whole, split = run(given, partition_tokens=2048), run(given)
+    assert split.tobytes() != whole.tobytes()
+    assert split.tobytes() == run(given, partition_tokens=256).tobytes()
+    assert gpu_cases.error(split, whole.astype(np.float64)) < 1e-3
+
+
+def test_only_what_leaves_places_idle_is_split():
+    assert prefill.partition_size(16384, 108, 216) == 16384
+    assert prefill.partition_size(16384, 107, 216) < 16384
+    assert prefill.partition_size(0, 1, 216) > 0
+
+
 def test_large_scores_do_not_overflow():
     """Scores of about 1,000: what fp32 rounds off them weighs some 1e-4."""
     given = case("float32", (4, 2), 64, 16, [(20, 80)])
@@ -131,11 +152,12 @@ def test_offsets_take_64_bits():
 
 #: What is wrong; the line of the kernel; what it becomes.
 BUGS = {
-    "a token sees the next one": ("visible[strip][half])", "visible[strip][half] + 1)"),
+    "a token sees the next one": ("place % 2 >= visible)", "place % 2 > visible)"),
     "a token does not see itself": ("(first_row + row) / group + 1;", "(first_row + row) / group;"),
     "the mask is aligned to the start": ("return context - tokens + (", "return ("),
+    "all queries see what the first does": ("storage.visible[warp_row + 16 * strip", "storage.visible[0 * strip"),
     "a warp stops a tile early": ("if (first_key >= seen) continue", "if (first_key + Of::kKeys >= seen) continue"),
-    "the last tile is not masked": ("first_key + Of::kKeys > seen_by_all", "first_key > seen_by_all"),
+    "the last tile is not masked": ("first_key + Of::kKeys > storage", "first_key > storage"),
     "queries begin where the first sequence's do": ("first_token = query_start_loc[sequence]", "first_token = 0"),
     "the next sequence's queries are counted in": ("[sequence + 1] - first_token", "[gridDim.y] - first_token"),
     "keys are read before they arrive": (
@@ -149,22 +171,21 @@ BUGS = {
     "values are overwritten while they are read": ("__syncthreads();  // the keys", "// the keys"),
     "keys are overwritten while they are read": ("__syncthreads();  // the values", "// the values"),
     "the first rows are read too early": ("        __syncthreads();\n        fetch(", "        fetch("),
-    "one list of rows for two tiles": ("rows[tile % 2][threadIdx.x]", "rows[0][threadIdx.x]"),
+    "one list of rows for two tiles": ("rows[first_key / Of::kKeys % 2][thr", "rows[0][thr"),
     "results leave before all lanes have written": ("        __syncwarp();\n", ""),
-    "a head reads another KV head": ("slots, kv_heads, kv_head, 0", "slots, kv_heads, (kv_head + 1) % kv_heads, 0"),
+    "a head reads another KV head": ("kv_heads, kv_head, start,", "kv_heads, (kv_head + 1) % kv_heads, start,"),
     "heads of a group change places": ("kv_head * group + (first_row + row) % group", "(first_row + row) % group"),
     "old sums are not rescaled": ("        sum[strip][half] *= factor;\n", ""),
     "old values are not rescaled": ("values[strip][place / 2][2 * half + place % 2] *= factor", "(void)factor"),
-    "lanes of a row do not share their maximum": ("fmaxf(highest, __shfl", "fmaxf(highest, 0 * __shfl"),
     "values are not transposed": ("ldmatrix_trans(right", "ldmatrix(right"),
-    "weights of two rows change places": ("[2 * (place % 2)]", "[2 - 2 * (place % 2)]"),
-    "keys of a fragment change places": ("lane / 16 * 8 + lane % 8]", "lane % 16]"),
 }
 
 
 def plant(monkeypatch, right: str, wrong: str) -> None:
-    whole = source.prefill_attention
-    monkeypatch.setattr(source, "prefill_attention", lambda *of: gpu_cases.planted(whole(*of), right, wrong))
+    """In both kernels, wherever they are asked for."""
+    for kernel in ("prefill_attention", "merge_prefill"):
+        whole = getattr(source, kernel)
+        monkeypatch.setattr(source, kernel, lambda *of, whole=whole: gpu_cases.planted(whole(*of), right, wrong))
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -173,6 +194,23 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
     with pytest.raises((AssertionError, KernelFault)):
         for seed in range(3):
             check(case("float16", (8, 2), 64, 16, [(67, 67), (37, 150)]), seed)
+
+
+#: In how partitions are told apart and merged.
+SPLIT_BUGS = {
+    "a partition does not end": ("(Of::kRows - 1)), start + partition_tokens)", "(Of::kRows - 1)), 1 << 30)"),
+    "a partition too many is merged": ("- left + 1, partition_tokens)", "+ 63, partition_tokens)"),
+    "a partition too few is merged": ("- left + 1, partition_tokens)", "- left, partition_tokens)"),
+    "lanes keep their own sums": ("    prefiller.finish();\n", ""),
+    "partitions are summed at their own scale": ("ptx::exp2(state.x - maximum)", "1"),
+}
+
+
+@pytest.mark.parametrize("bug", SPLIT_BUGS)
+def test_a_planted_bug_of_the_split_is_caught(bug, monkeypatch):
+    plant(monkeypatch, *SPLIT_BUGS[bug])
+    with pytest.raises((AssertionError, KernelFault)):
+        check(case("float16", (8, 2), 64, 16, [(37, 150), (1, 64), (2, 65)]), partition_tokens=64)
 
 
 #: In the lane by lane products of fp32.

@@ -43,3 +43,35 @@ template <class Scalar, class Slots> struct Tokens {
         return (slots.of(token) * kv_heads + kv_head) * kHeadDim;
     }
 };
+
+// One dimension, a thread, of what `partitions` know of a head: `states` [heads, partitions] (maximum and sum, in base
+// 2) and `values` [..., head_dim], weighted and not divided. The first `used` of them know anything. All threads of
+// whole warps call this. A batch of partitions is asked for before it is added: one long sequence has a hundred of
+// them, and few blocks of threads.
+constexpr int kBatch = 16;
+template <int kHeadDim>
+__device__ __forceinline__ float merged(const float2 *states, const float *values, long long head, int partitions,
+                                        int used) {
+    states += head * partitions;
+    values += head * partitions * kHeadDim + min((int)threadIdx.x, kHeadDim - 1);
+    const int lane = threadIdx.x % 32;
+    float maximum = kNoScore, sum = 0, value = 0;
+    for (int partition = lane; partition < used; partition += 32) maximum = fmaxf(maximum, states[partition].x);
+    for (int distance = 16; distance > 0; distance /= 2)
+        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));
+    for (int first = 0; first < used; first += kBatch) {
+        float batch[kBatch];
+#pragma unroll
+        for (int place = 0; place < kBatch; ++place)
+            batch[place] = first + place < used ? values[(first + place) * kHeadDim] : 0;
+        const bool there = lane < kBatch && first + lane < used;
+        const float2 state = there ? states[first + lane] : make_float2(kMasked, 0);
+        const float weight = ptx::exp2(state.x - maximum);
+        sum += state.y * weight;
+#pragma unroll
+        for (int place = 0; place < kBatch; ++place)
+            value += batch[place] * __shfl_sync(kFullWarp, weight, place);
+    }
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
+    return sum == 0 ? 0 : value / sum;
+}

@@ -75,36 +75,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // grid: heads, sequences; a thread a dimension, in whole warps. What decode_attention left of each partition into
-// `out`. A batch of partitions is asked for before it is added: one long sequence has a hundred of them, and few
-// blocks of threads.
-constexpr int kBatch = 16;
+// `out`.
 template <class Scalar, int kHeadDim>
 __global__ void __launch_bounds__(ceil_div(kHeadDim, 32) * 32)
     merge_partitions(Scalar *out, const float2 *partial_states, const float *partial_values, const int *context_lens,
                      int partitions, int partition_tokens) {
     const long long head = (long long)blockIdx.y * gridDim.x + blockIdx.x;
     const int used = min(partitions, ceil_div(context_lens[blockIdx.y], partition_tokens));
-    const int lane = threadIdx.x % 32, dimension = min((int)threadIdx.x, kHeadDim - 1);
-    const float2 *states = partial_states + head * partitions;
-    const float *values = partial_values + head * partitions * kHeadDim + dimension;
-    float maximum = kNoScore, sum = 0, value = 0;
-    for (int partition = lane; partition < used; partition += 32) maximum = fmaxf(maximum, states[partition].x);
-    for (int distance = 16; distance > 0; distance /= 2)
-        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));
-    for (int first = 0; first < used; first += kBatch) {
-        float batch[kBatch];
-#pragma unroll
-        for (int place = 0; place < kBatch; ++place)
-            batch[place] = first + place < used ? values[(first + place) * kHeadDim] : 0;
-        const bool there = lane < kBatch && first + lane < used;
-        const float2 state = there ? states[first + lane] : make_float2(kMasked, 0);
-        const float weight = ptx::exp2(state.x - maximum);
-        sum += state.y * weight;
-#pragma unroll
-        for (int place = 0; place < kBatch; ++place)
-            value += batch[place] * __shfl_sync(kFullWarp, weight, place);
-    }
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
-    if (threadIdx.x < kHeadDim)
-        out[head * kHeadDim + threadIdx.x] = FromFloat<Scalar>::of(sum == 0 ? 0 : value / sum);
+    const float value = merged<kHeadDim>(partial_states, partial_values, head, partitions, used);
+    if (threadIdx.x < kHeadDim) out[head * kHeadDim + threadIdx.x] = FromFloat<Scalar>::of(value);
 }

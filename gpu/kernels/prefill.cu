@@ -6,6 +6,8 @@
 //
 //   keys there | fetch values | score the tile      | values there | fetch next keys | weigh, add the values
 //              |   ... values are under way ...     |              |     ... keys are under way ...
+//
+// Few new tokens over a long context are split into partitions of it, which a second kernel merges.
 #include "attention.cuh"
 #include "products.cuh"
 
@@ -24,6 +26,7 @@ template <class Scalar, int kHeadDim> struct Tile {
     struct Storage {
         Row queries[kRows], keys[kKeys], values[kKeys];
         long long rows[2][kKeys];  // where the tile's tokens lie in the caches, in scalars; kNoRow past the end
+        int visible[kRows];            // tokens that a row sees
     };
 };
 
@@ -56,7 +59,6 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     const float scale;
     // The warp's first row in the block, and this lane's in a strip: that one and the one eight rows on.
     const int warp_row = threadIdx.x / 32 * Of::kWarpRows, lane_row = threadIdx.x % 32 / 4;
-    int visible[Of::kStrips][2];  // tokens that this lane's rows see
     float maximum[Of::kStrips][2], sum[Of::kStrips][2] = {};
     Sums<Of::kStrips, kHeadDim> values = {};
 
@@ -66,14 +68,12 @@ template <class Scalar, int kHeadDim> struct Prefiller {
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                visible[strip][half] = queries.visible(warp_row + 16 * strip + 8 * half + lane_row);
-                maximum[strip][half] = kNoScore;
-            }
+            for (int half = 0; half < 2; ++half) maximum[strip][half] = kNoScore;
     }
 
     // Rows past the sequence's last are zeros.
     __device__ __forceinline__ void fetch_queries(const Scalar *query) {
+        if (threadIdx.x < Of::kRows) storage.visible[threadIdx.x] = queries.visible(threadIdx.x);
         for (int place = threadIdx.x; place < Of::kRows * Of::kLoads; place += kThreads) {
             const int row = place / Of::kLoads, load = place % Of::kLoads;
             const bool valid = queries.holds(row);
@@ -83,18 +83,18 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 
     // One look at the block table a token, by one thread; everybody reads it after a barrier.
-    __device__ __forceinline__ void find_rows(int tile) {
+    __device__ __forceinline__ void find_rows(int first_key) {
         if (threadIdx.x < Of::kKeys)
-            storage.rows[tile % 2][threadIdx.x] =
-                tokens.template row<kHeadDim>(tile * Of::kKeys + (int)threadIdx.x);
+            storage.rows[first_key / Of::kKeys % 2][threadIdx.x] =
+                tokens.template row<kHeadDim>(first_key + (int)threadIdx.x);
     }
 
     // A tile of keys or values; zeros past the end.
-    __device__ __forceinline__ void fetch(typename Of::Row *to, const Scalar *cache, int tile) {
+    __device__ __forceinline__ void fetch(typename Of::Row *to, const Scalar *cache, int first_key) {
 #pragma unroll 2  // sums and scores leave few registers
         for (int place = threadIdx.x; place < Of::kKeys * Of::kLoads; place += kThreads) {
             const int row = place / Of::kLoads, load = place % Of::kLoads;
-            const long long first = storage.rows[tile % 2][row];
+            const long long first = storage.rows[first_key / Of::kKeys % 2][row];
             const bool valid = first != kNoRow;
             const long long offset = valid ? first + load * kPerLoad<Scalar> : 0;
             ptx::cp_async16(&to[row][load], cache + offset, valid);
@@ -130,11 +130,13 @@ template <class Scalar, int kHeadDim> struct Prefiller {
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+            for (int half = 0; half < 2; ++half) {
+                const int visible = storage.visible[warp_row + 16 * strip + 8 * half + lane_row];
 #pragma unroll
                 for (int place = 0; place < Of::kKeys / 4; ++place)
-                    if (column + place / 2 * 8 + place % 2 >= visible[strip][half])
+                    if (column + place / 2 * 8 + place % 2 >= visible)
                         scores[strip][place / 2][2 * half + place % 2] = kMasked;
+            }
     }
 
     __device__ __forceinline__ void rescale(int strip, int half, float new_maximum) {
@@ -147,30 +149,38 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 
     __device__ __forceinline__ void run() {
-        const int tiles = ceil_div(tokens.end, Of::kKeys);
-        // A warp is done where its last row sees no more; it goes on to fetch for the others.
-        const int seen = queries.holds(warp_row) ? queries.visible(warp_row + Of::kWarpRows - 1) : 0;
-        const int seen_by_all = queries.visible(warp_row);
-        find_rows(0);
+        find_rows(tokens.start);
         __syncthreads();
-        fetch(storage.keys, tokens.keys, 0);
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int first_key = tile * Of::kKeys;
+        // A warp is done where its last row sees no more; it goes on to fetch for the others.
+        const int seen = queries.holds(warp_row) ? storage.visible[warp_row + Of::kWarpRows - 1] : 0;
+        fetch(storage.keys, tokens.keys, tokens.start);
+        for (int first_key = tokens.start; first_key < tokens.end; first_key += Of::kKeys) {
             ptx::cp_async_wait<0>();
             __syncthreads();  // the keys have arrived, and nobody reads the last values any more
-            fetch(storage.values, tokens.values, tile);
-            find_rows(tile + 1);
+            fetch(storage.values, tokens.values, first_key);
+            find_rows(first_key + Of::kKeys);
             Sums<Of::kStrips, Of::kKeys> scores = {};
             if (first_key < seen) Times::score(scores, storage.queries + warp_row, storage.keys);
             ptx::cp_async_wait<0>();
             __syncthreads();  // the values have arrived, and nobody reads these keys any more
-            fetch(storage.keys, tokens.keys, tile + 1);  // zeros past the last tile
+            fetch(storage.keys, tokens.keys, first_key + Of::kKeys);  // zeros past the last tile
             if (first_key >= seen) continue;
-            if (first_key + Of::kKeys > seen_by_all) mask(scores, first_key);
+            if (first_key + Of::kKeys > storage.visible[warp_row]) mask(scores, first_key);
             weigh(scores);
             Times::add(values, scores, storage.values);
         }
         ptx::cp_async_wait<0>();
+    }
+
+    // The sums of a row's lanes become the row's.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int distance = 1; distance < 4; distance *= 2)
+                    sum[strip][half] += __shfl_xor_sync(kFullWarp, sum[strip][half], distance);
     }
 
     // The warp's rows go where its queries were, and from there to memory 16 bytes at a time.
@@ -180,11 +190,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         for (int strip = 0; strip < Of::kStrips; ++strip)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float whole = sum[strip][half];
-#pragma unroll
-                for (int distance = 1; distance < 4; distance *= 2)
-                    whole += __shfl_xor_sync(kFullWarp, whole, distance);
-                const float factor = whole == 0 ? 0 : 1 / whole;
+                const float factor = sum[strip][half] == 0 ? 0 : 1 / sum[strip][half];
                 uint4 *row = storage.queries[warp_row + 16 * strip + 8 * half + lane_row];
                 Scalar *scalars = reinterpret_cast<Scalar *>(row) + 2 * (lane % 4);
 #pragma unroll
@@ -200,17 +206,38 @@ template <class Scalar, int kHeadDim> struct Prefiller {
             ptx::store16(to, storage.queries[row][load]);
         }
     }
+
+    // What this partition of the context gives the warp's rows, for merge_prefill.
+    __device__ __forceinline__ void write_partials(float2 *states, float *values_of, int partition, int partitions) {
+        const int column = 2 * (threadIdx.x % 4);
+#pragma unroll
+        for (int strip = 0; strip < Of::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + 16 * strip + 8 * half + lane_row;
+                if (!queries.holds(row)) return;
+                const long long place = queries.offset<1>(row) * partitions + partition;
+                if (column == 0) states[place] = make_float2(maximum[strip][half], sum[strip][half]);
+#pragma unroll
+                for (int eight = 0; eight < kHeadDim / 8; ++eight)
+                    reinterpret_cast<float2 *>(values_of + place * kHeadDim + column)[4 * eight] =
+                        make_float2(values[strip][eight][2 * half], values[strip][eight][2 * half + 1]);
+            }
+    }
 };
 
-// grid: KV heads x tiles of kRows rows (KV heads fastest, the tiles that see most first), sequences. The tokens of
-// `query` from query_start_loc[s] to query_start_loc[s + 1] are the last ones of sequence s.
+// grid: KV heads x tiles of kRows rows (KV heads fastest, the tiles that see most first), sequences, partitions. The
+// tokens of `query` from query_start_loc[s] to query_start_loc[s + 1] are the last ones of sequence s. With one
+// partition `out` is written; with several, `partial_states` [tokens, heads, partitions] (maximum and sum, base 2)
+// and `partial_values` [..., head_dim], for merge_prefill.
 template <class Scalar, int kHeadDim>
 __global__ void __launch_bounds__(kThreads)
-    prefill_attention(Scalar *out, const Scalar *query, const Scalar *key_cache, const Scalar *value_cache,
-                      const int *block_tables, const int *query_start_loc, const int *context_lens, int kv_heads,
-                      int group, int block_size, int max_blocks_per_seq, float scale) {
+    prefill_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
+                      const Scalar *key_cache, const Scalar *value_cache, const int *block_tables,
+                      const int *query_start_loc, const int *context_lens, int kv_heads, int group, int block_size,
+                      int max_blocks_per_seq, int partition_tokens, float scale) {
     using Of = Tile<Scalar, kHeadDim>;
-    const int sequence = blockIdx.y, first_token = query_start_loc[sequence];
+    const int sequence = blockIdx.y, first_token = query_start_loc[sequence], partition = blockIdx.z;
     const int kv_head = blockIdx.x % kv_heads, tile = (gridDim.x - 1 - blockIdx.x) / kv_heads;
     const Queries queries{first_token, query_start_loc[sequence + 1] - first_token, context_lens[sequence],
                           kv_heads,    kv_head,                                     group,
@@ -218,11 +245,30 @@ __global__ void __launch_bounds__(kThreads)
     if (!queries.holds(0)) return;
 
     const PagedSlots slots{block_tables + (long long)sequence * max_blocks_per_seq, block_size};
-    const int end = min(queries.context, queries.visible(Of::kRows - 1));
+    const int start = partition * partition_tokens;
+    const int end = min(min(queries.context, queries.visible(Of::kRows - 1)), start + partition_tokens);
+    if (partition > 0 && start >= end) return;
     auto &storage = *ptx::dynamic_shared_memory<typename Of::Storage>();
-    const Tokens<Scalar, PagedSlots> tokens{key_cache, value_cache, slots, kv_heads, kv_head, 0, end};
+    const Tokens<Scalar, PagedSlots> tokens{key_cache, value_cache, slots, kv_heads, kv_head, start, end};
     Prefiller<Scalar, kHeadDim> prefiller(queries, tokens, storage, scale);
     prefiller.fetch_queries(query);
     prefiller.run();
-    prefiller.write(out);
+    prefiller.finish();
+    if (gridDim.z == 1)
+        prefiller.write(out);
+    else
+        prefiller.write_partials(partial_states, partial_values, partition, gridDim.z);
+}
+
+// grid: new tokens of the sequence that has most, heads, sequences; a thread a dimension, in whole warps.
+template <class Scalar, int kHeadDim>
+__global__ void __launch_bounds__(ceil_div(kHeadDim, 32) * 32)
+    merge_prefill(Scalar *out, const float2 *partial_states, const float *partial_values, const int *query_start_loc,
+                  const int *context_lens, int partitions, int partition_tokens) {
+    const int token = query_start_loc[blockIdx.z] + blockIdx.x, left = query_start_loc[blockIdx.z + 1] - token;
+    if (left <= 0) return;
+    const int used = ceil_div(context_lens[blockIdx.z] - left + 1, partition_tokens);
+    const long long head = (long long)token * gridDim.y + blockIdx.y;
+    const float value = merged<kHeadDim>(partial_states, partial_values, head, partitions, used);
+    if (threadIdx.x < kHeadDim) out[head * kHeadDim + threadIdx.x] = FromFloat<Scalar>::of(value);
 }

@@ -51,6 +51,10 @@ struct PagedAttention {
         for (const auto &[field, tensor] : {named("out", out), named("key_cache", key_cache),
                                             named("value_cache", value_cache)})
             expect_dtype(field, tensor, {query.scalar_type()});
+        for (const auto &[field, tensor] : {named("query", query), named("out", out), named("key_cache", key_cache),
+                                            named("value_cache", value_cache)})
+            TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0, field,
+                              " = 'misaligned memory': must begin at a multiple of 16 bytes");
         TORCH_CHECK_VALUE(kv_heads() > 0 && heads() % kv_heads() == 0, "num_heads = ", heads(),
                           ": must be a multiple of the cache's ", kv_heads(), " KV heads");
         TORCH_CHECK_VALUE(max_context_len >= 0, "max_context_len = ", max_context_len, ": must not be negative");
@@ -100,7 +104,8 @@ template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention 
                  std::log2(std::exp(1.0)) / std::sqrt(double{kHeadDim}));
     if (partitions > 1)
         launcher.run(&merge_partitions<Scalar, kHeadDim>, dim3{extent(call.heads()), extent(call.batch()), 1},
-                     kHeadDim, 0, scalars(call.out), partial_states, partial_values, lengths, partitions, tokens);
+                     ceil_div(kHeadDim, 32) * 32, 0, scalars(call.out), partial_states, partial_values, lengths,
+                     partitions, tokens);
 }
 
 // The group's tile, as fragmeter.gpu.source.GROUP_TILES has them.
