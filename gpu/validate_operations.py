@@ -29,8 +29,8 @@ from .skeleton_batch import Inputs
 from .skeleton_layers import Matrix, multiply
 from .validate import batch_of, compared
 
-#: All but GEMMs, attention and moves. A calibration measures these alone, where all that they use is at hand; what
-#: they take longer between other operations is in its ``step``. So only their sum says whether it is right.
+#: All but GEMMs, attention and moves: short calls. What a step takes beyond its operations, as they were measured by
+#: themselves, a calibration gives to ``step``; so only their sum says whether it is right.
 BESIDE = ("embedding", "elementwise", "kv_write", "step")
 #: Cycles of a GPU, some 50 ms: enough to lay a step up.
 AHEAD_CYCLES = 100_000_000
