@@ -95,6 +95,11 @@ def test_a_prompt_in_chunks_is_the_prompt():
         assert gpu_cases.error(run(chunk), out[begin:end].astype(np.float64)) < 1e-6
 
 
+@pytest.mark.slow
+def test_a_context_of_256k():
+    check(case("float16", (2, 1), 64, 32, [(5, 262_144), (3, 3)]))
+
+
 @pytest.mark.parametrize(("dtype", "heads"), [("float32", (4, 2)), ("float16", (8, 2))])
 def test_partitions_are_merged(dtype, heads):
     """Rows of one block that end before, at and after a partition's edge; sequences that most know nothing of."""

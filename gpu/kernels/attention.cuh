@@ -44,8 +44,8 @@ template <class Scalar, class Slots> struct Tokens {
     }
 };
 
-// One dimension, a thread, of what `partitions` know of a head: `states` [heads, partitions] (maximum and sum, in base
-// 2) and `values` [..., head_dim], weighted and not divided. The first `used` of them know anything. All threads of
+// One dimension, a thread, of what `partitions` know of a head: `states` [heads, partitions] (maximum, sum; base 2)
+// and `values` [..., head_dim], weighted and not divided. The first `used` of them know anything. All threads of
 // whole warps call this. A batch of partitions is asked for before it is added: one long sequence has a hundred of
 // them, and few blocks of threads.
 constexpr int kBatch = 16;
