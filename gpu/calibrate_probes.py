@@ -2,7 +2,7 @@
 
 Weights and blocks of the cache are cold in a step, since all other layers pass between two uses; probes therefore
 turn by more of them than the last cache holds. Activations come straight from the operation before, and are warm.
-Between two GEMMs of a step everything else finds the CPU's caches full of weights: a GEMM passes before it, uncounted.
+On a CPU the code, too, is cold: between two calls of anything else pass the GEMMs of a layer, uncounted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .timing import Stopwatch, Work
 
 #: Tables and slots that a probe turns by, at most.
 MOST_TURNS = 16
-#: Rows of the GEMM that other operations follow.
+#: Rows of the GEMMs that pass between calls of other operations.
 GEMM_BETWEEN_TOKENS = 4
 
 Item = TypeVar("Item")
@@ -73,8 +73,8 @@ class Probes:
         most = max(matrix.weight.numel() for matrix in self._matrices())
         self._weights = self._random(most + stopwatch.cold_bytes // self._dtype.itemsize)
         self._weights.div_(math.sqrt(self._model.hidden_size))
-        self._gemm_between = self._gemm(GEMM_BETWEEN_TOKENS, self._skeleton.weights.layers[0].up).work
-        self._between = itertools.count()
+        self._between = [self._gemm(GEMM_BETWEEN_TOKENS, matrix).work for matrix in self._matrices()[:-1]]
+        self._passed = itertools.count()
 
     def operations(self) -> Iterator[Probe]:
         """Every one, operation by operation."""
@@ -115,9 +115,17 @@ class Probes:
         turned = [matrix._replace(weight=self._weights[at : at + size].view(outputs, inputs)) for at in starts]
         return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
 
-    def _pass_gemm(self) -> None:
-        """A GEMM over cold weights, which in a step comes before everything else, and does not count."""
-        self._stopwatch.aside(lambda: self._gemm_between(next(self._between)))
+    def _pass(self, gemms: Sequence[Work], *inputs: Tensor) -> None:
+        """Do not count what a step does since it last did the same: these, and what makes the next call's inputs."""
+        number = next(self._passed)
+
+        def between() -> None:
+            for gemm in gemms:
+                gemm(number)
+            for tensor in inputs:
+                tensor.clone()
+
+        self._stopwatch.aside(between)
 
     def _kv_write(self, tokens: int) -> Probe:
         key, value = (self._random(tokens, self._model.num_kv_heads, self._model.head_dim) for _ in range(2))
@@ -128,7 +136,7 @@ class Probes:
         caches = list(zip(self._pool.keys, self._pool.values, strict=True))
 
         def work(number: int) -> None:
-            self._pass_gemm()
+            self._pass(self._between, key, value)
             self._device.reshape_and_cache(key, value, *_turn(caches, number), _turn(slots, number))
 
         return Probe(points.kv_write(self._model, tokens), work)
@@ -138,9 +146,10 @@ class Probes:
         hidden = self._random(tokens, self._model.hidden_size)
         ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in self._matrices()[:-1]}
         layers, (_, rotary) = self._skeleton.weights.layers, self._skeleton.weights.embed(*self._new_tokens(tokens))
+        gemms = itertools.cycle(self._between)
 
         def multiplied(_: Tensor, matrix: Matrix) -> Tensor:
-            self._pass_gemm()
+            self._pass([next(gemms)])
             return ready[matrix.weight.shape]
 
         def work(number: int) -> None:
@@ -152,7 +161,7 @@ class Probes:
         drawn = [self._new_tokens(tokens) for _ in range(MOST_TURNS)]
 
         def work(number: int) -> None:
-            self._pass_gemm()
+            self._pass(self._between)
             self._skeleton.weights.embed(*_turn(drawn, number))
 
         return Probe(points.embedding(self._model, tokens), work)
@@ -200,7 +209,7 @@ class Probes:
         ]
 
         def work(number: int) -> None:
-            self._pass_gemm()
+            self._pass(self._between, query)
             layer = number % layers
             attend(self._device, _turn(rows, number // layers), out, query, keys[layer], self._pool.values[layer])
 

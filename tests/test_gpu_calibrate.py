@@ -156,7 +156,7 @@ def test_probes_turn_by_other_weights(probes):
 
 def test_a_step_does_the_operations_of_its_parts(probes, spy):
     """By the device's own account and by torch's count of products; each part is among the operations."""
-    measured = {calibrate._key(probe.point) for probe in probes.operations()}
+    measured = {points.key(probe.point) for probe in probes.operations()}
     steps = list(probes.steps())
     assert [step.rows for step in steps] == [1, 4, 1, 5]
     for step in steps:
@@ -165,8 +165,8 @@ def test_a_step_does_the_operations_of_its_parts(probes, spy):
         wanted = [part for count, part in step.parts for _ in range(count)]
         assert flops == sum(2 * part["m"] * part["n"] * part["k"] for part in wanted if part["op"] == "gemm")
         on_device = [part for part in wanted if part["op"] in ("kv_write", "decode_attention", "prefill_attention")]
-        assert sorted(map(calibrate._key, spy.seen)) == sorted(map(calibrate._key, on_device))
-        assert {calibrate._key(part) for _, part in step.parts} <= measured
+        assert sorted(map(points.key, spy.seen)) == sorted(map(points.key, on_device))
+        assert {points.key(part) for _, part in step.parts} <= measured
 
 
 @pytest.mark.parametrize("grid", [calibrate_grid.CPU, calibrate_grid.CUDA, calibrate_grid.QUICK])
