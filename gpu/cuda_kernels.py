@@ -87,10 +87,11 @@ class CudaKernels:
     def _check_reach(self, array: Array) -> None:
         if array.device not in ("cpu", f"cuda:{self._device}"):
             raise SettingError(array.field, array.device, f"must be on the host or on cuda:{self._device}")
+        if not array.nbytes:
+            return
         runtime = self._cupy.cuda.runtime
         # The host would wait for every copy from memory that can be paged out.
-        pinned = runtime.pointerGetAttributes(array.pointer).type != runtime.memoryTypeUnregistered
-        if array.nbytes and not pinned:
+        if runtime.pointerGetAttributes(array.pointer).type == runtime.memoryTypeUnregistered:
             remedy = "must be pinned (torch: pin_memory=True; numpy: cupyx.empty_pinned)"
             raise SettingError(array.field, "pageable memory", remedy)
 

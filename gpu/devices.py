@@ -93,6 +93,8 @@ class Device(Protocol):
 def open(name: str) -> Device:
     """The device of a name: ``cpu``, ``shim`` (the kernels' CPU build; slow), ``cuda`` or ``cuda:`` and a number.
 
+    A GPU becomes torch's current one.
+
     Raises:
         MissingExtra: torch or CuPy is not installed.
         UserError: There is no GPU to work with; the text says why.
@@ -103,7 +105,10 @@ def open(name: str) -> Device:
         raise SettingError("device", name, "must be cpu, shim, cuda, or cuda: and a number")
     torch = _torch()
     if kind["kind"] == "cuda":
-        return CudaDevice(torch, _gpu(torch, name, int(kind["number"] or 0)))
+        number = _gpu(torch, name, int(kind["number"] or 0))
+        # Streams, events and captures are made on torch's current device.
+        torch.cuda.set_device(number)
+        return CudaDevice(torch, number)
     if kind["kind"] == "shim":
         return ShimDevice(torch)
     return CpuDevice(torch)
@@ -130,6 +135,9 @@ def _gpu(torch: ModuleType, name: str, number: int) -> int:
         raise UserError(f"torch {torch.__version__} is built for the CPU only: install a build of it for CUDA")
     if report.state != "ready":
         raise UserError(f"no GPU to work with: {report.text}")
+    if not torch.cuda.is_available():
+        text = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, does not see the GPU"
+        raise UserError(f"{text}: install its build for the driver's CUDA")
     if number >= len(report.devices):
         raise SettingError("device", name, f"there are {len(report.devices)}, numbered from 0")
     return number

@@ -114,30 +114,40 @@ def found(state: str, *names: str) -> probe.GpuReport:
 
 
 @pytest.mark.parametrize(
-    ("report", "cuda", "complaint"),
+    ("report", "cuda", "seen", "complaint"),
     [
-        (found("no-cupy"), "13.0", "what no-cupy means"),
-        (found("ready", "H200"), None, "torch 2.13 is built for the CPU only: install a build of it for CUDA"),
-        (found("no-driver"), "13.0", "no GPU to work with: what no-driver means"),
-        (found("no-device"), "13.0", "no GPU to work with: what no-device means"),
-        (found("ready", "H200"), "13.0", "device = 'cuda:1': there are 1, numbered from 0"),
+        (found("no-cupy"), "13.0", True, "what no-cupy means"),
+        (found("ready", "H200"), None, False, "torch 2.13 is built for the CPU only: install a build of it for CUDA"),
+        (found("no-driver"), "13.0", False, "no GPU to work with: what no-driver means"),
+        (found("no-device"), "13.0", False, "no GPU to work with: what no-device means"),
+        (
+            found("ready", "H200"),
+            "13.0",
+            False,
+            "torch 2.13, built for CUDA 13.0, does not see the GPU: install its build for the driver's CUDA",
+        ),
+        (found("ready", "H200"), "13.0", True, "device = 'cuda:1': there are 1, numbered from 0"),
     ],
 )
-def test_what_a_gpu_lacks_is_said_in_one_line(report, cuda, complaint, monkeypatch):
+def test_what_a_gpu_lacks_is_said_in_one_line(report, cuda, seen, complaint, monkeypatch):
     monkeypatch.setattr(devices, "probe", lambda: report)
-    fake = SimpleNamespace(__version__="2.13", version=SimpleNamespace(cuda=cuda))
+    built = {"version": SimpleNamespace(cuda=cuda), "cuda": SimpleNamespace(is_available=lambda: seen)}
+    fake = SimpleNamespace(__version__="2.13", **built)
     monkeypatch.setitem(sys.modules, "torch", fake)
     with pytest.raises(UserError) as caught:
         devices.open("cuda:1")
     assert str(caught.value) == complaint
 
 
-def test_a_gpu_that_is_there_is_opened(monkeypatch):
+def test_a_gpu_that_is_there_is_opened_and_made_current(monkeypatch):
+    current = []
+    cuda = SimpleNamespace(is_available=lambda: True, set_device=current.append)
     monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200", "H200"))
-    fake = SimpleNamespace(device=torch.device, version=SimpleNamespace(cuda="13.0"))
+    fake = SimpleNamespace(device=torch.device, version=SimpleNamespace(cuda="13.0"), cuda=cuda)
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert devices.open("cuda").torch_device == torch.device("cuda", 0)
     assert devices.open("cuda:1").torch_device == torch.device("cuda", 1)
+    assert current == [0, 1]
 
 
 def test_a_gpu_says_what_it_is(monkeypatch):

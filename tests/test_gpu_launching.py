@@ -174,6 +174,14 @@ def test_blocks_are_swapped_on_the_current_stream_from_pinned_memory(cupy):
     assert cupy.launched == [("copy", 32, 3, 0), ("copy", 64, 3, 0)]
 
 
+def test_an_empty_cache_of_the_host_has_no_memory_to_ask_about(cupy, monkeypatch):
+    """Its address is 0, of which CUDA knows nothing."""
+    device = DeviceArray(np.zeros((4, 2, 1, 8), np.float16), 0)
+    monkeypatch.setattr(cupy.cuda.runtime, "pointerGetAttributes", {device.data.ptr: SimpleNamespace(type=2)}.__getitem__)
+    swap_blocks(device, np.zeros((0, 2, 1, 8), np.float16), np.zeros((0, 2), np.int64))
+    assert cupy.launched == []
+
+
 def test_two_gpus_swap_nothing(cupy):
     one, other = (DeviceArray(np.zeros((4, 2, 1, 8), np.float16), device) for device in (0, 1))
     with pytest.raises(SettingError, match="destination_cache = 'cuda:1': must be on the host or on cuda:0"):
