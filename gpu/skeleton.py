@@ -2,7 +2,7 @@
 
 It computes what an engine computes in a step, from token ids to the logits of every row's last token. What it says
 means nothing; when it says it is the point. On a GPU steps that only decode are captured as CUDA graphs, as vLLM
-does, a graph for every padded batch and length of tables; no GPU has run this yet.
+does, a graph for every padded batch, longest context and layout; no GPU has run this yet.
 """
 
 from __future__ import annotations

@@ -69,16 +69,26 @@ class Batch(NamedTuple):
         """Whether every row has one new token."""
         return bool((self.query_lens == 1).all())
 
+    @property
+    def is_paged(self) -> bool:
+        return self.block_tables is not None
+
     def padded(self, rows: int, columns: int) -> Batch:
-        """Paged decodes, filled up with empty sequences that write nowhere; tables of ``columns`` blocks."""
-        more, (_, blocks) = rows - len(self.query_lens), self.block_tables.shape
-        tables = self.block_tables[:, :columns]
+        """Decodes, filled up with empty sequences that write nowhere; tables, where there are any, of ``columns``."""
+        more = rows - len(self.query_lens)
+        tables = starts = None
+        if self.is_paged:
+            held = self.block_tables[:, :columns]
+            tables = np.pad(held, ((0, more), (0, columns - held.shape[1])))
+        else:
+            starts = np.pad(self.slot_starts, (0, more))
         return Batch(
             np.pad(self.query_lens, (0, more), constant_values=1),
             np.pad(self.context_lens, (0, more)),
             np.pad(self.token_ids, (0, more)),
             np.pad(self.slot_mapping, (0, more), constant_values=-1),
-            np.pad(tables, ((0, more), (0, max(0, columns - blocks)))),
+            tables,
+            starts,
         )
 
 
@@ -171,7 +181,7 @@ class Stager:
 
     def _decodes(self, batch: Batch, rows: np.ndarray, place: Place, max_context_len: int | None) -> Rows:
         contexts = batch.context_lens[rows].astype(np.int32)
-        paged = batch.block_tables is not None
+        paged = batch.is_paged
         return Rows(
             slice(0, len(rows)),
             place(contexts),

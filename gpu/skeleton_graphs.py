@@ -1,8 +1,9 @@
 """Steps that only decode, captured once and replayed: inputs lie in static buffers that every step fills anew.
 
-Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``), and tables to a power of two of blocks,
-since a kernel splits its work by the longest context that there could be. No GPU has run this yet: tests capture on the
-CPU by remembering the call.
+Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``), and contexts to a power of two of blocks,
+since a kernel splits its work by the longest context that there could be. Steps over contiguous caches are captured
+like those over paged ones: what launches take must not tell the two apart. No GPU has run this yet: tests capture on
+the CPU by remembering the call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WARM_UPS = 3
 
 
 class DecodeGraphs:
-    """Captured steps by padded batch and blocks of a table.
+    """Captured steps by padded batch, blocks of the longest context, and layout.
 
     Args:
         stager: Makes tensors of batches.
@@ -32,11 +33,11 @@ class DecodeGraphs:
 
     def __init__(self, stager: Stager, block_size: int, place: Place, forward: Callable[[Inputs], Tensor]) -> None:
         self._stager, self._block_size, self._place, self._forward = stager, block_size, place, forward
-        self._captured: dict[tuple[int, int], tuple[Inputs, Replay, Tensor]] = {}
+        self._captured: dict[tuple[int, int, bool], tuple[Inputs, Replay, Tensor]] = {}
 
     def takes(self, batch: Batch) -> bool:
-        """Whether the batch is one for a graph: paged, only decodes, and no more than vLLM captures."""
-        return batch.block_tables is not None and batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
+        """Whether the batch is one for a graph: only decodes, and no more than vLLM captures."""
+        return batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
 
     def step(self, batch: Batch) -> Tensor:
         """Replay the graph of the batch's size, which is captured first where there is none."""
@@ -44,9 +45,10 @@ class DecodeGraphs:
         blocks = -(-int(batch.context_lens.max()) // self._block_size)
         size = (padded_batch(rows), 1 << (blocks - 1).bit_length())
         fresh = self._stager.inputs(batch.padded(*size), self._place, max_context_len=size[1] * self._block_size)
-        if size not in self._captured:
-            self._captured[size] = (fresh, *capture(lambda: self._forward(fresh)))
-        inputs, replay, logits = self._captured[size]
+        shape = (*size, batch.is_paged)
+        if shape not in self._captured:
+            self._captured[shape] = (fresh, *capture(lambda: self._forward(fresh)))
+        inputs, replay, logits = self._captured[shape]
         if inputs is not fresh:
             inputs.load(fresh)
         replay()

@@ -50,13 +50,14 @@ def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch)
 
 def warm_up(skeleton: Skeleton, plan: Plan) -> None:
     """Run one step of each size: whatever is compiled, captured or allocated for it is there afterwards."""
-    sizes: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int, int], Batch] = {}
     for step in range(plan.num_steps):
-        found = plan.step(step)
+        found = batch_of(plan, step)
         blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
-        sizes.setdefault((len(found.sequence), (blocks - 1).bit_length()), step)
-    for step in sizes.values():
-        skeleton.step(batch_of(plan, step))
+        # By tokens, too: of two steps of as many rows one may prefill, and GEMMs of new sizes load other kernels.
+        sizes.setdefault((len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length()), found)
+    for found in sizes.values():
+        skeleton.step(found)
 
 
 def batch_of(plan: Plan, step: int) -> Batch:

@@ -177,7 +177,8 @@ def test_blocks_are_swapped_on_the_current_stream_from_pinned_memory(cupy):
 def test_an_empty_cache_of_the_host_has_no_memory_to_ask_about(cupy, monkeypatch):
     """Its address is 0, of which CUDA knows nothing."""
     device = DeviceArray(np.zeros((4, 2, 1, 8), np.float16), 0)
-    monkeypatch.setattr(cupy.cuda.runtime, "pointerGetAttributes", {device.data.ptr: SimpleNamespace(type=2)}.__getitem__)
+    known = {device.data.ptr: SimpleNamespace(type=2)}
+    monkeypatch.setattr(cupy.cuda.runtime, "pointerGetAttributes", known.__getitem__)
     swap_blocks(device, np.zeros((0, 2, 1, 8), np.float16), np.zeros((0, 2), np.int64))
     assert cupy.launched == []
 

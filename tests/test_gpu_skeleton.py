@@ -141,7 +141,8 @@ def test_blocks_that_moved_are_read_where_they_are():
     assert_dense(subject, sequences, {0: 1}, subject.step(sequences.paged({0: 1})))
 
 
-def test_captured_decodes_equal_a_dense_transformer(monkeypatch):
+@pytest.mark.parametrize("layout", ["paged", "contiguous"])
+def test_captured_decodes_equal_a_dense_transformer(layout, monkeypatch):
     """On the CPU a capture is the call itself; every replay runs over what the static inputs hold then."""
     captured = []
 
@@ -154,13 +155,15 @@ def test_captured_decodes_equal_a_dense_transformer(monkeypatch):
     subject, sequences = skeleton(OPT, graphs=True), Sequences(4)
     for _ in range(5):
         sequences.add(24)
+    starts = [96, 1, 67, 33, 130]
+    batch_of = {"paged": sequences.paged, "contiguous": lambda chunks: sequences.contiguous(chunks, starts)}
     for chunks in (
         {0: 9, 1: 3, 2: 1, 3: 5, 4: 7},
         *({0: 1, 1: 1, 3: 1},) * 3,
         *({0: 1, 1: 1, 2: 1, 3: 1, 4: 1},) * 5,
     ):
-        assert_dense(subject, sequences, chunks, subject.step(sequences.paged(chunks)))
-    # 3 rows are padded to 4, 5 to 8; the longest table grows from 3 blocks of 4 tokens to 5, and is padded to 4 and 8.
+        assert_dense(subject, sequences, chunks, subject.step(batch_of[layout](chunks)))
+    # 3 rows are padded to 4, 5 to 8; the longest context grows from 3 blocks of 4 tokens to 5, padded to 4 and 8.
     assert [len(logits) for logits in captured] == [4, 8, 8]
 
 
