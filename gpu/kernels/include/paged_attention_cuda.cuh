@@ -104,7 +104,7 @@ template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention 
                  std::log2(std::exp(1.0)) / std::sqrt(double{kHeadDim}));
     if (partitions > 1)
         launcher.run(&merge_partitions<Scalar, kHeadDim>, dim3{extent(call.heads()), extent(call.batch()), 1},
-                     ceil_div(kHeadDim, 32) * 32, 0, scalars(call.out), partial_states, partial_values, lengths,
+                     (kHeadDim + 31) / 32 * 32, 0, scalars(call.out), partial_states, partial_values, lengths,
                      partitions, tokens);
 }
 
