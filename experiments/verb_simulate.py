@@ -98,6 +98,8 @@ def simulate(
     work = workload(requests, max_tokens=told, n=n, users=users(pacing, len(requests), settings.seed))
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
+    if plan is not None and not plan.num_steps:
+        raise SettingError("record_steps", record_steps or "0:", "no step is in the window; begin earlier, or serve more")
     # The hash says which file it was; its folder changes nothing.
     origin = {"trace": trace.name} if trace else {"dataset": dataset or DEFAULT_DATASET}
     _keep(run, out, origin | _drawn(work, pacing, told, n))

@@ -78,9 +78,12 @@ def validate(
 
 def _loaded(path: Path) -> Plan:
     try:
-        return load(path)
+        plan = load(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    if not plan.num_steps:
+        raise UserError(f"{path}: has no steps, of which nothing can be said; record others with --record-steps")
+    return plan
 
 
 def _watch(items: Any, subject: str, total: int) -> Any:

@@ -58,6 +58,7 @@ def plan(
     meta = {
         "schema_version": SCHEMA_VERSION,
         "policy": "by hand",
+        "model": "toy-llama",
         "layout": layout,
         "block_size": BLOCK_SIZE,
         "num_blocks": num_blocks,

@@ -50,6 +50,10 @@ MISTAKES = {
         ["--record-plan", "plan.npz", "--record-steps", "4:0"],
         "record_steps = '4:0': must be START:COUNT in whole steps, or START: for all that follow",
     ),
+    "past the end": (
+        ["--record-plan", "plan.npz", "--record-steps", "1000:4"],
+        "record_steps = '1000:4': no step is in the window; begin earlier, or serve more",
+    ),
     "no folder": (
         ["--record-plan", "missing/plan.npz"],
         "missing/plan.npz: cannot be written (No such file or directory); choose another place",

@@ -249,6 +249,12 @@ class TestVerb:
         plan.save(tmp_path / "plan.npz")
         assert self.run("--plan", tmp_path / "plan.npz") == DONE
 
+    @pytest.mark.parametrize("flags", [[], ["--check"]])
+    def test_of_a_plan_without_steps_nothing_is_said(self, flags, tmp_path, capsys):
+        recorded(num_gpu_blocks_override=1).save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
+        assert "plan.npz: has no steps, of which nothing can be said" in capsys.readouterr().err
+
     def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
         path = tmp_path / "calibration.json"
         path.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"seed": 1}))

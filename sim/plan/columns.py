@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..memory.moves import Moves
+from .form import OF_ROWS, OFFSETS, PAIRS, ROW, STEP
 from .recorded import Plan
 
-_STEP = ("start_ticks", "ticks", "prefill_tokens", "decodes", "padding_tokens")
-_ROW = ("sequence", "query_tokens", "context_lens", "slot_starts")
 _TOKEN = ("slot_mapping", "token_ids", "held_token_ids", "copied_slots")
-_PAIRS = ("swap_outs", "swap_ins", "copies")
-#: What the offsets by these names count.
-_OFFSETS = {
-    "row": "sequence",
-    "table": "block_ids",
-    "slot": "token_ids",
-    "held": "held_token_ids",
-    "swap_out": "swap_outs",
-    "swap_in": "swap_ins",
-    "copy": "copies",
-}
 _INITIAL = ("slots", "token_ids", "positions", "host_slots", "host_token_ids", "host_positions")
 
 
@@ -32,10 +20,10 @@ class PlanColumns:
     """Appended to step by step: the rows of a step, then the step."""
 
     def __init__(self) -> None:
-        self._values = {name: array("q") for name in (*_STEP, *_ROW, *_TOKEN, *_PAIRS)}
+        self._values = {name: array("q") for name in (*STEP, *ROW, *_TOKEN, *PAIRS)}
         # By far the longest column.
         self._values["block_ids"] = array("i")
-        self._ends = {name: array("q", [0]) for name in _OFFSETS}
+        self._ends = {name: array("q", [0]) for name in OFFSETS}
 
     def add_row(
         self,
@@ -47,13 +35,13 @@ class PlanColumns:
     ) -> None:
         """A row, its ``numbers`` in the order of sequence, query_tokens, context_lens, slot_starts."""
         values = self._values
-        for name, number in zip(_ROW, numbers, strict=True):
+        for name, number in zip(ROW, numbers, strict=True):
             values[name].append(number)
         values["block_ids"].extend(table)
         values["slot_mapping"].frombytes(slot_mapping.tobytes())
         values["token_ids"].frombytes(token_ids.tobytes())
         values["held_token_ids"].frombytes(held_token_ids.tobytes())
-        self._end("table", "slot", "held")
+        self._end(*OF_ROWS)
 
     def add_step(self, numbers: tuple[int, ...], moves: Moves) -> None:
         """A step, of the rows added since the last one.
@@ -63,7 +51,7 @@ class PlanColumns:
             moves: What it begins with.
         """
         values = self._values
-        for name, number in zip(_STEP, numbers, strict=True):
+        for name, number in zip(STEP, numbers, strict=True):
             values[name].append(number)
         for name, pairs in (("swap_outs", moves.swap_outs), ("swap_ins", moves.swap_ins)):
             for pair in pairs:
@@ -75,8 +63,8 @@ class PlanColumns:
 
     def _end(self, *names: str) -> None:
         for name in names:
-            counted = _OFFSETS[name]
-            self._ends[name].append(len(self._values[counted]) // (2 if counted in _PAIRS else 1))
+            counted = OFFSETS[name]
+            self._ends[name].append(len(self._values[counted]) // (2 if counted in PAIRS else 1))
 
     def plan(self, meta: Mapping[str, Any], initial: tuple[np.ndarray, ...]) -> Plan:
         """All that was added.
@@ -85,7 +73,7 @@ class PlanColumns:
             initial: Slots, token ids and positions before the first step, of the device and then of the host.
         """
         arrays = {name: np.array(column) for name, column in self._values.items()}
-        for name in _PAIRS:
+        for name in PAIRS:
             arrays[name] = arrays[name].reshape(-1, 2)
         offsets = {f"{name}_offsets": np.array(ends) for name, ends in self._ends.items()}
         before = {f"initial_{name}": column for name, column in zip(_INITIAL, initial, strict=True)}

@@ -12,7 +12,7 @@ from ..memory.arena import FirstFitArena
 from ..memory.moves import Moves
 from ..sequence import Sequence
 from ..state import State
-from .recorded import CONTIGUOUS, PAGED
+from .form import CONTIGUOUS, PAGED
 
 #: Slots of the address space of pieces that are only counted.
 _UNBOUNDED = 1 << 40

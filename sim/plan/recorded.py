@@ -23,6 +23,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -33,10 +34,10 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import write_whole
+from .form import PAGED, complaints
 
 #: Raised when an array changes its meaning.
 SCHEMA_VERSION = 1
-PAGED, CONTIGUOUS = "paged", "contiguous"
 
 
 class PlanStep(NamedTuple):
@@ -207,7 +208,7 @@ def load(path: str | PathLike[str]) -> Plan:
     """Read a plan that ``Plan.save`` wrote.
 
     Raises:
-        UserError: It is no plan, or one of another schema.
+        UserError: It is no plan, one of another schema, or its arrays do not belong together.
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-plan"
@@ -216,13 +217,15 @@ def load(path: str | PathLike[str]) -> Plan:
             arrays = dict(archive)
         meta = json.loads(str(arrays.pop("meta")))
         version = meta["schema_version"]
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         raise UserError(f"{path}: is no recorded plan; {remedy}") from None
     if version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version = {version}: this version reads {SCHEMA_VERSION}; {remedy}")
     if set(arrays) != set(_ARRAYS):
         wrong = min(set(arrays) ^ set(_ARRAYS))
         raise UserError(f"{path}: array {wrong} is missing, or too many; {remedy}")
+    for complaint in complaints(meta, arrays):
+        raise UserError(f"{path}: {complaint}; {remedy}")
     return Plan(meta, **arrays)
 
 

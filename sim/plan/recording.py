@@ -23,9 +23,10 @@ from ..settings import Settings
 from ..source import Source
 from ..state import State
 from ..workload import Workload
+from .form import PAGED
 from .layouts import layout_of
 from .names import TokenNames
-from .recorded import PAGED, SCHEMA_VERSION, Plan
+from .recorded import SCHEMA_VERSION, Plan
 from .recorder import Recorder
 
 #: Sets the stream of shuffled ids apart from others that are spawned from the same seed.
