@@ -221,7 +221,7 @@ def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
 
 PARSING = {
     "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
-    "number": (["simulate", "--num-prompts", "x"], ["--num-prompts", '"x" into int']),
+    "number": (["simulate", "--num-prompts", "x"], ["num_prompts = 'x'", "valid integer"]),
     "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
     "figure": (["reproduce", "fig3"], ['"fig3"', '"fig2", "fig13a", "waste", "all"']),
     "no figure": (["reproduce"], ["FIGURE requires an argument"]),

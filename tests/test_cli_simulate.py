@@ -14,7 +14,7 @@ from calibrations import document
 from cli_runs import command, data, run
 
 from fragmeter.experiments.cli import DONE, NO_READER, status
-from fragmeter.experiments.verb_simulate import DATASETS
+from fragmeter.experiments.inputs import DATASETS
 from fragmeter.sim.settings import Settings
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"

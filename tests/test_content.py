@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from fragmeter.experiments.inputs import Requests
 from fragmeter.experiments.verb_simulate import simulate
 from fragmeter.sim.content import NO_SESSION, PromptContent, TokenRuns
 from fragmeter.sim.errors import SettingError, TraceError
@@ -214,7 +215,7 @@ class TestFiles:
         """The hash in run.json tells of contents; of the first two requests it is the same, whatever the third holds."""
 
         def hashed(rows, name):
-            simulate(trace=put(tmp_path, rows, f"{name}.jsonl"), num_prompts=2, out=tmp_path / name)
+            simulate(requests=Requests(trace=put(tmp_path, rows, f"{name}.jsonl"), num_prompts=2), out=tmp_path / name)
             return json.loads((tmp_path / name / "run.json").read_text())["workload"]["sha256"]
 
         assert hashed(MOONCAKE, "whole") == hashed([*MOONCAKE[:2], MOONCAKE[2] | {"hash_ids": [3, 3]}], "third")
