@@ -175,7 +175,7 @@ class Validation:
         then, now = self._calibration, self._device.describe()["name"]
         if then.kind != "calibration" or then.device.get("name") != now:
             return Drift(self.skeleton, (), 0)
-        return Drift(self.skeleton, self._calibrated["points"], self._calibrated["seed"])
+        return Drift(self.skeleton, self._calibrated.get("points", ()), self._calibrated.get("seed", 0))
 
     def _run(self, policy: str) -> dict[str, Any]:
         predicted, measured = self.steps_us[policy] = self._times(self.plans[policy], policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,7 +122,7 @@ def _validate(
         with user_paths(out):
             out.mkdir(parents=True, exist_ok=True)
         require_writable(out, out)
-    with _calibrated(device, calibration, scale.model, dtype, quick, out) as path:
+    with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
         running = validation.Validation(device, path, scale, dtype, seed, _watch)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
         for name, part in running.parts():
@@ -139,15 +140,21 @@ def _validate(
 
 @contextmanager
 def _calibrated(
-    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, out: Path | None
+    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: Path | None
 ) -> Iterator[Path]:
-    """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while."""
+    """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while.
+
+    A new one has another seed than ``seed``, which is the validation's.
+    """
     if given is not None:
         yield given
         return
     from ..gpu.calibrate import calibrate
 
-    found = calibrate(model_spec(model), device, dtype, quick=quick, watch=partial(track, subject="Calibrating"))
+    watch = partial(track, subject="Calibrating")
+    found = calibrate(model_spec(model), device, dtype, quick=quick, seed=seed + 1, watch=watch)
+    # A skeleton and its graphs know each other, and the next one needs the memory.
+    gc.collect()
     with TemporaryDirectory() as folder:
         path = (out or Path(folder)) / "calibration.json"
         write_whole(path, as_json(found))

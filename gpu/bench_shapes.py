@@ -89,11 +89,5 @@ def sets_of(shape: Shape, cold_bytes: int) -> int:
 def lacking(shape: Shape, device: Device, cold_bytes: int) -> str | None:
     """Why the shape's caches do not fit into the device's memory; None where they do."""
     needed = sets_of(shape, cold_bytes) * shape.kv_bytes
-    room = SHARE_OF_FREE * free_bytes(device)
+    room = SHARE_OF_FREE * device.free_bytes()
     return None if needed <= room else f"{needed / 1e9:.1f} GB of caches, room for {room / 1e9:.1f} GB"
-
-
-def free_bytes(device: Device) -> float:
-    """Memory to be had; a CPU's shapes are small."""
-    on_gpu = device.torch_device.type == "cuda"
-    return torch.cuda.mem_get_info(device.torch_device)[0] if on_gpu else float("inf")

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .bench_shapes import BLOCK_SIZE, Caches, free_bytes
+from .bench_shapes import BLOCK_SIZE, Caches
 from .devices import Device
 from .timing import Work
 
@@ -51,7 +51,7 @@ def dense(device: Device, caches: Caches) -> Work:
 
 def gathered(device: Device, caches: Caches) -> Work:
     """What gathering them costs: one copy by block table."""
-    if caches.shape.kv_bytes > free_bytes(device):
+    if caches.shape.kv_bytes > device.free_bytes():
         raise Unable("no room for a copy")
     first = caches.block_tables[0].flatten()
     copies = [cache.new_empty(len(first), *cache.shape[1:]) for cache in (caches.keys, caches.values)]

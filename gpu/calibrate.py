@@ -17,7 +17,7 @@ from . import points, timing
 from .calibrate_grid import CPU, CUDA, QUICK, Grid
 from .calibrate_probes import Probes, StepProbe
 from .devices import Device
-from .fitting import fit
+from .fitting import fit, require_scipy
 from .points import Point
 from .skeleton import Skeleton
 from .skeleton_layers import check_shape
@@ -58,7 +58,9 @@ def calibrate(
 
     Raises:
         SettingError: A model or dtype that cannot be run, or no room for its cache.
+        MissingExtra: There is nothing to fit with.
     """
+    require_scipy()
     on_gpu = device.torch_device.type == "cuda"
     grid = QUICK if quick else CUDA if on_gpu else CPU
     dtype = dtype or ("fp16" if on_gpu else "fp32")
@@ -87,7 +89,7 @@ def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dty
     most = max(batch * context for batch in grid.batches for context in grid.contexts)
     moved = max(grid.moved_blocks)
     slot_bytes = model.slot_bytes(dtype)
-    room = grid.pool_bytes or (torch.cuda.mem_get_info(device.torch_device)[0] - model.weight_bytes(dtype)) // 2
+    room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype)) // 2
     blocks = min(most, room // slot_bytes) // block_size
     if blocks < 2 * moved:
         found = f"there is room for {max(blocks, 0)} blocks of {model.name}, and {2 * moved} are moved"

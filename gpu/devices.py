@@ -35,6 +35,9 @@ class Device(Protocol):
     def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """Memory of the host that swaps go to; pinned where that matters."""
 
+    def free_bytes(self) -> int:
+        """Memory that tensors can have."""
+
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
 

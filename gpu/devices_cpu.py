@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 #: Of glibc's ``malloc.h``: from which size on arrays are mapped by themselves, and how much free memory goes back.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE = 1 << 30
@@ -46,6 +48,10 @@ class CpuDevice:
     def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """Plain memory."""
         return self._torch.empty(tuple(shape), dtype=dtype)
+
+    def free_bytes(self) -> int:
+        """What the system can give without swapping."""
+        return psutil.virtual_memory().available
 
     def synchronize(self) -> None:
         """Nothing: what is asked for is done when the call returns."""

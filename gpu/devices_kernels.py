@@ -66,6 +66,12 @@ class CudaDevice(_KernelDevice):
         """Pinned memory."""
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
+    def free_bytes(self) -> int:
+        """What the GPU has free, and what torch holds and nobody uses."""
+        cuda = self._torch.cuda
+        held = cuda.memory_reserved(self._number) - cuda.memory_allocated(self._number)
+        return cuda.mem_get_info(self._number)[0] + held
+
     def synchronize(self) -> None:
         """Wait for everything on the GPU."""
         self._torch.cuda.synchronize(self._number)

@@ -268,9 +268,18 @@ def _plain(model: Any) -> dict[str, Any]:
     return {name: value for name, value in fields if value}
 
 
+def require_scipy() -> None:
+    """Before what is to be fitted is measured.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    _optimize()
+
+
 def _optimize() -> ModuleType:
     try:
         import scipy.optimize
     except ImportError:
-        raise MissingExtra("fitting needs scipy; pip install 'fragmeter[fit]'") from None
+        raise MissingExtra("fitting needs scipy: pip install 'fragmeter[fit]'") from None
     return scipy.optimize

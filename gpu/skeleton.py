@@ -19,7 +19,7 @@ from .devices import Device
 from .skeleton_batch import Batch, Inputs, Rows, Stager
 from .skeleton_graphs import DecodeGraphs
 from .skeleton_layers import check_shape, draw_weights
-from .skeleton_pool import KvPool
+from .skeleton_pool import KvPool, require_room
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -38,7 +38,7 @@ class Skeleton:
         graphs: Whether to capture steps that only decode; by default on a GPU.
 
     Raises:
-        SettingError: A model or dtype that it cannot compute.
+        SettingError: A model or dtype that it cannot compute, or that the device has no room for.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Skeleton:
         check_shape(model)
         if dtype not in DTYPES:
             raise SettingError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+        require_room(device, model.weight_bytes(dtype), "model", model.name, f"weights in {dtype}; take a smaller one")
         self.model, self.device, self.dtype = model, device, dtype
         self.weights = draw_weights(model, device.torch_device, DTYPES[dtype], seed)
         self.pool = KvPool(model, device, num_blocks, block_size, DTYPES[dtype], host_blocks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..sim.errors import SettingError
 from ..sim.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ class KvPool:
         keys, values: A cache a layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``. As contiguous caches
             they are viewed without their blocks.
         host_keys, host_values: The same of the host's blocks, in pinned memory where the device is a GPU.
+
+    Raises:
+        SettingError: The device has no room for the blocks.
     """
 
     def __init__(
@@ -35,6 +40,9 @@ class KvPool:
         self.device, self.block_size = device, block_size
         self.num_blocks, self.host_blocks = num_blocks, host_blocks
         slots, layers = (block_size, model.num_kv_heads, model.head_dim), range(model.num_layers)
+        needed = 2 * model.num_layers * num_blocks * math.prod(slots) * dtype.itemsize
+        remedy = f"KV blocks of {block_size} tokens of {model.name}; take fewer, or a smaller model"
+        require_room(device, needed, "num_blocks", num_blocks, remedy)
 
         def on_device() -> list[Tensor]:
             shape = (num_blocks, *slots)
@@ -67,3 +75,19 @@ class KvPool:
         mapping = torch.from_numpy(pairs)
         for source, destination in zip(sources, destinations, strict=True):
             self.device.swap_blocks(source, destination, mapping)
+
+
+def require_room(device: Device, needed_bytes: int, field: str, value: object, remedy: str) -> None:
+    """Refuse what would end in the system's killing this process, or another.
+
+    Args:
+        field, value: What asks for so much.
+        remedy: What is to go there, and what to do.
+
+    Raises:
+        SettingError: The device has fewer bytes free.
+    """
+    free = device.free_bytes()
+    if needed_bytes > free:
+        sizes = f"{needed_bytes / 1e9:.1f} GB, and {device.name} has {free / 1e9:.1f} GB free"
+        raise SettingError(field, value, f"needs {sizes}, for {remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from cli_runs import run
@@ -52,6 +53,13 @@ def test_what_is_printed_is_told_as_data(calibrated):
     for name, entry in told["ops"].items():
         (line,) = (line.split() for line in lines if line.startswith(name))
         assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
+
+
+def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setattr(calibrate, "measure", lambda *_: pytest.fail("measured"))
+    assert cli.status(["calibrate", "--out", str(tmp_path / "found.json")]) == cli.MISTAKE
+    assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install 'fragmeter[fit]'\n"
 
 
 def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys):

@@ -76,7 +76,7 @@ def test_without_flashinfer_the_rest_is_measured(monkeypatch):
 
 
 def test_what_does_not_fit_is_left_out_and_named(monkeypatch):
-    monkeypatch.setattr("fragmeter.gpu.bench_shapes.free_bytes", lambda device: 1.1 * SHAPE.kv_bytes)
+    monkeypatch.setattr(type(CPU), "free_bytes", lambda _: 1.1 * SHAPE.kv_bytes)
     assert lacking(SHAPE, CPU, 1) == "0.0 GB of caches, room for 0.0 GB"
     (row,) = bench.bench(CPU, [SHAPE], rounds=2)
     assert line(row).endswith("left out: " + row["left_out"])

@@ -31,7 +31,7 @@ class Spy:
     def __init__(self) -> None:
         self._device = devices.open("cpu")
         self.torch_device = self._device.torch_device
-        self.host_empty = self._device.host_empty
+        self.host_empty, self.free_bytes = self._device.host_empty, self._device.free_bytes
         self.seen: list[dict] = []
 
     def reshape_and_cache(self, key, value, key_cache, value_cache, slots):

@@ -150,6 +150,15 @@ def test_a_gpu_that_is_there_is_opened_and_made_current(monkeypatch):
     assert current == [0, 1]
 
 
+def test_a_gpu_has_room_where_torch_keeps_what_nobody_uses():
+    """10 bytes are free, and of the 7 that torch holds 5 are used."""
+    cuda = SimpleNamespace(
+        mem_get_info=lambda _: (10, 80), memory_reserved=lambda _: 7, memory_allocated=lambda _: 5
+    )
+    fake = SimpleNamespace(device=torch.device, cuda=cuda)
+    assert devices_kernels.CudaDevice(fake, 0).free_bytes() == 12
+
+
 def test_a_gpu_says_what_it_is(monkeypatch):
     """Its properties as torch has them, versions as CuPy has them, clocks as the driver's own tool says."""
     asked = []

@@ -219,3 +219,24 @@ def test_models_of_other_kinds_are_refused(name, feature):
 def test_a_dtype_that_is_not_known_is_refused():
     with pytest.raises(SettingError, match="^dtype = 'fp8': one of fp32, fp16, bf16"):
         skeleton(dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "complaint"),
+    [
+        (4 * LLAMA.num_params - 1, r"^model = 'llama': needs 0.0 GB, and cpu has 0.0 GB free, for weights in fp32"),
+        (4 * LLAMA.num_params, r"^num_blocks = 40: needs 0.0 GB, and cpu has 0.0 GB free, for KV blocks of 4 tokens"),
+    ],
+)
+def test_what_the_device_has_no_room_for_is_refused_before_memory_is_taken(free_bytes, complaint, monkeypatch):
+    """Weights first; 40 blocks of 4 slots of 3 layers of 2 x 2 heads of 16 then take 122,880 bytes."""
+    found = [free_bytes, 122_879]
+    monkeypatch.setattr(devices.CpuDevice, "free_bytes", lambda _: found.pop(0))
+    with pytest.raises(SettingError, match=complaint):
+        skeleton()
+
+
+def test_what_the_device_has_just_room_for_is_there(monkeypatch):
+    found = [4 * LLAMA.num_params, 122_880]
+    monkeypatch.setattr(devices.CpuDevice, "free_bytes", lambda _: found.pop(0))
+    assert skeleton().pool.num_blocks == BLOCKS

@@ -255,6 +255,19 @@ class TestVerb:
         assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
         assert "plan.npz: has no steps, of which nothing can be said" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_its_own_calibration_has_another_seed(self, seed, obedient, tmp_path, monkeypatch):
+        """Whatever the seed is, and before minutes are spent on it."""
+        seeds = []
+
+        def calibrate(*_, seed: int, **__) -> dict:
+            seeds.append(seed)
+            return json.loads(PROFILE.read_text()) | {"kind": "calibration", "seed": seed}
+
+        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate", calibrate)
+        assert self.run("--quick", "--seed", seed, "--out", tmp_path) == DONE
+        assert seeds == [json.loads((tmp_path / "calibration.json").read_text())["seed"]] != [seed]
+
     def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
         path = tmp_path / "calibration.json"
         path.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"seed": 1}))
