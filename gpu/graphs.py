@@ -7,6 +7,7 @@ is tried on other queries, blocks and lengths than it was captured with.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from .skeleton import Skeleton
 from .skeleton_batch import Batch
 
 SCHEMA_VERSION = 1
-MODEL, DTYPE, BLOCK_SIZE = "toy-llama", "fp16", 16
+MODEL, DTYPE, BLOCKS, BLOCK_SIZE = "toy-llama", "fp16", 64, 16
 #: Of logits, which GEMMs of a padded batch may round otherwise.
 STEP_TOLERANCE = {"fp16": 1e-2, "fp32": 1e-4}
 #: Prompts of the skeleton's sequences, and its steps after them.
@@ -77,37 +78,40 @@ def kernel(device: Device, dtype: str = "float16") -> Check:
     return Check("decode_attention", error(captured, wanted.double()), 0.0)
 
 
-def skeleton(device: Device, dtype: str = DTYPE) -> Check:
-    """Steps of a small transformer, with graphs and without."""
+def skeleton(device: Device, dtype: str = DTYPE, paged: bool = True) -> Check:
+    """Steps of a small transformer, with graphs and without, over paged or contiguous caches."""
     eager, captured = (
-        Skeleton(model(MODEL), device, 64, BLOCK_SIZE, dtype, graphs=graphs) for graphs in (False, True)
+        Skeleton(model(MODEL), device, BLOCKS, BLOCK_SIZE, dtype, graphs=graphs) for graphs in (False, True)
     )
     errors = [0.0]
-    for batch in _batches():
+    for batch in _batches(paged):
         wanted, found = eager.step(batch), captured.step(batch)
         errors.append(error(found, wanted.double()))
-    return Check(f"step of {MODEL}", max(errors, key=lambda one: (np.isnan(one), one)), STEP_TOLERANCE[dtype])
+    name = f"step of {MODEL}, {'paged' if paged else 'contiguous'}"
+    return Check(name, max(errors, key=lambda one: (np.isnan(one), one)), STEP_TOLERANCE[dtype])
 
 
-def _batches() -> list[Batch]:
+def _batches(paged: bool) -> list[Batch]:
     """A step of all prompts, then decodes, of one sequence fewer each time: other lengths, other padding."""
-    rng = np.random.default_rng(0)
-    order, held = rng.permutation(64), np.array(PROMPTS)
+    rng, held = np.random.default_rng(0), np.array(PROMPTS)
     most = max(PROMPTS) // BLOCK_SIZE + 2
-    tables = [order[most * row : most * (row + 1)].tolist() for row in range(len(PROMPTS))]
-    batches = [_batch(held, held, tables, rng)]
+    tables = rng.permutation(BLOCKS)[: most * len(PROMPTS)].reshape(-1, most)
+    starts = np.arange(len(PROMPTS)) * most * BLOCK_SIZE
+
+    def batch(lens: np.ndarray, contexts: np.ndarray) -> Batch:
+        rows, token_ids = len(lens), rng.integers(0, 2**31, lens.sum())
+        if paged:
+            return Batch.paged(lens, contexts, token_ids, tables[:rows], BLOCK_SIZE)
+        return Batch.contiguous(lens, contexts, token_ids, starts[:rows])
+
+    batches = [batch(held, held)]
     for step in range(STEPS):
-        rows = len(PROMPTS) - step
-        held = held[:rows] + 1
-        batches.append(_batch(np.ones(rows, np.int64), held, tables[:rows], rng))
+        held = held[: len(PROMPTS) - step] + 1
+        batches.append(batch(np.ones_like(held), held))
     return batches
 
 
-def _batch(lens: np.ndarray, contexts: np.ndarray, tables: list[list[int]], rng: np.random.Generator) -> Batch:
-    return Batch.paged(lens, contexts, rng.integers(0, 2**31, lens.sum()), tables, BLOCK_SIZE)
-
-
-CHECKS: tuple[Callable[[Device], Check], ...] = (kernel, skeleton)
+CHECKS: tuple[Callable[[Device], Check], ...] = (kernel, skeleton, functools.partial(skeleton, paged=False))
 
 
 def main(tokens: list[str] | None = None) -> int:

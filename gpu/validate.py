@@ -56,7 +56,8 @@ def warm_up(skeleton: Skeleton, plan: Plan) -> None:
         blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
         # By tokens, too: of two steps of as many rows one may prefill, and GEMMs of new sizes load other kernels.
         sizes.setdefault((len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length()), found)
-    for found in sizes.values():
+    # A capture gives back what memory torch keeps for later: what is not captured comes after.
+    for found in sorted(sizes.values(), key=lambda found: not found.only_decodes):
         skeleton.step(found)
 
 

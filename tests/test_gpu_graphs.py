@@ -11,7 +11,12 @@ torch = pytest.importorskip("torch")
 from fragmeter.gpu import devices, graphs, program, skeleton_graphs  # noqa: E402
 
 CPU = devices.open("cpu")
-CHECKS = [lambda: graphs.kernel(CPU, "float32"), lambda: graphs.skeleton(CPU, "fp32")]
+CHECKS = {
+    "kernel": lambda: graphs.kernel(CPU, "float32"),
+    "paged": lambda: graphs.skeleton(CPU, "fp32"),
+    "contiguous": lambda: graphs.skeleton(CPU, "fp32", paged=False),
+}
+each_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 
 
 def faithful(work):
@@ -25,14 +30,14 @@ def stale(work):
     return (lambda: None), result
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=["kernel", "skeleton"])
+@each_check
 def test_a_replay_of_other_values_is_compared(check, monkeypatch):
     monkeypatch.setattr(skeleton_graphs, "capture", faithful)
     found = check()
     assert found.passes and found.error <= found.tolerance, found
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=["kernel", "skeleton"])
+@each_check
 def test_a_replay_that_is_stale_is_found(check, monkeypatch):
     monkeypatch.setattr(skeleton_graphs, "capture", stale)
     found = check()

@@ -108,6 +108,8 @@ def test_no_step_is_captured_while_it_is_timed(policy, monkeypatch):
     captured, met = [], []
 
     def capture(work):
+        # It gives back torch's cached memory, which steps that are not captured would then ask for anew.
+        assert set(met) <= {1, 2}
         captured.append(now)
         result = work()
         return lambda: result.copy_(work()), result
