@@ -112,13 +112,14 @@ class Validation:
         yield "measured_by", timing.stopwatch(self._device).how
         yield "calibration", self._told_of_calibration()
         drift, runs = self._drift(), []
-        for policy in POLICIES:
-            drift.look()
-            runs.append(self._run(policy))
-            yield "runs", runs
-        yield "operations", self._operations()
         drift.look()
+        for policy in POLICIES:
+            runs.append(self._run(policy))
+            drift.look()
+            runs[-1]["drift"] = drift.between
+            yield "runs", runs
         yield "drift", drift.told()
+        yield "operations", self._operations()
         yield "allocation", self._allocation()
         yield "start_up", self._start_up()
         scale = self._scale

@@ -35,9 +35,9 @@ def tell(document: Document, report: Report) -> None:
         _print(table, report)
     drift = document["drift"]
     if drift["calls"]:
-        again = f"median of {drift['calls']} calls of the calibration, measured again between the runs"
+        again = f"{drift['calls']} calls of the calibration, measured again before and after each run"
         report.say()
-        report.say(f"Since it was calibrated the machine takes {drift['median']:+.1%} more time ({again}).")
+        report.say(f"Machine: by how much it has become slower since it was calibrated; the median of {again}.")
     _print(_allocation(document["allocation"]), report)
     start_up = document["start_up"]
     report.say()
@@ -51,20 +51,24 @@ def tell(document: Document, report: Report) -> None:
 def tell_plan(name: str, found: Document, report: Report) -> None:
     """The steps of one plan."""
     report.say(name, style="bold")
-    _print(_steps({"steps": found["step"]}), report)
+    table = _steps()
+    table.add_row("", f"{found['step']['count']:,}", *_shares(found["step"]))
+    _print(table, report)
     sums = (found["predicted_ms"], found["measured_ms"])
     report.say("All steps: predicted {:,.1f} ms, measured {:,.1f} ms.".format(*sums))
 
 
 def _runs(runs: list[Document]) -> Table:
-    return _steps({run["policy"]: run["step"] for run in runs})
-
-
-def _steps(errors: Mapping[str, Document]) -> Table:
-    table = _table("step time", "steps", "MAPE", "p95", "bias", "sum")
-    for name, error in errors.items():
-        table.add_row(name, f"{error['count']:,}", *_shares(error))
+    """Errors of steps, and by how much the machine was slower during the run than when it was calibrated."""
+    table = _steps("machine")
+    for run in runs:
+        drift = "" if run["drift"] is None else f"{run['drift']:+.1%}"
+        table.add_row(run["policy"], f"{run['step']['count']:,}", *_shares(run["step"]), drift)
     return table
+
+
+def _steps(*more: str) -> Table:
+    return _table("step time", "steps", "MAPE", "p95", "bias", "sum", *more)
 
 
 def _operations(operations: Mapping[str, Document]) -> Table:

@@ -54,6 +54,11 @@ class Drift:
         self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in known]
         self._looks: list[float] = []
 
+    @property
+    def between(self) -> float | None:
+        """By which share they took longer at the last two looks, in the mean; None where nothing is compared."""
+        return round(sum(self._looks[-2:]) / 2, 4) if self._looks else None
+
     @torch.inference_mode()
     def look(self) -> None:
         """Measure all calls."""

@@ -191,13 +191,17 @@ def test_paged_and_contiguous_attention_are_measured_for_what_fits():
 
 def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
-    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, work, numbers: 30.0 * len(numbers))
+    call_us = [30.0]
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, work, numbers: call_us[0] * len(numbers))
     skeleton = Skeleton(TOY, devices.open("cpu"), 80, 16)
     calibrated = [points.gemm(16, *shape) | {"us": 20.0, "samples": 9} for shape in points.layer_gemms(TOY)]
     drift = validate_drift.Drift(skeleton, calibrated, 0)
     drift.look()
     drift.look()
     assert drift.told() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
+    call_us[0] = 40.0
+    drift.look()
+    assert drift.between == 0.75
 
 
 @pytest.fixture
@@ -228,10 +232,11 @@ class TestVerb:
             steps = run["step"]["count"]
             assert run["step"]["mape"] == pytest.approx(0.2 * (steps - 1) / steps, abs=1e-4)
             assert run["step"]["bias"] == -run["step"]["mape"]
+            # What others published is no earlier state of this machine.
+            assert run["drift"] is None
             # Steps that are predicted too short promise too much.
             assert 0.2 < run["throughput_error"] <= 0.25
         assert found["start_up"]["chunks"] == 2
-        # What others published is no earlier state of this machine.
         assert found["drift"] == {"calls": 0, "looks": [], "median": None}
         assert found["allocation"]["without"]["count"]
         lines = (out / "steps.csv").read_text().splitlines()
