@@ -17,13 +17,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..sim.errors import FragmeterError
+from rich.console import Console
+from rich.progress import track
+
+from ..sim.errors import UserError
 from . import devices, parts, program
 from .cases import TOLERANCE, Host, OnDevice
 from .grid_kernels import KERNELS, MOVING, Make, Point
 from .source import HEAD_DIMS
 
 SCHEMA_VERSION = 1
+#: Points after which the file is written anew.
+KEPT_EVERY = 100
 #: Query heads and KV heads: GQA of 4 and 8, MHA narrow and wide, MQA, and a group that fills no tile.
 HEADS = ((32, 8), (40, 40), (64, 8), (16, 1), (14, 2), (64, 64))
 BLOCK_SIZES = (1, 8, 16, 32, 64)
@@ -150,18 +155,41 @@ def _report(given: argparse.Namespace) -> bool:
         and point.dtype in (given.dtype or TOLERANCE)
         and point.head_dim in (given.head_dim or HEAD_DIMS)
     ]
-    outcomes = [tried(point, make) for point in asked]
-    table = summary(outcomes)
-    document = {"schema_version": SCHEMA_VERSION, "device": device, "subset": given.subset, "summary": table}
-    target.write(document | {"points": [outcome.as_dict() for outcome in outcomes]})
-    _tell(table, outcomes)
+    if not asked:
+        raise UserError("no point of the grid is all that is asked for: ask for less, or leave --subset out")
+    outcomes: list[Outcome] = []
+    for point in _watched(asked):
+        outcomes.append(tried(point, make))
+        if len(outcomes) % KEPT_EVERY == 0 or len(outcomes) == len(asked):
+            # Whoever stops it has what was done.
+            target.write(_document(outcomes, device, given.subset))
+    _tell(summary(outcomes), outcomes)
     return all(outcome.passes for outcome in outcomes)
+
+
+def _watched(asked: list[Point]) -> Iterable[Point]:
+    """The points, with a bar where a terminal shows it."""
+    return track(asked, "points", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def _document(outcomes: list[Outcome], device: dict[str, Any], subset: bool) -> dict[str, Any]:
+    """All that is known so far."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "device": device,
+        "subset": subset,
+        "summary": summary(outcomes),
+        "points": [outcome.as_dict() for outcome in outcomes],
+    }
 
 
 def _place(name: str) -> tuple[Make, dict[str, Any]]:
     """What makes the arrays of a device, and what the device is."""
     if name == "shim":
-        return Host(), {"device": "shim", "name": parts.cpu_kernels().found}
+        build = parts.cpu_kernels()
+        if not build.works:
+            raise UserError(f"kernels cannot be built for the CPU: {build.found}; {build.remedy}")
+        return Host(), {"device": "shim", "name": build.found}
     device = devices.open(name)
     return OnDevice(device.torch_device), device.describe()
 

@@ -45,6 +45,8 @@ class JsonFile:
     """
 
     def __init__(self, path: Path | None) -> None:
+        if path == Path("-"):
+            raise SettingError("json", "-", "standard output has the text; name a file")
         self._path = path
         if path is not None:
             require_writable_file(path)

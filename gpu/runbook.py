@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from .. import __version__
+from ..sim.errors import UserError
 from ..sim.files import as_json, require_writable, user_paths, write_whole
 from . import program
 from .runbook_parts import Part, parts_for
@@ -114,10 +115,17 @@ def _last_line(log: Path) -> str | None:
 
 
 def _earlier(out: Path) -> dict[str, Outcome]:
-    """What an earlier run says of its parts."""
+    """What an earlier run says of its parts.
+
+    Raises:
+        UserError: Its file is another's.
+    """
     found = out / "run.json"
-    told = json.loads(found.read_text())["parts"] if found.exists() else []
-    return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in told}
+    try:
+        told = json.loads(found.read_text())["parts"] if found.exists() else []
+        return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in told}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{found}: tells of no GPU day; take another folder, or move it away") from None
 
 
 def _write(out: Path, device: str, outcomes: list[Outcome]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,8 +42,10 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
     """The parts for a device, or those of them that are asked for.
 
     Raises:
-        SettingError: Asked for one that is not there.
+        SettingError: Asked for one that is not there, or for no device that could be measured.
     """
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise SettingError("device", device, "must be cpu, cuda, or cuda: and a number")
     on_cpu = device == "cpu"
     parts = (_on_cpu if on_cpu else _on_gpu)(device, model or MODELS["cpu" if on_cpu else "cuda"])
     names = [part.name for part in parts]

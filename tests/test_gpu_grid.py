@@ -121,3 +121,42 @@ def test_without_a_gpu_one_line_says_why(monkeypatch, capsys):
     monkeypatch.setattr(devices, "open", none)
     assert grid.main(["--device", "cuda"]) == 2
     assert capsys.readouterr().err == "fragmeter: no GPU to work with: no driver\n"
+
+
+def test_nothing_asked_for_is_no_success(capsys):
+    """Of the subset no prefill is in fp32 with head_dim 80."""
+    asked = ["--subset", "--kernel", "prefill_attention", "--dtype", "float32", "--head-dim", "80"]
+    assert grid.main(["--device", "shim", *asked]) == 2
+    assert "no point of the grid is all that is asked for" in capsys.readouterr().err
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert grid.main(["--device", "shim", "--subset"]) == 2
+    assert capsys.readouterr().err == (
+        "fragmeter: kernels cannot be built for the CPU: no C++ compiler; install g++, or name a compiler in CXX\n"
+    )
+
+
+@needs_compiler
+def test_whoever_stops_it_has_what_was_done(tmp_path, monkeypatch, capsys):
+    """Ctrl-C at the fifth point, where every second one is kept."""
+    done = []
+
+    def tried(point: Point, make) -> grid.Outcome:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(point)
+        return grid.Outcome(point, 0.0, None, 0.0)
+
+    monkeypatch.setattr(grid, "tried", tried)
+    monkeypatch.setattr(grid, "KEPT_EVERY", 2)
+    target = tmp_path / "grid.json"
+    assert grid.main(["--device", "shim", "--subset", "--json", str(target)]) == 130
+    found = json.loads(target.read_text())
+    assert len(found["points"]) == sum(row["points"] for row in found["summary"]) == 4
+
+
+def test_standard_output_is_no_file(capsys):
+    assert grid.main(["--device", "shim", "--json", "-"]) == 2
+    assert capsys.readouterr().err == "fragmeter: json = '-': standard output has the text; name a file\n"

@@ -202,3 +202,18 @@ def test_a_mistake_is_one_line(tokens, complaint, tmp_path, capsys):
     assert runbook.main([str(places.get(token, token)) for token in tokens]) == 2
     wanted = complaint.replace("{file}", os.fspath(tmp_path / "file"))
     assert capsys.readouterr().err.startswith(f"fragmeter: {wanted}")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"parts": [{"name": "grid"}]}'])
+def test_a_folder_of_something_else_is_refused(text, tmp_path, capsys):
+    (tmp_path / "run.json").write_text(text)
+    assert runbook.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert "run.json: tells of no GPU day; take another folder" in capsys.readouterr().err
+    assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("device", ["gpu", "shim", "cuda0"])
+def test_a_device_that_cannot_be_measured_is_refused_at_once(device, tmp_path, capsys):
+    assert runbook.main(["--device", device, "--out", str(tmp_path / "day")]) == 2
+    assert f"device = {device!r}: must be cpu, cuda, or cuda: and a number" in capsys.readouterr().err
+    assert not (tmp_path / "day").exists()
