@@ -6,6 +6,7 @@ the last norm) is measured too: whole steps, less the operations that they are m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from .calibrate_probes import Probes, StepProbe
 from .devices import Device
 from .fitting import fit, require_scipy
 from .points import Point
-from .skeleton import Skeleton
+from .skeleton import DTYPES, Skeleton
 from .skeleton_layers import check_shape
 
 SCHEMA_VERSION = 1
@@ -89,12 +90,23 @@ def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dty
     most = max(batch * context for batch in grid.batches for context in grid.contexts)
     moved = max(grid.moved_blocks)
     slot_bytes = model.slot_bytes(dtype)
-    room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype)) // 2
+    # Half of what is left: calls that are captured need room for what they compute, too.
+    room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype) - input_bytes(model, grid, dtype)) // 2
     blocks = min(most, room // slot_bytes) // block_size
     if blocks < 2 * moved:
         found = f"there is room for {max(blocks, 0)} blocks of {model.name}, and {2 * moved} are moved"
         raise SettingError("block_size", block_size, f"{found}; take smaller blocks or a smaller model")
     return Skeleton(model, device, blocks, block_size, dtype, seed, host_blocks=moved)
+
+
+def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
+    """About what the probes of a grid take as inputs, all of which are there from the beginning, in bytes."""
+    tokens = sum({*grid.tokens, *(batch + prompt for batch, _, prompt in grid.steps)})
+    gemms, kv = points.layer_gemms(model), model.num_kv_heads * model.head_dim
+    each = model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
+    queries = len(grid.prefixes) * sum(grid.chunks) * model.num_heads * model.head_dim
+    weights = max(map(math.prod, (*gemms, points.head_gemm(model))))
+    return (tokens * each + 2 * queries + weights) * DTYPES[dtype].itemsize
 
 
 def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Point]:

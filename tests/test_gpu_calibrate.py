@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -209,3 +210,19 @@ def test_a_block_that_leaves_no_room_is_refused():
         SettingError, match="^block_size = 4096: there is room for 0 blocks of small, and 8 are moved; take smaller"
     ):
         calibrate.calibrate(SPEC, devices.open("cpu"), block_size=4096, quick=True)
+
+
+@pytest.mark.parametrize("grid", [GRID, replace(GRID, tokens=(1, 500, 900), chunks=(100, 200))], ids=["few", "many"])
+def test_room_is_left_for_what_the_probes_hold(grid, monkeypatch):
+    held, random = [], Probes._random
+
+    def counted(probes, *shape):
+        made = random(probes, *shape)
+        held.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(Probes, "_random", counted)
+    skeleton = Skeleton(SPEC, devices.open("cpu"), BLOCKS, BLOCK_SIZE, host_blocks=max(grid.moved_blocks))
+    list(Probes(skeleton, grid, SimpleNamespace(cold_bytes=1), 0).operations())
+    # Queries count twice, with what attention gives; those of a few decodes, and the head's inputs, do not.
+    assert 0.95 * sum(held) <= calibrate.input_bytes(SPEC, grid, "fp32") <= 1.2 * sum(held)
