@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg
+# As many workers as cores; the tests of a file share what they set up.
+PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
 .PHONY: help reproduce test test-all benchmark screenshots clean
 

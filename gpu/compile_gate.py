@@ -110,7 +110,7 @@ def toolkit() -> tuple[ModuleType, Path]:
         MissingExtra: One of them is not installed.
     """
     try:
-        nvrtc = importlib.import_module("cupy.cuda").nvrtc
+        nvrtc = importlib.import_module("cupy").cuda.nvrtc
         folders = (Path(folder, "include") for folder in find_spec("nvidia.cu13").submodule_search_locations)
         include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
         nvrtc.getVersion()
