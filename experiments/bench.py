@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from typing import TypeVar
-
-import joblib
 
 from ..sim.run import Run, simulate
 from ..sim.settings import settings
@@ -19,11 +13,9 @@ from ..sim.ticks import PER_SECOND
 from ..sim.workload import Workload
 from .output import track
 from .paper import Experiment, Source
+from .parallel import in_parallel
 
 Key = TypeVar("Key", bound=Hashable)
-Result = TypeVar("Result")
-# A worker process takes about a second to start, a run some tenths of one.
-_CASES_WORTH_A_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,37 +105,3 @@ def _run(workload: Workload, case: Case) -> Run:
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:
     paper = {f"{group}_pct": value for group, value in views["paper_view"].items()}
     return paper | {f"popular_{group}_pct": value for group, value in views["popular_view"].items()}
-
-
-def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[Result]:
-    """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
-    workers = min(joblib.cpu_count(), len(jobs) // _CASES_WORTH_A_WORKER)
-    if workers < 2:
-        yield from (call(*job) for job in jobs)
-        return
-    with warnings.catch_warnings():
-        # Ctrl-C leaves runs undone, as it should.
-        warnings.filterwarnings("ignore", message=".*have been cancelled.*")
-        calls: Iterable = (joblib.delayed(call)(*job) for job in jobs)
-        with _interrupts_held():
-            results = joblib.Parallel(n_jobs=workers, return_as="generator")(calls)
-        yield from results
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the block is over; processes that start in it never see one.
-
-    A terminal sends it to every process. Workers that died of it would print tracebacks and break the
-    pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Its own start would let signals through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -19,9 +19,9 @@ from ..sim.run import ledger_until
 from ..sim.settings import settings
 from ..sim.ticks import from_seconds
 from ..sim.workload import Workload
-from .bench import in_parallel
 from .output import track
 from .paper import SERIES, Experiment, Source
+from .parallel import in_parallel
 
 SAVED, CLOSED_FORM = "memory_saved_pct", "closed_form_pct"
 #: Tokens a block, as in the paper.
