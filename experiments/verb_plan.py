@@ -1,0 +1,207 @@
+"""``fragmeter plan``: what to buy and how to set it. So far, whether a pasted ``vllm serve`` line starts."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from rich import box
+from rich.table import Table
+
+from ..sim.errors import SettingError
+from ..sim.settings import Settings
+from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
+from .output import JsonTarget, Report
+from .serve_checks import Refusal, gib, refusal
+from .serve_line import parse_serve
+from .serve_log import StartupLog, read_log
+from .serve_remedies import Remedy, remedies
+from .serve_start import Started, started
+
+_LINE = Parameter(group=Group("Command line", sort_key=0))
+_MOST_TOKENS = 2**31
+
+
+def plan(
+    *,
+    serve: Annotated[str, _LINE],
+    gpu: Annotated[str, _LINE],
+    model: Annotated[str | None, _LINE] = None,
+    startup_log: Annotated[str | None, _LINE] = None,
+    mean_tokens: Annotated[int | None, _LINE] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Say whether a vllm serve command line starts, how much KV cache it has, and what would start if it does not.
+
+    Args:
+        serve: The command line as it is pasted into a shell, or a file that holds it: vllm serve, python -m
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai.
+        gpu: Preset.
+        model: Preset or config.json, where the line names a model that is no preset.
+        startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
+            holds them; they count in place of the reckoning.
+        mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
+    """
+    report = Report(json)
+    if mean_tokens is not None and not 1 <= mean_tokens <= _MOST_TOKENS:
+        raise SettingError("mean_tokens", mean_tokens, f"must be from 1 to {_MOST_TOKENS}")
+    log = None if startup_log is None else read_log(_pasted(startup_log))
+    answer = started(parse_serve(_pasted(serve)), gpu, model, log)
+    allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    refused = refusal(answer.launch, answer.fits_length, allow_long)
+    if refused is None:
+        data = _tell_start(answer, log, mean_tokens, report)
+    else:
+        data = _tell_refusal(answer, refused, report)
+    _tell_flags(answer, report)
+    report.data(_facts(answer) | data)
+
+
+def _pasted(text: str) -> str:
+    """The text, or what the file of that name holds."""
+    try:
+        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
+    except (OSError, UnicodeDecodeError):
+        # A long line is no name of a file.
+        return text
+
+
+def _facts(answer: Started) -> dict[str, Any]:
+    launch = answer.launch
+    return {
+        "model": launch.model.name,
+        "gpu": launch.gpu.name,
+        "num_gpus": launch.num_gpus * answer.replicas,
+        "replicas": answer.replicas,
+        "tensor_parallel_size": launch.tensor_parallel,
+        "pipeline_parallel_size": launch.deployment.pipeline_parallel,
+        "quantization": launch.deployment.quantization,
+        "kv_cache_dtype": launch.deployment.kv_dtype,
+        "gpu_memory_utilization": launch.gpu_memory_utilization,
+        "max_model_len": launch.max_model_len,
+        "max_num_seqs": launch.max_num_seqs,
+        "max_num_batched_tokens": launch.max_num_batched_tokens,
+        "block_size": launch.block_size,
+        "ignored": answer.line.ignored,
+        "not_simulated": answer.line.not_simulated,
+    }
+
+
+def _tell_start(
+    answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report
+) -> dict[str, Any]:
+    launch = answer.launch
+    found = capacity(launch)
+    lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
+    held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
+    settings = answer.settings()
+    source = "by vLLM's own log" if log else "reckoned"
+    report.say(
+        f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
+        f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
+        f" Users that fit at once: {', '.join(f'{number:,} with {tokens:,} tokens' for tokens, number in held.items())}."
+    )
+    report.say()
+    report.console.print(_memory_table(launch, found))
+    report.line(f"As a simulation: {_simulate(settings)}")
+    return {
+        "starts": True,
+        "refusal": None,
+        "remedies": [],
+        "memory": asdict(found.stage) | {"correction_bytes": launch.correction_bytes},
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+        "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
+        "settings": settings.as_dict(),
+    }
+
+
+def _where(answer: Started) -> str:
+    launch = answer.launch
+    pipeline = launch.deployment.pipeline_parallel
+    stages = f", {pipeline} pipeline stages" if pipeline > 1 else ""
+    each = f", each of {answer.replicas} replicas," if answer.replicas > 1 else ""
+    return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
+
+
+def _memory_table(launch: Launch, found: Capacity) -> Table:
+    stage = found.stage
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
+    table.add_column("GiB", justify="right")
+    for what, count_bytes in (
+        ("memory", stage.total_bytes),
+        (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
+        ("weights", stage.weight_bytes),
+        ("activations (estimated)", stage.activation_bytes),
+        ("outside of torch", stage.non_torch_bytes),
+        ("CUDA graphs", stage.cuda_graph_bytes),
+        ("more than reckoned, by the log", launch.correction_bytes),
+        ("KV cache", stage.kv_cache_bytes),
+    ):
+        if count_bytes:
+            table.add_row(what, gib(count_bytes))
+    return table
+
+
+def _simulate(settings: Settings) -> str:
+    """The command that simulates what was reckoned."""
+    default = Settings()
+    words = ["fragmeter", "simulate"]
+    for name, value in settings.as_dict().items():
+        if value != getattr(default, name):
+            flag = name.replace("_", "-")
+            words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def _tell_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
+    found = remedies(answer.launch, answer.fits_length)
+    report.say(f"It does not start: {_where(answer)}. {refused.text}")
+    report.say()
+    if found:
+        report.say("Each of these alone would start:")
+        for remedy in found:
+            report.line(f"  {remedy.flag} {remedy.value:<8} {_told(answer, remedy)}")
+    else:
+        report.say("No single change of ranks, length, number formats or utilisation starts it; take a larger GPU.")
+    return {
+        "starts": False,
+        "refusal": asdict(refused),
+        "remedies": [_remedy_data(answer, remedy) for remedy in found],
+    }
+
+
+def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
+    found = capacity(_auto(answer, remedy))
+    return {
+        "flag": remedy.flag,
+        "value": remedy.value,
+        "num_gpus": remedy.launch.num_gpus,
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+    }
+
+
+def _auto(answer: Started, remedy: Remedy) -> Launch:
+    """The remedy's launch, with the longest sequence that fits where the line leaves that to vLLM."""
+    launch = remedy.launch
+    return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
+
+
+def _told(answer: Started, remedy: Remedy) -> str:
+    data = _remedy_data(answer, remedy)
+    length = _auto(answer, remedy).max_model_len
+    gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""
+    return f"{gpus}{data['kv_cache_tokens']:,} tokens, {data['max_concurrency']:.2f} sequences of {length:,}"
+
+
+def _tell_flags(answer: Started, report: Report) -> None:
+    for label, flags in (("Not simulated", answer.line.not_simulated), ("Of no effect here", answer.line.ignored)):
+        if flags:
+            report.line(f"{label}: {', '.join(flags)}")
