@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..sim.errors import SettingError, UserError
 from .serve_flags import KNOWN, MANY, NOT_SIMULATED, READ, SHORT, SWITCHES
@@ -99,7 +100,7 @@ def _words(text: str) -> list[str]:
 
 def _start(words: Sequence[str]) -> int:
     """Where the server's arguments begin."""
-    for place, (word, after) in enumerate(zip(words, [*words[1:], ""], strict=True)):
+    for place, (word, after) in enumerate(pairwise(words)):
         if word.rsplit("/", 1)[-1] == "vllm" and after == "serve" or word == "-m" and after == _MODULE:
             return place + 2
     for place, word in enumerate(words):

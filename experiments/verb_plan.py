@@ -22,7 +22,6 @@ from .serve_remedies import Remedy, remedies
 from .serve_start import Started, started
 
 _LINE = Parameter(group=Group("Command line", sort_key=0))
-_MOST_TOKENS = 2**31
 
 
 def plan(
@@ -46,8 +45,8 @@ def plan(
         mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
     """
     report = Report(json)
-    if mean_tokens is not None and not 1 <= mean_tokens <= _MOST_TOKENS:
-        raise SettingError("mean_tokens", mean_tokens, f"must be from 1 to {_MOST_TOKENS}")
+    if mean_tokens is not None and mean_tokens < 1:
+        raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(_pasted(startup_log))
     answer = started(parse_serve(_pasted(serve)), gpu, model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
@@ -94,6 +93,8 @@ def _tell_start(
     answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report
 ) -> dict[str, Any]:
     launch = answer.launch
+    if mean_tokens is not None and mean_tokens > launch.max_model_len:
+        raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
     found = capacity(launch)
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
@@ -123,8 +124,8 @@ def _tell_start(
 def _where(answer: Started) -> str:
     launch = answer.launch
     pipeline = launch.deployment.pipeline_parallel
-    stages = f", {pipeline} pipeline stages" if pipeline > 1 else ""
-    each = f", each of {answer.replicas} replicas," if answer.replicas > 1 else ""
+    stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
+    each = f" (each of {answer.replicas} replicas)" if answer.replicas > 1 else ""
     return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
 
 

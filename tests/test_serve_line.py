@@ -64,6 +64,7 @@ def test_numbers_as_people_write_them(value, tokens):
 
 
 MISTAKES = {
+    "": "serve = '': starts no server",
     "python train.py": "serve = 'python train.py': starts no server; paste a line with vllm serve MODEL",
     "vllm serve 'opt-13b": "No closing quotation",
     "vllm serve --port 80": "names no model",
@@ -88,6 +89,21 @@ def test_a_mistake_is_one_line(text, complaint, capsys):
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert complaint in captured.err
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), [(0, "must be 1 or more"), (2049, "more than max_model_len = 2048")])
+def test_a_mean_length_that_cannot_be(tokens, complaint, capsys):
+    line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--mean-tokens", str(tokens)]
+    assert status(["plan", *line]) == MISTAKE
+    assert complaint in capsys.readouterr().err
+
+
+def test_line_and_log_may_be_in_files(tmp_path, capsys):
+    line, log = tmp_path / "serve.sh", tmp_path / "vllm.log"
+    line.write_text("#!/bin/bash\nexec vllm serve opt-13b \\\n  --max-num-seqs 32\n")
+    log.write_text("INFO 1\nINFO GPU KV cache size: 16,000 tokens\n")
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(line), "--startup-log", str(log)]) == DONE
+    assert "has a KV cache of 1,000 blocks (16,000 tokens, by vLLM's own log)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_flag_is_in_one_list_only():
