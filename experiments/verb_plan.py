@@ -100,10 +100,11 @@ def _tell_start(
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
     source = "by vLLM's own log" if log else "reckoned"
+    fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
     report.say(
         f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
         f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
-        f" Users that fit at once: {', '.join(f'{number:,} with {tokens:,} tokens' for tokens, number in held.items())}."
+        f" Users that fit at once: {fitting}."
     )
     report.say()
     report.console.print(_memory_table(launch, found))

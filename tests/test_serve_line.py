@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line(text, complaint, capsys):
     assert complaint in captured.err
 
 
-@pytest.mark.parametrize(("tokens", "complaint"), [(0, "must be 1 or more"), (2049, "more than max_model_len = 2048")])
+@pytest.mark.parametrize(("tokens", "complaint"), [(0, "must be 1 or more"), (2049, "than max_model_len = 2048")])
 def test_a_mean_length_that_cannot_be(tokens, complaint, capsys):
     line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--mean-tokens", str(tokens)]
     assert status(["plan", *line]) == MISTAKE
@@ -103,7 +103,8 @@ def test_line_and_log_may_be_in_files(tmp_path, capsys):
     line.write_text("#!/bin/bash\nexec vllm serve opt-13b \\\n  --max-num-seqs 32\n")
     log.write_text("INFO 1\nINFO GPU KV cache size: 16,000 tokens\n")
     assert status(["plan", "--gpu", "h100-80gb", "--serve", str(line), "--startup-log", str(log)]) == DONE
-    assert "has a KV cache of 1,000 blocks (16,000 tokens, by vLLM's own log)" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "has a KV cache of 1,000 blocks (16,000 tokens, by vLLM's own log)" in text
 
 
 def test_a_flag_is_in_one_list_only():
