@@ -144,6 +144,8 @@ def test_a_fault_in_a_plan_is_found_where_it_is(fault):
     plan, where = FAULTS[fault]
     found = checked(plan)
     assert [(one.step, one.sequence, one.position) for one in found.mismatches] == where
+    # Attention alone would have told: what it is held to knows no table.
+    assert not any(one.error <= one.limit for one in found.mismatches)
 
 
 def test_slots_that_nobody_wrote_are_no_number():

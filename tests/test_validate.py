@@ -189,6 +189,20 @@ def test_paged_and_contiguous_attention_are_measured_for_what_fits():
         assert row["overhead"] == pytest.approx(row["paged_us"] / row["contiguous_us"] - 1, abs=0.01)
 
 
+def test_one_side_goes_by_tables_and_the_other_does_not(monkeypatch):
+    """Where attention by tables takes twice as long, paging adds as much again."""
+
+    class Stopwatch(timing.CpuStopwatch):
+        def sampler(self, work, captured=True):
+            return lambda: 10.0 if work.block_tables is None else 20.0
+
+    monkeypatch.setattr(validate_attention, "_attending", lambda skeleton, query, rows: rows)
+    monkeypatch.setattr(timing, "CpuStopwatch", Stopwatch)
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 16)
+    (found,) = validate_attention.paged_against_contiguous(skeleton, [(2, 64)], rounds=2, seed=0)
+    assert (found["paged_us"], found["contiguous_us"], found["overhead"]) == (20.0, 10.0, 1.0)
+
+
 def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
     call_us = [30.0]
@@ -206,13 +220,28 @@ def test_a_machine_that_has_become_slower_says_so(monkeypatch):
 
 @pytest.fixture
 def obedient(monkeypatch):
-    """A device whose steps take a quarter longer than predicted, but for the first one of each plan."""
+    """A device whose steps take a quarter longer than predicted, but for the first one of each plan; looked at by
+    themselves, their operations take twice as long."""
 
     def one_step_us(skeleton, plan, step, stopwatch) -> float:
         return float(plan.ticks[step]) / 1e6 * (1.25 if step else 1)
 
+    def operations_us(timed, plan, step) -> Counter[str]:
+        told = validate_operations.predicted_us(calibrations.read(PROFILE), model("toy-llama"), plan, step)
+        return Counter({name: 2 * us for name, us in told.items()})
+
     monkeypatch.setattr(validate, "one_step_us", one_step_us)
+    monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
     monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+
+
+def running() -> validation.Validation:
+    """A quick validation that has not begun."""
+
+    def watch(items, subject, total):
+        return items
+
+    return validation.Validation(devices.open("cpu"), PROFILE, validation.QUICK, None, 1, watch)
 
 
 class TestVerb:
@@ -236,11 +265,33 @@ class TestVerb:
             assert run["drift"] is None
             # Steps that are predicted too short promise too much.
             assert 0.2 < run["throughput_error"] <= 0.25
-        assert found["start_up"]["chunks"] == 2
+        start_up = found["start_up"]
+        assert start_up["chunks"] == 2 and -0.2 < start_up["error"] < -0.05
+        assert start_up["error"] == pytest.approx(start_up["predicted_ms"] / start_up["measured_ms"] - 1, abs=0.05)
         assert found["drift"] == {"calls": 0, "looks": [], "median": None}
+        assert {"gemm", "decode_attention", "prefill_attention", "beside"} <= set(found["operations"])
+        assert {(one["bias"], one["total_bias"]) for one in found["operations"].values()} == {(-0.5, -0.5)}
         assert found["allocation"]["without"]["count"]
+        for one in found["allocation"].values():
+            for rank in ("p50_ms", "p99_ms"):
+                assert one["measured"][rank] == pytest.approx(1.25 * one["predicted"][rank], abs=2e-4)
         lines = (out / "steps.csv").read_text().splitlines()
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
+
+    def test_steps_that_allocate_are_told_apart(self, obedient, monkeypatch):
+        """As if the third step did alone, which decodes."""
+        monkeypatch.setattr(validate, "allocates", lambda plan: np.arange(plan.num_steps) == 2)
+        found = dict(running().parts())
+        steps = next(run for run in found["runs"] if run["policy"] == validation.PAGED)["step"]["count"]
+        assert found["allocation"]["with"]["count"] == 1 < found["allocation"]["without"]["count"] < steps
+
+    def test_what_is_predicted_is_the_calibrations_and_lengths_are_told_to_nobody(self):
+        tried = running()
+        assert tried.workload.max_tokens is None
+        found, plan = calibrations.read(PROFILE), tried.plans[validation.PAGED]
+        step = int(np.flatnonzero(plan.prefill_tokens == 0)[0])
+        told = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
+        assert plan.ticks[step] / 1e6 == pytest.approx(sum(told.values()), rel=0.02)
 
     def test_a_plan_by_itself(self, obedient, tmp_path, capsys):
         plan = recorded()
