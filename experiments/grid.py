@@ -44,7 +44,7 @@ def axes(texts: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        name = known_name(name, text) if equals else ""
+        name = known_name(name, "grid", text) if equals else ""
         if not name or not values:
             raise SettingError("grid", text, _EXAMPLE)
         if name in found:
@@ -53,15 +53,15 @@ def axes(texts: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def known_name(text: str, within: str) -> str:
-    """The name of a setting, from a flag's name.
+def known_name(name: str, flag: str, text: str) -> str:
+    """The name of a setting, as it is or as a flag.
 
     Raises:
-        SettingError: There is none of that name; ``within`` is what its user said.
+        SettingError: There is none of that name; ``text`` is what the user said to ``flag``.
     """
-    name = text.strip().removeprefix("--").replace("-", "_")
+    name = name.strip().removeprefix("--").replace("-", "_")
     if name not in PART_OF:
-        raise SettingError("grid", within, f"{name} is no setting of fragmeter simulate; see its --help")
+        raise SettingError(flag, text, f"{name} is no setting of fragmeter simulate; see its --help")
     return name
 
 

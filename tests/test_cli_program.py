@@ -15,7 +15,7 @@ from fragmeter.experiments.cli import DONE, status
 from fragmeter.gpu.probe import GpuReport, probe
 from fragmeter.traces import read
 
-VERBS = ["reproduce", "simulate", "sweep", "validate", "traces", "doctor"]
+VERBS = ["reproduce", "simulate", "sweep", "compare", "validate", "traces", "doctor"]
 
 
 def printed(capsys: pytest.CaptureFixture, *tokens: object) -> str:
@@ -37,7 +37,7 @@ def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
     assert "Start with: fragmeter reproduce all --out results" in text
 
 
-@pytest.mark.parametrize("verb", [[verb] for verb in VERBS[:4]] + [["traces", "stats"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize("verb", [[verb] for verb in VERBS[:5]] + [["traces", "stats"], ["doctor"]], ids=" ".join)
 def test_every_verb_takes_json(verb, capsys):
     assert "--json" in printed(capsys, *verb, "--help")
 

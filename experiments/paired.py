@@ -1,0 +1,92 @@
+"""Two ways of doing the same, over the same seeds: by how much each metric moves, and how sure that is.
+
+Runs with one seed serve the same requests, so what the requests differ by from seed to seed is in both and cancels in
+their difference (common random numbers). The mean difference has Student's t as its law, as far as it is normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import atan, cos, pi, sin, sqrt, tan
+from statistics import fmean, stdev
+from typing import Any
+
+#: Halvings of an interval, after which float64 has no more digits.
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a metric differs between a base and another.
+
+    Attributes:
+        base, other: Means over the runs.
+        difference: ``other`` less ``base``.
+        interval: Confidence interval of the difference; None for a single pair.
+    """
+
+    metric: str
+    base: float
+    other: float
+    difference: float
+    interval: tuple[float, float] | None
+
+    @property
+    def percent(self) -> float | None:
+        """The difference in percent of the base; None where that is 0."""
+        return 100 * self.difference / self.base if self.base else None
+
+    @property
+    def is_sure(self) -> bool | None:
+        """Whether the interval leaves out 0; None where there is none."""
+        return None if self.interval is None else not self.interval[0] <= 0 <= self.interval[1]
+
+    def describe(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "metric": self.metric,
+            "base": self.base,
+            "other": self.other,
+            "difference": self.difference,
+            "percent": self.percent,
+            "interval": self.interval,
+        }
+
+
+def differences(
+    base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], confidence: float
+) -> list[Difference]:
+    """Every metric that all runs have, run i of one side against run i of the other."""
+    names = [name for name in base[0] if all(name in run for run in (*base, *other))]
+    columns = ((name, [run[name] for run in base], [run[name] for run in other]) for name in names)
+    return [_difference(*column, confidence) for column in columns]
+
+
+def _difference(name: str, base: Sequence[float], other: Sequence[float], confidence: float) -> Difference:
+    moved = [there - here for here, there in zip(base, other, strict=True)]
+    mean, interval = fmean(moved), None
+    if len(moved) > 1:
+        half = student_t(confidence, len(moved) - 1) * stdev(moved) / sqrt(len(moved))
+        interval = mean - half, mean + half
+    return Difference(name, fmean(base), fmean(other), mean, interval)
+
+
+def student_t(confidence: float, degrees: int) -> float:
+    """The t for which Student's variable of so many degrees of freedom lies in [-t, t] with that probability."""
+    low, high = 0.0, pi / 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return sqrt(degrees) * tan(low)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """P(|T| <= sqrt(degrees) * tan(angle)): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    odd = degrees % 2
+    term = cos(angle) if odd else 1.0
+    series = 0.0
+    for place in range(2 + odd, degrees + 1, 2):
+        series += term
+        term *= cos(angle) ** 2 * (place - 1) / place
+    return 2 / pi * (angle + sin(angle) * series) if odd else sin(angle) * series

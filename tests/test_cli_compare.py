@@ -1,0 +1,120 @@
+"""``fragmeter compare``: differences worked out by hand, Student's t against scipy, and runs against runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.paired import differences, student_t
+
+LOAD = ["--num-prompts", "40", "--request-rate", "2"]
+
+
+def compared(capsys: pytest.CaptureFixture, *tokens: object) -> dict:
+    assert status(["compare", *map(str, tokens), "--json", "-"]) == DONE
+    return json.loads(capsys.readouterr().out)
+
+
+class TestPaired:
+    def test_by_hand(self):
+        base, other = [{"a": 10, "b": 1}, {"a": 20}, {"a": 30}], [{"a": 11, "b": 1}, {"a": 22}, {"a": 33}]
+        (found,) = differences(base, other, 0.95)
+        # Differences 1, 2, 3: their standard error is 1 / sqrt(3), and t of 2 degrees is 4.3027.
+        assert (found.metric, found.base, found.other, found.difference, found.percent) == ("a", 20, 22, 2, 10)
+        assert found.interval == pytest.approx((2 - 4.302653 / sqrt(3), 2 + 4.302653 / sqrt(3)))
+        assert not found.is_sure
+
+    def test_one_pair_has_no_interval_and_no_change_is_no_difference(self):
+        (found,) = differences([{"a": 0}], [{"a": 3}], 0.95)
+        assert (found.interval, found.is_sure, found.percent) == (None, None, None)
+        (found,) = differences([{"a": 5}] * 2, [{"a": 5}] * 2, 0.95)
+        assert (found.interval, found.is_sure) == ((0, 0), False)
+
+    def test_students_t_is_scipys(self):
+        scipy = pytest.importorskip("scipy.stats")
+        for confidence in (0.5, 0.9, 0.95, 0.999):
+            for degrees in (*range(1, 9), 30, 31, 200):
+                expected = scipy.t.ppf((1 + confidence) / 2, degrees)
+                assert student_t(confidence, degrees) == pytest.approx(expected, rel=1e-9)
+
+    def test_the_interval_holds_the_truth_as_often_as_it_says(self):
+        """The pairs share what differs from seed to seed; 1,000 comparisons, at most four standard deviations off."""
+        rng, hits = random.Random(0), 0
+        for _ in range(1000):
+            shared = [rng.gauss(0, 50) for _ in range(4)]
+            base = [{"a": value + rng.gauss(0, 1)} for value in shared]
+            other = [{"a": value + 3 + rng.gauss(0, 1)} for value in shared]
+            low, high = differences(base, other, 0.9)[0].interval
+            hits += low <= 3 <= high
+        assert abs(hits - 900) < 4 * sqrt(1000 * 0.9 * 0.1)
+
+
+def test_settings_are_run_over_the_same_seeds(capsys):
+    sides = ["--set", "policy=orca-max,max_num_seqs=2", "--set", "policy=vllm-v1", "--set", "policy=vllm-v1,ids=yes"]
+    told = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5")
+    assert (told["base"], told["runs"], told["confidence"]) == ("policy=orca-max,max_num_seqs=2", 3, 0.95)
+    v1, with_ids = told["compared"]
+    assert v1["same_requests"] and with_ids["same_requests"]
+    metrics = {each["metric"]: each for each in v1["metrics"]}
+    low, high = metrics["mean_ttft_ms"]["interval"]
+    assert low <= metrics["mean_ttft_ms"]["difference"] <= high < 0
+    # Block ids change nothing, in no pair.
+    assert [each["interval"] for each in with_ids["metrics"]] == [each["interval"] for each in v1["metrics"]]
+    # The mean over three runs of simulate.
+    values = []
+    for seed in (5, 6, 7):
+        assert status(["simulate", *LOAD, "--policy", "vllm-v1", "--seed", str(seed), "--json", "-"]) == DONE
+        values.append(json.loads(capsys.readouterr().out)["mean_ttft_ms"])
+    assert metrics["mean_ttft_ms"]["other"] == pytest.approx(sum(values) / 3)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    for name, more in {"a": [], "b": ["--block-size", "32"], "c": ["--seed", "1"]}.items():
+        assert status(["simulate", *LOAD, *more, "--out", str(folder / name)]) == DONE
+    return folder
+
+
+def test_result_folders(results, capsys):
+    told = compared(capsys, results / "a", results / "b", results / "c")
+    assert [side["same_requests"] for side in told["compared"]] == [True, False]
+    moved = {each["metric"]: each for each in told["compared"][0]["metrics"]}
+    assert moved["block_size"] == {
+        "metric": "block_size", "base": 16, "other": 32, "difference": 16, "percent": 100, "interval": None,
+    }  # fmt: skip
+    assert status(["compare", str(results / "a"), str(results / "c")]) == DONE
+    printed = capsys.readouterr().out
+    assert "mean TTFT, ms" in printed and "The two served different requests" in printed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (["a"], "takes two or more result folders"),
+        (["a", "b", "--set", "seed=1"], "takes two or more result folders"),
+        (["--set", "block_size=8"], "or --set two or more times"),
+        (["nowhere", "a"], "folders = 'nowhere': is no result folder"),
+        (["broken", "a"], "folders = 'broken': holds a damaged result"),
+        (["--set", "block_size=8", "--set", "block=8"], "set = 'block=8': block is no setting"),
+        (["--set", "block_size=8", "--set", "block_size"], "set = 'block_size': say NAME=VALUE"),
+        (["--set", "n=1", "--set", "seed=8"], "both sides have the same seeds"),
+        (["--set", "n=1", "--set", "n=1"], "is compared with itself"),
+        (["--set", "n=1", "--set", "n=2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+        (["--set", "n=1", "--set", "n=2", "--confidence", "95"], "confidence = 95.0: must lie between 0 and 1"),
+        (["--set", "block_size=8", "--set", "gpu=h100-80gb,cost=paper", "--jobs", "1", *LOAD], "is fitted to opt-13b"),
+    ],
+)
+def test_what_cannot_be_compared(tokens, told, results, monkeypatch, capsys):
+    broken = results / "broken"
+    broken.mkdir(exist_ok=True)
+    for name in ("summary", "run"):
+        (broken / f"{name}.json").write_text("[")
+    monkeypatch.chdir(results)
+    assert status(["compare", *tokens]) == MISTAKE
+    assert told in capsys.readouterr().err
