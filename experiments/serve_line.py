@@ -11,13 +11,14 @@ import difflib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ..sim.errors import SettingError, UserError
 from .serve_flags import KNOWN, MANY, NOT_SIMULATED, READ, SHORT, SWITCHES
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_TAG = re.compile(r"vllm-openai:(v?\d{1,4}\.\d{1,4})")
 _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 #: Where a shell goes on to something else; redirections too.
@@ -36,6 +37,7 @@ class ServeLine:
         ignored: Flags that change neither memory nor what is scheduled.
         not_simulated: Flags whose effect is not reckoned.
         environment: Variables assigned in front of the program, or handed to the container.
+        version: Major and minor number of vLLM, where a container's tag says it.
     """
 
     model: str
@@ -43,6 +45,7 @@ class ServeLine:
     ignored: list[str] = field(default_factory=list)
     not_simulated: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    version: tuple[int, int] | None = None
 
     def text(self, name: str, default: str) -> str:
         """The value of a flag as it is written."""
@@ -88,7 +91,17 @@ def parse_serve(text: str) -> ServeLine:
     words = _words(text)
     start = _start(words)
     environment = dict(word.split("=", 1) for word in words[:start] if _ASSIGNMENT.fullmatch(word))
-    return _Reader(_until_shell(words[start:])).line(environment)
+    line = _Reader(_until_shell(words[start:])).line(environment)
+    tag = next(filter(None, map(_TAG.search, words[:start])), None)
+    return replace(line, version=version(tag[1])) if tag else line
+
+
+def version(text: str) -> tuple[int, int]:
+    """Major and minor number of a release, as ``0.16`` or ``v0.16.0``; raises SettingError for anything else."""
+    found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(\..*)?", text)
+    if found is None:
+        raise SettingError("vllm", text, "must be a release, as 0.16")
+    return int(found[1]), int(found[2])
 
 
 def _words(text: str) -> list[str]:

@@ -10,13 +10,13 @@ from ..sim.settings import Settings, settings
 from ..sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ..sim.spec.launch import (
     BLOCK_SIZE,
-    GPU_MEMORY_UTILIZATION,
     Launch,
     batch_defaults,
     capacity,
     longest_model_len,
     stage_memories,
 )
+from ..sim.spec.releases import LATEST, Release, release
 from .serve_checks import refusal, undivided
 from .serve_line import ServeLine
 from .serve_log import StartupLog
@@ -84,6 +84,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
     if not line.switch("enable-chunked-prefill", True) and "max-num-batched-tokens" not in line.flags:
         tokens = max(tokens, longest)
+    vllm = _release(line)
     launch = Launch(
         model=shape,
         gpu=card,
@@ -92,10 +93,10 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
         max_num_batched_tokens=tokens,
         tensor_parallel=line.whole("tensor-parallel-size", 1),
         deployment=_deployment(line, shape),
-        gpu_memory_utilization=line.share("gpu-memory-utilization", GPU_MEMORY_UTILIZATION),
+        gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=line.whole("block-size", BLOCK_SIZE),
         hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
-        counts_graphs=line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1") != "0",
+        release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
     )
@@ -105,6 +106,12 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
+
+
+def _release(line: ServeLine) -> Release:
+    found = LATEST if line.version is None else release(line.version)
+    counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    return found if counts is None else replace(found, counts_graphs=counts != "0")
 
 
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:

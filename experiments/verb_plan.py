@@ -16,7 +16,7 @@ from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from .output import JsonTarget, Report
 from .serve_checks import Refusal, gib, refusal
-from .serve_line import parse_serve
+from .serve_line import parse_serve, version
 from .serve_log import StartupLog, read_log
 from .serve_remedies import Remedy, remedies
 from .serve_start import Started, started
@@ -29,6 +29,7 @@ def plan(
     serve: Annotated[str, _LINE],
     gpu: Annotated[str, _LINE],
     model: Annotated[str | None, _LINE] = None,
+    vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
     json: JsonTarget = None,
@@ -40,6 +41,7 @@ def plan(
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai.
         gpu: Preset.
         model: Preset or config.json, where the line names a model that is no preset.
+        vllm: Release, as 0.16; by default the one of a container's tag, or the latest that is known here.
         startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
             holds them; they count in place of the reckoning.
         mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
@@ -48,7 +50,8 @@ def plan(
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(_pasted(startup_log))
-    answer = started(parse_serve(_pasted(serve)), gpu, model, log)
+    line = parse_serve(_pasted(serve))
+    answer = started(line if vllm is None else replace(line, version=version(vllm)), gpu, model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
@@ -84,6 +87,7 @@ def _facts(answer: Started) -> dict[str, Any]:
         "max_num_seqs": launch.max_num_seqs,
         "max_num_batched_tokens": launch.max_num_batched_tokens,
         "block_size": launch.block_size,
+        "vllm_since": ".".join(map(str, launch.release.since)),
         "ignored": answer.line.ignored,
         "not_simulated": answer.line.not_simulated,
     }

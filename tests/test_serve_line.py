@@ -165,6 +165,29 @@ def test_what_vllm_would_complain_of(flags, kind):
     assert (refused and refused.kind) == kind
 
 
+def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
+    def memory(front: str):
+        return capacity(started(parse_serve(f"{front} --model llama-3.1-8b"), "h100-80gb").launch).stage
+
+    latest, older, oldest = (memory(f"docker run vllm/vllm-openai:{tag}") for tag in ("latest", "v0.19.1", "v0.10.2"))
+    assert (latest.cuda_graph_bytes, older.cuda_graph_bytes, oldest.cuda_graph_bytes) == (2**30, 0, 0)
+    shares = [round(stage.requested_bytes / stage.total_bytes, 4) for stage in (latest, older, oldest)]
+    assert shares == [0.92, 0.9, 0.9]
+    assert latest.activation_bytes == older.activation_bytes
+    assert oldest.activation_bytes - older.activation_bytes == (38 - 14) * 1024 * 128_256
+    counting = "docker run -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={} vllm/vllm-openai:{}"
+    assert memory(counting.format(1, "v0.19.1")).cuda_graph_bytes == 2**30
+    assert memory(counting.format(0, "latest")).cuda_graph_bytes == 0
+
+
+def test_the_release_may_be_given(capsys):
+    line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--json", "-"]
+    assert status(["plan", *line, "--vllm", "0.16"]) == DONE
+    assert '"vllm_since": "0.0"' in capsys.readouterr().out
+    assert status(["plan", *line, "--vllm", "new"]) == MISTAKE
+    assert "vllm = 'new': must be a release, as 0.16" in capsys.readouterr().err
+
+
 def test_auto_takes_the_longest_that_fits():
     answer = launched("--gpu-memory-utilization 0.3 --max-model-len auto")
     longest = answer.launch.max_model_len

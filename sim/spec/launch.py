@@ -11,11 +11,11 @@ Weights, blocks and the check are vLLM's own arithmetic. The activations are est
 
     expert workspace + max(forward, sampler)
     forward   = 2 bytes * tokens * (5 hidden + what the widest MLP makes)
-    sampler   = 14 bytes * sequences * vocabulary + two hidden states of all tokens
+    sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
     workspace = 2 bytes * tokens * experts of a token * (max(2 width, hidden) + width), as fused_moe.py allocates it
 
 The 14 bytes are the slope between the peaks that vLLM 0.19 logs of Llama 3.1 8B and Qwen2.5 7B on an H100; everything
-else is what the tensors hold. vLLM 0.16 and older peak about 2.7 times as high. docs/serve.md has the errors.
+else is what the tensors hold. docs/serve.md has the errors.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout, hybrid_layout
 from .pool import GIB
+from .releases import LATEST, Release
 from .shape import ModelSpec
 from .stages import stages
 from .weights import stage_bytes
 
-GPU_MEMORY_UTILIZATION = 0.92
 BLOCK_SIZE = 16
-SAMPLER_BYTES = 14
-#: Logged by vLLM 0.19 on H100s: on one GPU 0.24 to 0.27 GiB, on each of several 2.06 to 2.2 GiB.
-NON_TORCH_BYTES, NON_TORCH_PARALLEL_BYTES = GIB // 4, int(2.1 * GIB)
 #: What is not free on an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -57,7 +54,7 @@ class Launch:
     Attributes:
         deployment: Pipeline stages, number formats, CUDA graphs.
         hybrid: Whether layers with a window keep only what it needs.
-        counts_graphs: Whether what graphs take is left out of the KV cache, as since vLLM 0.21.
+        release: Of vLLM.
         kv_cache_memory_bytes: The KV cache of a GPU, set by hand; None leaves it to the reckoning.
         correction_bytes: What is left for the KV cache beyond the reckoning, by an engine's own log.
         num_gpu_blocks_override: Blocks, whatever is left.
@@ -70,10 +67,10 @@ class Launch:
     max_num_batched_tokens: int
     tensor_parallel: int = 1
     deployment: Deployment = Deployment(cuda_graphs=True)
-    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+    gpu_memory_utilization: float = LATEST.gpu_memory_utilization
     block_size: int = BLOCK_SIZE
     hybrid: bool = True
-    counts_graphs: bool = True
+    release: Release = LATEST
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
@@ -135,8 +132,8 @@ def _stage(launch: Launch, layers: range, weights: int, last: bool) -> StageMemo
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
     weights += _rotary_bytes(launch.model)
     activations = activation_bytes(launch, layers, last)
-    non_torch = NON_TORCH_BYTES if launch.num_gpus == 1 else NON_TORCH_PARALLEL_BYTES
-    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.counts_graphs else 0
+    non_torch = launch.release.alone_bytes if launch.num_gpus == 1 else launch.release.together_bytes
+    graphs = CUDA_GRAPH_BYTES if launch.deployment.cuda_graphs and launch.release.counts_graphs else 0
     left = requested - weights - activations - non_torch - graphs
     if launch.kv_cache_memory_bytes is not None:
         left = launch.kv_cache_memory_bytes
@@ -164,7 +161,7 @@ def activation_bytes(launch: Launch, layers: range, last: bool) -> int:
     dense = max(_dense_width(model, layer) for layer in layers) // launch.tensor_parallel
     forward = 2 * tokens * (5 * model.hidden_size + model.mlp_matrices * dense)
     sampled = min(launch.max_num_seqs, tokens)
-    sampler = SAMPLER_BYTES * sampled * model.vocab_size + 4 * tokens * model.hidden_size
+    sampler = launch.release.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
     workspace = 0
     if model.experts and set(layers) & set(model.experts.layers):
         width = model.experts.intermediate_size // launch.tensor_parallel
@@ -233,7 +230,7 @@ def fits(launch: Launch) -> bool:
 
 
 def longest_model_len(launch: Launch) -> int:
-    """The longest max_model_len that fits, up to the launch's; 0 where none does. vLLM: ``estimate_max_model_len``."""
+    """The longest max_model_len that fits, up to the launch's; 0 where none does (``estimate_max_model_len``)."""
     return _largest(lambda tokens: fits(replace(launch, max_model_len=tokens)), launch.max_model_len)
 
 
