@@ -30,13 +30,13 @@ def validate(
     *,
     plan: Annotated[Path | None, _PLAN] = None,
     check: Annotated[bool, Parameter(group=_PLAN.group, negative="")] = False,
-    every: Annotated[int, _PLAN] = 1,
+    every: Annotated[int | None, _PLAN] = None,
     device: Annotated[str, _DEVICE] = "cpu",
     calibration: Annotated[Path | None, _DEVICE] = None,
     model: Annotated[str | None, _DEVICE] = None,
     dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
     quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
-    seed: Annotated[int, _DEVICE] = 1,
+    seed: Annotated[int | None, _DEVICE] = None,
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
@@ -49,32 +49,52 @@ def validate(
         plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
         check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
             status 1 where they differ.
-        every: Check every so many steps only; what all of them move and write is carried out.
+        every: Check every so many steps only, by default all; what all of them move and write is carried out.
         device: cpu, cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
         calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
         model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
             check a plan, whose heads the caches have, toy-llama.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, to try things with.
-        seed: Seed of requests, block tables and weights; not the calibration's.
+        seed: Seed of requests, block tables and weights, by default 1; not the calibration's.
         out: Folder for the report, the steps of every run, and the calibration.
     """
     report = Report(json)
     if check and plan is None:
         raise SettingError("check", True, "is of a recorded plan; give --plan")
+    if every is not None and not check:
+        raise SettingError("every", every, "is of checking a plan; give --check")
+    if plan is not None:
+        _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
     opened = devices.open(device)
     if check:
         from .plan_check import check_plan
 
-        check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, every, report)
+        check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, 1 if every is None else every, report)
         return
     if device == "shim":
         raise SettingError("device", device, "shows that kernels are right, not how long they take; take cpu or cuda")
     if recorded is not None:
         _time_plan(recorded, plan.name, opened, model, dtype, report)
         return
-    _validate(opened, calibration, model, dtype, quick, seed, out, report)
+    _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, out, report)
+
+
+def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:
+    """What a recorded plan has no use for.
+
+    Raises:
+        SettingError: One of them was given.
+    """
+    if calibration is not None:
+        remedy = "a recorded plan has its own prediction; leave it out, or record the plan with this as --cost"
+        raise SettingError("calibration", str(calibration), remedy)
+    if out is not None:
+        raise SettingError("out", str(out), "a recorded plan leaves no folder; leave it out, or take --json")
+    for name, given in (("quick", quick or None), ("seed", seed)):
+        if given is not None:
+            raise SettingError(name, given, "has no effect on a recorded plan; leave it out")
 
 
 def _loaded(path: Path) -> Plan:

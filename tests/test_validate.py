@@ -336,6 +336,7 @@ class TestVerb:
         ("flags", "complaint"),
         [
             (["--check"], "check = True: is of a recorded plan; give --plan"),
+            (["--every", "2"], "every = 2: is of checking a plan; give --check"),
             (["--device", "shim"], "device = 'shim': shows that kernels are right"),
             (["--calibration", "none.json"], "none.json"),
         ],
@@ -343,3 +344,24 @@ class TestVerb:
     def test_mistakes(self, flags, complaint, capsys):
         assert self.run(*flags) == MISTAKE
         assert complaint in capsys.readouterr().err
+
+    @pytest.mark.parametrize("check", [[], ["--check"]])
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            (["--calibration", "none.json"], "calibration = 'none.json': a recorded plan has its own prediction"),
+            (["--quick"], "quick = True: has no effect on a recorded plan; leave it out"),
+            (["--seed", "1"], "seed = 1: has no effect on a recorded plan; leave it out"),
+            (["--out", "folder"], "out = 'folder': a recorded plan leaves no folder; leave it out, or take --json"),
+        ],
+    )
+    def test_what_a_plan_has_no_use_for_is_refused(self, check, flags, complaint, tmp_path, capsys):
+        recorded().save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *check, *flags) == MISTAKE
+        told = capsys.readouterr().err
+        assert complaint in told and told.count("\n") == 1
+
+    def test_a_plan_that_is_timed_has_no_steps_to_leave_out(self, tmp_path, capsys):
+        recorded().save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", "--every", "1") == MISTAKE
+        assert "every = 1: is of checking a plan; give --check" in capsys.readouterr().err
