@@ -7,7 +7,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from calibrations import LONGER, document
+from calibrations import LONGER, OPS, document
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work
 from fragmeter.sim.errors import SettingError, UserError
@@ -106,6 +106,36 @@ BAD = {
         document(gemm={"coefficients": {}, "residuals": LONGER}),
         "made-up.json: ops.gemm.residuals.axes = 'length': one of m, n, k",
     ),
+    "no coefficients": (
+        document(gemm={"coefficients": {}}),
+        "made-up.json: ops.gemm.coefficients = {'t0_us': 0.0, 'each_us': 0.0, 'q': 1.0}: calls take no time; "
+        "give t0_us or flops_per_s or bytes_per_s above 0",
+    ),
+    "no time": (
+        document(swap_in={"coefficients": {"t0_us": 0, "each_us": 0, "q": 2}}),
+        "calls take no time; give t0_us or bytes_per_s or each_us above 0",
+    ),
+    "a rate of what it does not do": (
+        document(kv_write={"coefficients": {"flops_per_s": 1e12, "each_us": 3}}),
+        "ops.kv_write.coefficients = {'t0_us': 0.0, 'flops_per_s': 1000000000000.0, 'each_us': 3.0, 'q': 1.0}: "
+        "calls take no time; give t0_us or bytes_per_s above 0",
+    ),
+    "a call of an age": (
+        document(step={"coefficients": {"t0_us": 1e300}}),
+        "made-up.json: ops.step.coefficients.t0_us = 1e+300: must be at most 1e+09 microseconds",
+    ),
+    "a block of an age": (
+        document(swap_out={"coefficients": {"each_us": 2e9}}),
+        "ops.swap_out.coefficients.each_us = 2000000000.0: must be at most 1e+09 microseconds",
+    ),
+    "a rate of nothing": (
+        document(embedding={"coefficients": {"bytes_per_s": 1e-300}}),
+        "ops.embedding.coefficients.bytes_per_s = 1e-300: must be from 1e+06 to 1e+21 a second",
+    ),
+    "a rate beyond all": (
+        document(gemm={"coefficients": {"flops_per_s": 1e300}}),
+        "ops.gemm.coefficients.flops_per_s = 1e+300: must be from 1e+06 to 1e+21 a second",
+    ),
 }
 
 
@@ -115,6 +145,14 @@ def test_a_file_that_is_no_calibration_names_its_field(content, text):
     with pytest.raises(UserError) as error:
         Calibration(whole.encode(), "made-up.json")
     assert text in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("operation", OPS)
+@pytest.mark.parametrize("coefficients", [{"t0_us": 1e9, "each_us": 1e9}, {"t0_us": 1e-3}])
+def test_a_call_of_any_operation_may_take_long_or_next_to_nothing(operation, coefficients):
+    entry = {"coefficients": coefficients}
+    read_back = Calibration(json.dumps(document(**{operation: entry})).encode(), "made-up.json").ops[operation]
+    assert read_back.coefficients == Coefficients(**coefficients)
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -16,9 +16,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..errors import SettingError, UserError
-from .operations import AXES, OPERATIONS, OpModel
+from .operations import AXES, OPERATIONS, Coefficients, OpModel, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
+#: Of a shortest call, and of each of what a call counts: a thousand seconds. Longer ones are of another unit.
+MOST_US = 1e9
+#: Of rates: no computer is as slow, and a bound that no measured call came near may be fitted far above any real one.
+LEAST_PER_S, MOST_PER_S = 1e6, 1e21
 OpName = Literal[tuple(OPERATIONS)]
 
 
@@ -59,6 +63,7 @@ class Calibration:
             raise _complaint(name, error) from None
         for operation, model in content.ops.items():
             _check_axes(f"{name}: ops.{operation}.residuals.axes", operation, model)
+            _check_times(f"{name}: ops.{operation}.coefficients", operation, model.coefficients)
         self.name, self.sha256 = name, hashlib.sha256(text).hexdigest()
         self.kind, self.device, self.source = content.kind, content.device, content.source
         self.dtype, self.ops = content.dtype, content.ops
@@ -109,6 +114,24 @@ def _check_axes(where: str, operation: str, model: OpModel) -> None:
     for axis in model.residuals.axes if model.residuals else ():
         if axis not in known:
             raise SettingError(where, axis, f"one of {', '.join(known)}" if known else f"{operation} has no axes")
+
+
+def _check_times(where: str, operation: str, coefficients: Coefficients) -> None:
+    """That a call takes some time, and none that no device takes."""
+    for field_name in ("t0_us", "each_us"):
+        if (us := getattr(coefficients, field_name)) > MOST_US:
+            raise SettingError(f"{where}.{field_name}", us, f"must be at most {MOST_US:g} microseconds")
+    for field_name in ("flops_per_s", "bytes_per_s"):
+        rate = getattr(coefficients, field_name)
+        if rate is not None and not LEAST_PER_S <= rate <= MOST_PER_S:
+            remedy = f"must be from {LEAST_PER_S:g} to {MOST_PER_S:g} a second"
+            raise SettingError(f"{where}.{field_name}", rate, remedy)
+    work = smallest_call(operation)
+    if not coefficients.us(work) > 0:
+        kinds = {"flops_per_s": work.flops, "bytes_per_s": work.bytes, "each_us": work.count}
+        known = ["t0_us", *(kind for kind, amount in kinds.items() if amount)]
+        given = {name: value for name, value in vars(coefficients).items() if value is not None}
+        raise SettingError(where, given, f"calls take no time; give {' or '.join(known)} above 0")
 
 
 def _complaint(name: str, error: ValidationError) -> UserError:

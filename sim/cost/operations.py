@@ -13,6 +13,7 @@ two bytes, where nothing else is said.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from math import prod
@@ -147,6 +148,14 @@ OPERATIONS: dict[str, Callable[..., Work]] = {
     "swap_in": transfer,
     "step": step,
 }
+
+
+def smallest_call(operation: str) -> Work:
+    """The work of a call whose every size is one: what kinds of work the operation has."""
+    sizes = inspect.signature(OPERATIONS[operation]).parameters.values()
+    return OPERATIONS[operation](*(1 for size in sizes if size.default is inspect.Parameter.empty))
+
+
 #: Axes that residuals of an operation may have; the others have none.
 AXES = {
     "gemm": ("m", "n", "k"),
