@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,8 +120,12 @@ def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers
     except ImportError:
         raise _missing("ray") from None
     try:
+        if workers.address != "auto":
+            # Ray itself asks for a minute, and says on the way what it tries.
+            host, _, port = workers.address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
         ray.init(address=workers.address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError):
+    except (OSError, ValueError):
         raise _silent("ray", workers.address) from None
     register_ray()
     try:

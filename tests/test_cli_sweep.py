@@ -89,7 +89,8 @@ def test_a_row_is_what_simulate_says(tmp_path, capsys):
     # The same requests, whatever the policy.
     assert rows.groupby("seed")["workload_sha256"].nunique().tolist() == [1, 1]
     capsys.readouterr()
-    assert status(["simulate", *SMALL, "--policy", "orca-max", "--seed", "4", "--block-size", "8", "--json", "-"]) == DONE
+    last_point = ["--policy", "orca-max", "--seed", "4", "--block-size", "8"]
+    assert status(["simulate", *SMALL, *last_point, "--json", "-"]) == DONE
     told = json.loads(capsys.readouterr().out)
     last = rows.iloc[-1]
     for name in ("duration", "completed", "p99_ttft_ms", "mean_batch", "num_gpu_blocks"):
@@ -136,8 +137,8 @@ def test_a_point_that_cannot_be_run_is_a_row_that_says_why(tmp_path, capsys):
 
 
 def test_where_no_point_can_be_run_the_first_says_why(tmp_path, capsys):
-    tokens = ["sweep", *SMALL, *HERE, "--grid", "seed=0:1", "--cost", "paper", "--gpu", "h100-80gb", "--out", str(tmp_path)]
-    assert status(tokens) == MISTAKE
+    tokens = ["sweep", *SMALL, *HERE, "--grid", "seed=0:1", "--cost", "paper", "--gpu", "h100-80gb"]
+    assert status([*tokens, "--out", str(tmp_path)]) == MISTAKE
     assert "is fitted to opt-13b" in capsys.readouterr().err
     assert not (tmp_path / "sweep.parquet").exists()
 
@@ -171,6 +172,15 @@ def test_a_cluster_needs_its_package(engine, module, tmp_path, monkeypatch, caps
     tokens = ["--engine", engine, "--address", "tcp://localhost:1", "--out", str(tmp_path)]
     assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE
     assert f"pip install 'fragmeter[{engine}]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("engine", "address"), [("dask", "tcp://localhost:1"), ("ray", "127.0.0.1:1"), ("ray", "here")])
+def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fragmeter.experiments.parallel._ANSWER_S", 0.5)
+    pytest.importorskip({"dask": "distributed", "ray": "ray"}[engine])
+    tokens = ["--engine", engine, "--address", address, "--out", str(tmp_path)]
+    assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE
+    assert f"address = '{address}': no cluster of {engine} answers there" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
