@@ -174,7 +174,9 @@ def test_a_cluster_needs_its_package(engine, module, tmp_path, monkeypatch, caps
     assert f"pip install 'fragmeter[{engine}]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("engine", "address"), [("dask", "tcp://localhost:1"), ("ray", "127.0.0.1:1"), ("ray", "here")])
+@pytest.mark.parametrize(
+    ("engine", "address"), [("dask", "tcp://localhost:1"), ("ray", "127.0.0.1:1"), ("ray", "here")]
+)
 def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fragmeter.experiments.parallel._ANSWER_S", 0.5)
     pytest.importorskip({"dask": "distributed", "ray": "ray"}[engine])
