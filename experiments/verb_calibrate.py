@@ -44,9 +44,7 @@ def calibrate(
         raise SettingError("block_size", block_size, "must be at least 1 slot")
     spec = model_of(model)
     require_writable_file(out)
-    opened = devices.open(device)
-    if device == "shim":
-        raise SettingError("device", device, "shows that kernels are right, not how long they take; take cpu or cuda")
+    opened = devices.open_timed(device)
     # Needs torch, which is there once a device is open.
     from ..gpu.calibrate import calibrate as measure
 

@@ -67,14 +67,12 @@ def validate(
     if plan is not None:
         _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
-    opened = devices.open(device)
+    opened = devices.open(device) if check else devices.open_timed(device)
     if check:
         from .plan_check import check_plan
 
         check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, 1 if every is None else every, report)
         return
-    if device == "shim":
-        raise SettingError("device", device, "shows that kernels are right, not how long they take; take cpu or cuda")
     if recorded is not None:
         _time_plan(recorded, plan.name, opened, model, dtype, report)
         return

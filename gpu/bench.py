@@ -108,7 +108,7 @@ def main(tokens: list[str] | None = None) -> int:
 def _report(given: argparse.Namespace) -> bool:
     """Measure, row by row; the file has all that is known so far. Whether our own way worked everywhere."""
     target = program.JsonFile(given.json)
-    device = devices.open(given.device)
+    device = devices.open_timed(given.device)
     plan, described = PLANS[device.torch_device.type], device.describe()
     sheet, copy = data_sheet(described), device_copy(device)
     peaks = {"data_sheet": sheet and sheet.memory_bytes_per_s, "copy": copy.bytes_per_s}

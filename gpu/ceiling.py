@@ -114,7 +114,7 @@ def main(tokens: list[str] | None = None) -> int:
 
 def _report(given: argparse.Namespace) -> bool:
     target = program.JsonFile(given.json)
-    device = devices.open(given.device)
+    device = devices.open_timed(given.device)
     copies = [device_copy(device)]
     if device.torch_device.type == "cuda":
         copies += host_copies(device, COPY_BYTES["cuda"] // 4)

@@ -103,23 +103,48 @@ def open(name: str) -> Device:
         UserError: There is no GPU to work with; the text says why.
         SettingError: No such name, or no GPU of that number.
     """
-    kind = re.fullmatch(r"(?P<kind>cpu|shim|cuda)(:(?P<number>\d+))?", name)
-    if kind is None or (kind["number"] and kind["kind"] != "cuda"):
-        raise SettingError("device", name, "must be cpu, shim, cuda, or cuda: and a number")
-    torch = _torch()
-    if kind["kind"] == "cuda":
-        number = _gpu(torch, name, int(kind["number"] or 0))
+    torch, kind, number = _found(name)
+    if kind == "cuda":
         # Streams, events and captures are made on torch's current device.
         torch.cuda.set_device(number)
         return CudaDevice(torch, number)
-    if kind["kind"] == "shim":
+    if kind == "shim":
         return ShimDevice(torch)
     return CpuDevice(torch)
+
+
+def open_timed(name: str) -> Device:
+    """The device of a name, whose times mean something.
+
+    Raises:
+        UserError: As :func:`open`, or it is the kernels' CPU build.
+    """
+    if name == "shim":
+        raise SettingError("device", name, "shows that kernels are right, not how long they take; take cpu or cuda")
+    return open(name)
+
+
+def require(name: str) -> None:
+    """Ask for a device that other processes will open; memory of a GPU stays free.
+
+    Raises:
+        UserError: As :func:`open`.
+    """
+    _found(name)
 
 
 def usual_dtype(device: Device) -> str:
     """What is computed in where nothing else is asked for: fp16 on a GPU, fp32 elsewhere."""
     return "fp16" if device.torch_device.type == "cuda" else "fp32"
+
+
+def _found(name: str) -> tuple[ModuleType, str, int]:
+    """torch, the kind of the device, and its number."""
+    kind = re.fullmatch(r"(?P<kind>cpu|shim|cuda)(:(?P<number>\d+))?", name)
+    if kind is None or (kind["number"] and kind["kind"] != "cuda"):
+        raise SettingError("device", name, "must be cpu, shim, cuda, or cuda: and a number")
+    torch, number = _torch(), int(kind["number"] or 0)
+    return torch, kind["kind"], _gpu(torch, name, number) if kind["kind"] == "cuda" else number
 
 
 def _torch() -> ModuleType:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from .. import __version__
 from ..sim.errors import UserError
 from ..sim.files import as_json, require_writable, user_paths, write_whole
-from . import program
+from . import devices, program
 from .runbook_parts import Part, parts_for
 from .runbook_summary import summary
 
@@ -154,6 +154,9 @@ def main(tokens: list[str] | None = None) -> int:
 
 def _play_asked(given: argparse.Namespace) -> bool:
     parts = parts_for(given.device, given.model, given.only)
+    if given.device != "cpu" and any(given.device in part.program for part in parts):
+        # Once, instead of in every part.
+        devices.require(given.device)
     outcomes = play(parts, given.out, given.device)
     print(f"{given.out / 'summary.md'}")
     return all(outcome.state in ("done", "left out") for outcome in outcomes)

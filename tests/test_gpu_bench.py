@@ -111,6 +111,15 @@ def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
     assert [row["flashinfer"]["why"] for row in rows] == ["no compiler"] * 2
 
 
+@pytest.mark.parametrize("measured", [bench, ceiling])
+def test_the_kernels_cpu_build_is_not_timed(measured, tmp_path, capsys):
+    assert measured.main(["--device", "shim", "--json", str(tmp_path / "none.json")]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith("fragmeter: device = 'shim': shows that kernels are right, not how long they take")
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_shares_of_known_peaks_only():
     row = {"fragmeter": {"us": 1.0, "bytes_per_s": 3e12}}
     assert shares(row, {"data_sheet": 4e12, "copy": 3e12}) == {"share_of_data_sheet": 0.75, "share_of_copy": 1.0}

@@ -150,6 +150,16 @@ def test_a_gpu_that_is_there_is_opened_and_made_current(monkeypatch):
     assert current == [0, 1]
 
 
+def test_a_gpu_that_is_asked_for_is_not_made_current(monkeypatch):
+    """Making it so would take memory from those who open it."""
+    monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200"))
+    cuda = SimpleNamespace(is_available=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda))
+    devices.require("cuda:0")
+    with pytest.raises(SettingError, match="device = 'cuda:1': there are 1, numbered from 0"):
+        devices.require("cuda:1")
+
+
 def test_a_gpu_has_room_where_torch_keeps_what_nobody_uses():
     """10 bytes are free, and of the 7 that torch holds 5 are used."""
     cuda = SimpleNamespace(

@@ -189,10 +189,27 @@ def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_pa
     assert complaint.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
 
 
+@pytest.mark.skipif(probe().state == "ready", reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_without_a_gpu_no_part_begins(device, tmp_path, capsys):
+    pytest.importorskip("torch")
+    assert runbook.main(["--device", device, "--out", str(tmp_path / "day")]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
+    assert not (tmp_path / "day").exists()
+
+
+def test_parts_that_need_no_gpu_run_without(tmp_path):
+    tokens = ["--device", "cuda", "--out", str(tmp_path), "--only", "record"]
+    assert runbook.main(tokens) == 0
+    assert states(tmp_path) == {"record": ("done", None)}
+
+
 @pytest.mark.parametrize(
     ("tokens", "complaint"),
     [
-        (["--out", "{file}"], "{file}: cannot be written (File exists); choose another place"),
+        (["--device", "cpu", "--out", "{file}"], "{file}: cannot be written (File exists); choose another place"),
         (["--out", "{folder}", "--only", "gird"], "only = 'gird': one of doctor, "),
     ],
 )
