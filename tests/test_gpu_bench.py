@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import bench, ceiling, devices  # noqa: E402
+from fragmeter.gpu import bench, bench_rows, ceiling, copies, devices  # noqa: E402
 from fragmeter.gpu.bench_shapes import BLOCK_SIZE, Caches, Shape, lacking, sets_of  # noqa: E402
 from fragmeter.gpu.bench_table import line, shares  # noqa: E402
 from fragmeter.gpu.bench_ways import WAYS  # noqa: E402
@@ -63,14 +63,14 @@ def flashinfer(factor: float):
 @pytest.mark.parametrize(("factor", "why"), [(1, None), (1.1, "its result is another (relative L2 1.0e-01)")])
 def test_flashinfer_is_timed_where_it_computes_the_same(factor, why, monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer(factor))
-    (row,) = bench.bench(CPU, [SHAPE], rounds=2)
+    (row,) = bench_rows.bench(CPU, [SHAPE], rounds=2)
     assert row["flashinfer"].get("why") == why
     assert bool(row["flashinfer"]["us"]) is (why is None)
 
 
 def test_without_flashinfer_the_rest_is_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    (row,) = bench.bench(CPU, [SHAPE], rounds=2)
+    (row,) = bench_rows.bench(CPU, [SHAPE], rounds=2)
     assert row["flashinfer"]["us"] is None and "cannot be imported" in row["flashinfer"]["why"]
     assert row["fragmeter"]["bytes_per_s"] == pytest.approx(SHAPE.kv_bytes / row["fragmeter"]["us"] * 1e6)
 
@@ -78,7 +78,7 @@ def test_without_flashinfer_the_rest_is_measured(monkeypatch):
 def test_what_does_not_fit_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(type(CPU), "free_bytes", lambda _: 1.1 * SHAPE.kv_bytes)
     assert lacking(SHAPE, CPU, 1) == "0.0 GB of caches, room for 0.0 GB"
-    (row,) = bench.bench(CPU, [SHAPE], rounds=2)
+    (row,) = bench_rows.bench(CPU, [SHAPE], rounds=2)
     assert line(row).endswith("left out: " + row["left_out"])
 
 
@@ -87,7 +87,7 @@ def test_a_way_of_ours_that_fails_is_told_and_is_a_failure(monkeypatch, tmp_path
         raise RuntimeError("an illegal memory access\nwas encountered")
 
     monkeypatch.setattr(devices.CpuDevice, "decode_attention", broken)
-    monkeypatch.setitem(bench.PLANS, "cpu", bench.Plan((1,), (64,), ((2, 2),), 64, torch.float32, 1))
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((1,), (64,), ((2, 2),), 64, torch.float32, 1))
     assert bench.main(["--device", "cpu"]) == 1
     assert "failed: an illegal memory access was encountered" in capsys.readouterr().out
 
@@ -104,7 +104,7 @@ def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
     library.__spec__ = object()
     monkeypatch.setattr(library.BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
     monkeypatch.setitem(sys.modules, "flashinfer", library)
-    monkeypatch.setitem(bench.PLANS, "cpu", bench.Plan((1,), (64, 128), ((2, 2),), 64, torch.float32, 1))
+    monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((1,), (64, 128), ((2, 2),), 64, torch.float32, 1))
     assert bench.main(["--device", "cpu", "--json", str(tmp_path / "bench.json")]) == 0
     assert all({"fragmeter", "torch", "gather"} <= set(row) for row in known[0])
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
@@ -134,13 +134,13 @@ def test_a_line_has_every_column():
 
 
 def test_the_data_sheet_is_that_of_the_very_device():
-    assert ceiling.data_sheet({"name": "NVIDIA H200"}).memory_bytes_per_s == 4800 * 10**9
-    assert ceiling.data_sheet({"name": "NVIDIA H100 80GB HBM3"}).name == "h100-80gb"
-    assert ceiling.data_sheet({"name": "NVIDIA H100 PCIe"}) is None
+    assert copies.data_sheet({"name": "NVIDIA H200"}).memory_bytes_per_s == 4800 * 10**9
+    assert copies.data_sheet({"name": "NVIDIA H100 80GB HBM3"}).name == "h100-80gb"
+    assert copies.data_sheet({"name": "NVIDIA H100 PCIe"}) is None
 
 
 def test_the_ceiling_counts_bytes_read_and_written(monkeypatch, tmp_path):
-    monkeypatch.setitem(ceiling.COPY_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(copies.COPY_BYTES, "cpu", 2**20)
     assert ceiling.main(["--device", "cpu", "--json", str(tmp_path / "ceiling.json")]) == 0
     found = json.loads((tmp_path / "ceiling.json").read_text())
     (copy,) = found["copies"]

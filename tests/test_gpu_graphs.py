@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import devices, graphs, program, skeleton_graphs  # noqa: E402
+from fragmeter.gpu import devices, graph_checks, graphs, program, skeleton_graphs  # noqa: E402
 
 CPU = devices.open("cpu")
 CHECKS = {
-    "kernel": lambda: graphs.kernel(CPU, "float32"),
-    "paged": lambda: graphs.skeleton(CPU, "fp32"),
-    "contiguous": lambda: graphs.skeleton(CPU, "fp32", paged=False),
+    "kernel": lambda: graph_checks.kernel(CPU, "float32"),
+    "paged": lambda: graph_checks.skeleton(CPU, "fp32"),
+    "contiguous": lambda: graph_checks.skeleton(CPU, "fp32", paged=False),
 }
 each_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 
@@ -46,8 +46,8 @@ def test_a_replay_that_is_stale_is_found(check, monkeypatch):
 
 def test_the_program_writes_what_came_of_each(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(program, "gpu", lambda name: CPU)
-    nan = graphs.Check("step", float("nan"), 1e-3)
-    monkeypatch.setattr(graphs, "CHECKS", (lambda device: graphs.Check("kernel", 0.0, 0.0), lambda device: nan))
+    good, nan = graph_checks.Check("kernel", 0.0, 0.0), graph_checks.Check("step", float("nan"), 1e-3)
+    monkeypatch.setattr(graph_checks, "CHECKS", (lambda device: good, lambda device: nan))
     assert graphs.main(["--json", str(tmp_path / "graphs.json")]) == 1
     checks = json.loads((tmp_path / "graphs.json").read_text())["checks"]
     assert [(check["error"], check["passes"]) for check in checks] == [(0.0, True), (None, False)]

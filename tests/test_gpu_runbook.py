@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -187,6 +188,27 @@ def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_pa
     assert status == 2 and complaint.count("\n") == 1
     # CuPy, torch's build, a driver or a card: whichever is missing here.
     assert complaint.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
+
+
+@pytest.mark.parametrize("name", ["modules", "grid", "graphs", "ceiling", "bench"])
+def test_without_torch_a_program_says_what_to_install(name, tmp_path):
+    """In a process of its own, which has not imported it yet."""
+    told = without_torch(f"fragmeter.gpu.{name}", "--json", os.fspath(tmp_path / "none.json"))
+    assert told.stderr == "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
+    assert (told.returncode, told.stdout) == (2, "") and not (tmp_path / "none.json").exists()
+
+
+def test_without_torch_no_part_of_a_gpu_begins(tmp_path):
+    told = without_torch("fragmeter.gpu.runbook", "--out", os.fspath(tmp_path / "day"))
+    assert told.stderr == "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
+    assert (told.returncode, told.stdout) == (2, "") and not (tmp_path / "day").exists()
+
+
+def without_torch(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """``python -m module`` where torch is not installed."""
+    code = f"import runpy, sys; sys.modules['torch'] = None; sys.argv[1:] = {[*flags]}; "
+    command = [sys.executable, "-c", code + f"runpy.run_module({module!r}, run_name='__main__')"]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(probe().state == "ready", reason="there is a GPU")
