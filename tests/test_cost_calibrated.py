@@ -147,6 +147,20 @@ def test_a_step_by_hand():
     assert us(COSTS[0].step_ticks(0, 0, 0, 0)) == 300
 
 
+
+def test_graphs_pad_the_layers_and_not_the_output_head():
+    """33 decodes run as 40 through the layers; the head, and what goes by rows beside, know 33."""
+    only = {name: {"coefficients": {"t0_us": 1e-3}} for name in OPS}
+    only["gemm"] = {"coefficients": {"t0_us": 1e-3, "flops_per_s": 1e12}}
+    eager, graphs = (
+        CalibratedCost(calibration(**only), LLAMA, H100, deployment=Deployment(cuda_graphs=cuda_graphs))
+        for cuda_graphs in (False, True)
+    )
+    layers = 32 * 2 * (6144 * 4096 + 4096 * 4096 + 28_672 * 4096 + 4096 * 14_336) / 1e6
+    more = graphs.step_ticks(33, 33 * 100, 0, 0) - eager.step_ticks(33, 33 * 100, 0, 0)
+    assert us(more) == pytest.approx((40 - 33) * layers, rel=1e-3)
+
+
 def test_residuals_reach_the_step():
     """Sequences of 4k tokens take twice as long to attend to, those of 1k as long as without."""
     plain, longer = (

@@ -182,8 +182,9 @@ class Coefficients:
     q: Annotated[float, Field(ge=0.25, le=32, allow_inf_nan=False)] = 1.0
 
     def us(self, work: Work) -> np.ndarray:
-        """Microseconds, before residuals."""
-        terms = [np.asarray(self.t0_us, float)]
+        """Microseconds of every call, before residuals."""
+        calls = np.broadcast_shapes(*map(np.shape, (work.flops, work.bytes, work.count)))
+        terms = [np.full(calls, self.t0_us, float)]
         for amount, per_s in ((work.flops, self.flops_per_s), (work.bytes, self.bytes_per_s)):
             if per_s is not None:
                 terms.append(np.asarray(amount, float) / per_s * 1e6)
