@@ -143,6 +143,7 @@ class _Reader:
         self._not_simulated: list[str] = []
 
     def line(self, environment: dict[str, str]) -> ServeLine:
+        """All words, read; ``environment`` is what stood before the program."""
         while self._left:
             word = self._left.pop()
             if word.startswith("-") and not _NUMBER.fullmatch(word):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..sim.cost import gemms
 from ..sim.spec import ModelSpec
 
 Point = dict[str, Any]
@@ -19,10 +20,8 @@ KV_DTYPE = "fp16"
 
 
 def layer_gemms(model: ModelSpec) -> list[tuple[int, int]]:
-    """``(n, k)`` of the GEMMs of a layer: Q, K and V in one, the output, gate and up in one, down."""
-    query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    hidden, wide = model.hidden_size, model.intermediate_size
-    return [(query + 2 * kv, hidden), (hidden, query), ((model.mlp_matrices - 1) * wide, hidden), (hidden, wide)]
+    """``(n, k)`` of the GEMMs of a layer, on one GPU: those that costs are added up of."""
+    return [(matrix.n, matrix.k) for matrix in gemms.layer_gemms(model, 0, 1, None)]
 
 
 def head_gemm(model: ModelSpec) -> tuple[int, int]:

@@ -178,6 +178,7 @@ class _Draw:
     generator: torch.Generator
 
     def layer(self) -> Layer:
+        """One layer, each matrix scaled so that its outputs are about as large as its inputs."""
         model = self.model
         query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         wide = model.intermediate_size

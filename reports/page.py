@@ -22,6 +22,7 @@ import plotly.io
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from ..sim.files import user_paths, write_whole
 from .labels import Numbers
 from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 
@@ -45,16 +46,15 @@ class Section:
 def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
     """Writes the page to ``path`` and returns that; missing folders are made.
 
-    The file appears whole or not at all: it is written beside its place and then moved there.
+    The file appears whole or not at all.
+
+    Raises:
+        UserError: It cannot be written.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(render_page(title, lead, sections), encoding="utf-8", newline="\n")
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with user_paths(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, render_page(title, lead, sections))
     return target
 
 

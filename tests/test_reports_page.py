@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from fragmeter.reports import page as page_module
 from fragmeter.reports.figures import fig2, story
 from fragmeter.reports.page import Section, write_page
+from fragmeter.sim.errors import UserError
 from plotly.offline import get_plotlyjs
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -97,10 +98,10 @@ class TestWriting:
         before = path.read_bytes()
 
         def full_disk(*_):
-            raise OSError("No space left on device")
+            raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(page_module.os, "replace", full_disk)
-        with pytest.raises(OSError, match="No space"):
+        monkeypatch.setattr(os, "replace", full_disk)
+        with pytest.raises(UserError, match="No space"):
             write(tmp_path, sections=[Section("New")])
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

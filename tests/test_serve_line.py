@@ -24,7 +24,7 @@ READS_THE_SAME = [
     " --enforce-eager > serve.log 2>&1 &",
     "vllm serve opt-13b \\\n  --tensor-parallel-size 2 \\\n  --max-model-len 2048 \\\n  --enforce-eager",
     "python3 -m vllm.entrypoints.openai.api_server --model opt-13b -tp 2 --max-model-len 2048 --enforce-eager",
-    "docker run --runtime nvidia --gpus all -v ~/.cache:/root/.cache vllm/vllm-openai:v0.21.0"
+    "docker run --runtime nvidia --gpus all -v models:/models --ipc=host vllm/vllm-openai:v0.21.0"
     " --model opt-13b -tp 2 --max-model-len 2048 --enforce-eager",
     "podman run -it registry.io/vllm-openai vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager True",
 ]

@@ -16,7 +16,7 @@ from fragmeter.experiments.trace_page import arrival_rows, length_rows
 from fragmeter.sim import ticks
 from fragmeter.sim.content import NO_SESSION, PromptContent
 from fragmeter.sim.dialogue import Dialogue
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.errors import SettingError, UserError
 from fragmeter.traces import Trace, read, read_with_content, stats, write
 from fragmeter.traces.reuse import reused_tokens
 
@@ -79,9 +79,9 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(UserError) as caught:
         write(FULL, path)
-    assert str(caught.value) == f"path = '{path}': cannot be written (No space left on device); choose another"
+    assert str(caught.value) == f"{path}: cannot be written (No space left on device); choose another place"
     assert (os.listdir(tmp_path), path.read_text()) == (["full.csv"], "before")
 
 
@@ -101,9 +101,9 @@ def test_places_that_cannot_be_written(tmp_path):
     assert str(caught.value) == (
         f"path = '{tmp_path}/full.xlsx': must end in one of {', '.join(ENDINGS)}"
     )
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(UserError) as caught:
         write(FULL, tmp_path / "none" / "full.csv")
-    assert str(caught.value).endswith("cannot be written (No such file or directory); choose another")
+    assert str(caught.value).endswith("cannot be written (No such file or directory); choose another place")
 
 
 def test_stats_by_hand():

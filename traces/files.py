@@ -147,6 +147,7 @@ class _Pieces(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:
+        """See ``io.RawIOBase``; 0 when there are no more pieces."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

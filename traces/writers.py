@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow as pa
 from ..sim.content import NO_SESSION, PromptContent
 from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import SettingError
+from ..sim.files import write_whole
 from .times import to_seconds
 from .trace import Trace
 
@@ -26,21 +26,14 @@ def write(trace: Trace, path: str | PathLike[str]) -> None:
     written in seconds, to the nanosecond; sessions as numbers. CSV has no room for ``hash_ids``.
 
     Raises:
-        SettingError: an unknown ending, or a place that cannot be written.
+        SettingError: an unknown ending.
+        UserError: a place that cannot be written.
     """
     target = Path(path)
     form = next((form for ending, form in _FORMS.items() if target.name.endswith(ending)), None)
     if form is None:
         raise SettingError("path", str(target), f"must end in one of {', '.join(_FORMS)}")
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        try:
-            part.write_bytes(form(_frame(trace)))
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise SettingError("path", str(target), f"cannot be written ({error.strerror}); choose another") from None
+    write_whole(target, form(_frame(trace)))
 
 
 def _frame(trace: Trace) -> pd.DataFrame:

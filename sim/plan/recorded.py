@@ -245,6 +245,7 @@ class _Lines(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan) -> _Lines:
+        """Rows sorted by sequence, and for each the row with which its sequence last began anew."""
         order = np.argsort(plan.sequence, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))

@@ -25,6 +25,7 @@ def _sessions() -> Callable[[Table], Table]:
     first: dict[int, int] = {}
 
     def prepared(table: Table) -> Table:
+        """The table with its sessions; chats of earlier tables are known."""
         if _CHAT not in table.columns:
             return table
         chats = table.columns[_CHAT].to_pylist()

@@ -45,6 +45,7 @@ def _sized() -> Callable[[Table], Table]:
     sizes: dict[int, int] | None = None
 
     def prepared(table: Table) -> Table:
+        """The table with hash ids and their tokens; sizes are read once, beside the first table."""
         nonlocal sizes
         if _CHUNKS not in table.columns:
             return table
