@@ -66,7 +66,7 @@ class Settings:
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
             profile of the GPU that comes with the package) or the path of a calibration file; None takes the paper's
             where it applies, else the roofline.
-        step_scale: Factor on the paper's step time; None takes the one fitted to its Fig 13a.
+        step_scale: Factor on the step time; None takes 1, and for the paper's the one fitted to its Fig 13a.
         disable_hybrid_kv_cache_manager: Keep every token in all layers, also in those with a window.
         window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
         leap: Whether to leap over steps that decide nothing. The results are the same bits.

@@ -177,10 +177,6 @@ MISFITS = {
         ["--block-size", "65536"],
         "block_size = 65536: opt-13b leaves room for 15732 slots on 1 x a100-40gb; take smaller blocks",
     ),
-    "scale": (
-        ["--cost", "roofline", "--step-scale", "2"],
-        "step_scale = 2.0: applies to the cost 'paper' only; leave it at 1",
-    ),
     "cost": (
         ["--cost", "vidur"],
         "cost = 'vidur': one of paper, roofline, fitted, or the path of a calibration file (.json)",
@@ -188,10 +184,6 @@ MISFITS = {
     "no calibration": (
         ["--cost", "none.json"],
         "cost = 'none.json': cannot be read: No such file or directory",
-    ),
-    "scale of a profile": (
-        ["--cost", "fitted", "--step-scale", "2"],
-        "step_scale = 2.0: applies to the cost 'paper' only; leave it at 1",
     ),
     "length": (
         ["--max-model-len", "99999"],

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, StepCost, cost
+from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, ScaledCost, StepCost, cost
 from fragmeter.sim.cost import paper as paper_module
 from fragmeter.sim.cost.envelope import upper_envelope
 from fragmeter.sim.errors import SettingError
@@ -40,6 +40,8 @@ COSTS = [
     RooflineCost(model("gemma-3-27b"), gpu("h100-80gb"), 2, deployment=Deployment(2, "fp8", "fp8")),
     RooflineCost(model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(1, "fp8", "fp8", cuda_graphs=True)),
     RooflineCost(model("gpt-oss-120b"), gpu("h100-80gb"), deployment=Deployment(4, "int4", "mxfp4", cuda_graphs=True)),
+    ScaledCost(ROOFLINES[0], 1.37),
+    ScaledCost(ROOFLINES[6], 0.111),
 ]
 
 costs = st.sampled_from(COSTS)
@@ -93,6 +95,19 @@ def test_more_work_never_takes_less_time(step_cost, batch, context, tokens, pair
     before, after = step_cost.step_ticks(*work), step_cost.step_ticks(*more)
     assert type(before) is int and type(after) is int
     assert 0 < before <= after
+
+
+@pytest.mark.parametrize("name", ["roofline", "fitted"])
+def test_a_scale_is_on_steps_and_on_nothing_else(name):
+    plain, scaled = (cost(name, model("llama-3.1-8b"), gpu("h200"), scale=scale) for scale in (1.0, 1.3))
+    assert type(plain) is not ScaledCost
+    for work in ((32, 32_000, 0, 0), (32, 32_000, 500, 125_250), (0, 0, 4096, 8_390_656)):
+        assert scaled.step_ticks(*work) == pytest.approx(1.3 * plain.step_ticks(*work), rel=1e-5)
+    assert scaled.swap_in_ticks(7) == plain.swap_in_ticks(7)
+    assert scaled.swap_out_ticks(7) == plain.swap_out_ticks(7)
+    assert scaled.copy_ticks(7) == plain.copy_ticks(7)
+    assert scaled.describe()["scale"]["value"] == 1.3
+    assert scaled.name == plain.name
 
 
 @settings(deadline=None)
@@ -271,14 +286,6 @@ def test_every_gpu_has_its_shares(name):
         (
             lambda: cost("paper", model("opt-13b"), gpu("h200")),
             "cost = 'paper': is fitted to opt-13b on one a100-40gb; use roofline for opt-13b on 1 x h200",
-        ),
-        (
-            lambda: cost("roofline", model("opt-13b"), gpu("h200"), scale=1.12),
-            "scale = 1.12: applies to the cost 'paper' only; leave it at 1",
-        ),
-        (
-            lambda: cost("fitted", model("opt-13b"), gpu("h200"), scale=1.12),
-            "scale = 1.12: applies to the cost 'paper' only; leave it at 1",
         ),
         (lambda: PaperCost(0.0), "scale = 0.0: must be a positive number"),
         (lambda: PaperCost(float("nan")), "scale = nan: must be a positive number"),

@@ -150,10 +150,6 @@ class TestReplica:
                 "cost = 'paper': is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline",
             ),
             (
-                {"step_scale": 1.5, "kv_cache_dtype": "fp8"},
-                "step_scale = 1.5: applies to the cost 'paper' only; leave it at 1",
-            ),
-            (
                 {"arena": "best-fit"},
                 "arena = 'best-fit': is for orca-max, orca-pow2, orca-oracle only; leave it at buddy",
             ),

@@ -14,6 +14,7 @@ from .calibrated import CalibratedCost
 from .calibration import Calibration, profile, profile_names, read
 from .paper import PaperCost
 from .roofline import RooflineCost
+from .scaled import ScaledCost
 
 __all__ = [
     "COST_NAMES",
@@ -21,6 +22,7 @@ __all__ = [
     "Calibration",
     "PaperCost",
     "RooflineCost",
+    "ScaledCost",
     "StepCost",
     "cost",
     "profile",
@@ -43,22 +45,21 @@ def cost(
 
     Args:
         name: One of ``COST_NAMES``, or the path of a calibration file.
-        scale: Factor on the paper's step time.
+        scale: Factor on the step time.
 
     Raises:
         SettingError: An unknown name, "paper" on anything but what it is fitted to (the layers and width of OPT-13B
-            on one A100-40GB, in 16 bit, without graphs), a scale that has nothing to scale, a calibration that is
-            none or does not cover the model.
+            on one A100-40GB, in 16 bit, without graphs), a calibration that is none or does not cover the model.
         UserError: A calibration file that cannot be read.
     """
     if name == "paper":
         return _paper(model, gpu, tensor_parallel, block_size, scale, deployment)
-    if scale != 1:
-        raise SettingError("scale", scale, "applies to the cost 'paper' only; leave it at 1")
     if name == "roofline":
-        return RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
-    calibration = profile(gpu.name) if name == "fitted" else _file(name)
-    return CalibratedCost(calibration, model, gpu, tensor_parallel, block_size, deployment)
+        found = RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
+    else:
+        calibration = profile(gpu.name) if name == "fitted" else _file(name)
+        found = CalibratedCost(calibration, model, gpu, tensor_parallel, block_size, deployment)
+    return found if scale == 1 else ScaledCost(found, scale)
 
 
 def _paper(
