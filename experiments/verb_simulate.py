@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
+from ..sim.blocks import record as blocks_of
 from ..sim.errors import SettingError
 from ..sim.files import require_writable, user_paths
 from ..sim.plan import Plan, record
@@ -42,6 +43,7 @@ def simulate(
     record_plan: Annotated[bool | Path | None, Parameter(negative=""), RESULTS] = None,
     record_steps: Annotated[str | None, RESULTS] = None,
     shuffle_ids: Annotated[bool, Parameter(negative=""), RESULTS] = False,
+    record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     json: JsonTarget = None,
 ) -> None:
     """Serve a trace on one simulated replica, and write what happened.
@@ -55,23 +57,32 @@ def simulate(
             block table.
         record_steps: The steps to record, as START:COUNT; by default all.
         shuffle_ids: Of a recorded plan: hand out block ids in a random order.
+        record_blocks: Record what every block held at up to 2,000 moments, into blocks.npz of --out, for the block
+            map of ``fragmeter report``. The run is served once more for it.
     """
     report = Report(json)
     _check_out(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
+    if record_blocks and out is None:
+        raise SettingError("record_blocks", True, "has no place; give --out")
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
+        blocks = blocks_of(settings, work, progress=progress)[1] if record_blocks else None
     if plan is not None and not plan.num_steps:
         raise SettingError("record_steps", record_steps or "0:", "no step is in the window; begin earlier, or serve more")
     _keep(run, out, inputs.describe(work))
     if plan is not None:
         plan.save(wanted.path(out))
+    if blocks is not None:
+        blocks.save(out / "blocks.npz")
     _tell(run, lengths if requests.trace else None, report, out)
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
+    if blocks is not None:
+        report.point_to(f"Block map of {blocks.num_columns:,} moments", out / "blocks.npz")
 
 
 def _check_out(out: Path | None) -> None:

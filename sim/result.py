@@ -2,10 +2,12 @@
 
     summary.json      one number for each question (``summary``)
     requests.parquet  a row a request
+    stays.parquet     a row a stay of a sequence on the device, and how it ended
     steps.parquet     a row a leap; ``expand`` makes it a row a step
     memory.parquet    the ledger at the start of every leap, in slots
     run.json          every setting, versions, seed and the trace's hash
     plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
+    blocks.npz        what every block held, where that was recorded (``blocks.BlockMap.save``)
 
 Same settings, same bytes.
 """
@@ -29,6 +31,7 @@ from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
 from .requests import request_times
 from .run import Run
+from .stays import stays_table
 from .summary import summary
 
 #: Written into run.json; raised when a table changes its meaning.
@@ -144,7 +147,8 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
 
 
 def _write_parts(run: Run, parts: Path, request: Mapping[str, Any]) -> None:
-    for name, table in (("requests", requests_table), ("steps", steps_table), ("memory", memory_table)):
+    tables = {"requests": requests_table, "stays": stays_table, "steps": steps_table, "memory": memory_table}
+    for name, table in tables.items():
         table(run).to_parquet(parts / f"{name}.parquet", index=False)
     for name, content in (("summary", summary(run)), ("run", describe(run, request))):
         (parts / f"{name}.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")

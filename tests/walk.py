@@ -26,7 +26,7 @@ class Moment:
     """The engine at the start of a step or a leap (``running`` is empty where it only waits or swaps).
 
     ``running`` maps a request to the tokens computed once the step is done, ``tables`` and ``host_tables`` one to its
-    block ids.
+    block ids, ``pieces`` one to the slots of its piece; ``slots`` has the bucket of every slot that has an address.
     """
 
     now: int
@@ -39,6 +39,8 @@ class Moment:
     free_ids: tuple[int, ...] = ()
     host_free_ids: tuple[int, ...] = ()
     free_chunks: tuple[tuple[int, int], ...] = ()
+    pieces: dict[int, range] = field(default_factory=dict)
+    slots: list[str] = field(default_factory=list)
 
 
 class Walk:
@@ -119,7 +121,7 @@ class Walk:
         for block in moment.free_ids:
             for slot in range(block * size, (block + 1) * size):
                 slots.put(slot, FREE)
-        moment.buckets = slots.census()
+        moment.buckets, moment.slots = slots.census(), slots.classes
 
     def _tables(self, moment: Moment) -> None:
         kept = self.memory.tables
@@ -133,6 +135,7 @@ class Walk:
         size, slots = self.case.pool.block_size, SlotMap(self.case.pool.slots)
         for sequence in self.engine.state.running:
             start, index = sequence.grant.start * size, sequence.index
+            moment.pieces[index] = range(start, start + sequence.grant.slots)
             asked = self._asked(index)
             for i in range(sequence.grant.slots):
                 slots.put(start + i, classify_slot(i, moment.running[index], self._final(index), asked, asked))
@@ -142,7 +145,7 @@ class Walk:
         for start, blocks in moment.free_chunks:
             for slot in range(start * size, (start + blocks) * size):
                 slots.put(slot, STRANDED if blocks < wanted else FREE)
-        moment.buckets = slots.census()
+        moment.buckets, moment.slots = slots.census(), slots.classes
 
     def _asked(self, index: int) -> int:
         """R of an Orca with chunks."""
@@ -172,7 +175,7 @@ class Walk:
         moment.buckets = census([*slots, *[FREE] * (self.case.pool.slots - len(slots))])
 
     def _batch(self, moment: Moment) -> None:
-        """As above; padding and the slots of ended members are held."""
+        """As above, one after the other; padding and the slots of ended members are held."""
         longest = max((self.case.requests[index].prompt_tokens for index in moment.running), default=0)
         slots: list[str] = []
         for sequence in self.engine.state.running:
@@ -180,6 +183,8 @@ class Walk:
             done = self.generated[index] == self.case.requests[index].output_tokens
             padding = asked if done else longest - self.case.requests[index].prompt_tokens
             own, computed = asked - padding, moment.running[index]
-            slots += [FINISHED_HOLD] * padding
+            moment.pieces[index] = range(len(slots), len(slots) + asked)
             slots += [classify_slot(i, computed, self._final(index), own, own) for i in range(own)]
-        moment.buckets = census([*slots, *[FREE] * (self.case.pool.slots - len(slots))])
+            slots += [FINISHED_HOLD] * padding
+        moment.slots = [*slots, *[FREE] * (self.case.pool.slots - len(slots))]
+        moment.buckets = census(moment.slots)

@@ -41,6 +41,9 @@ class Arena(Protocol):
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in pieces too small for ``blocks``: stranded for whoever wants that."""
 
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """Free blocks as (start, length), by address, in the pieces in which they can be had."""
+
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address."""
 
@@ -108,6 +111,10 @@ class FirstFitArena:
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in runs too short for ``blocks``."""
         return sum(length for length in self._lengths if length < blocks)
+
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """The free runs."""
+        return self.free_runs()
 
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address."""

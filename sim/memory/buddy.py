@@ -80,10 +80,14 @@ class BuddyArena:
         """Free blocks in chunks too small for one of ``blocks``: stranded for whoever wants that."""
         return sum(size * len(starts) for size, starts in self.free_lists.items() if size < blocks)
 
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """Free chunks as (start, blocks), by address."""
+        return sorted((start, size) for size, starts in self.free_lists.items() for start in starts)
+
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address, neighbours joined."""
         runs: list[tuple[int, int]] = []
-        for start, size in sorted((start, size) for size, starts in self.free_lists.items() for start in starts):
+        for start, size in self.free_pieces():
             if runs and sum(runs[-1]) == start:
                 runs[-1] = (runs[-1][0], runs[-1][1] + size)
             else:

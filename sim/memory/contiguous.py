@@ -247,6 +247,11 @@ class BuddyMemory(ContiguousMemory):
     def stranded_slots(self, blocked_blocks: int) -> int:
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
 
+    def stranded_pieces(self) -> list[tuple[int, int]]:
+        """Free pieces, as (first block, blocks), that are too small for what the queue's head was refused."""
+        wanted = self._transaction.blocked_blocks
+        return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
+
     def largest_free_slots(self) -> int:
         if self._largest_run is None:
             self._largest_run = max((length for _, length in self.arena.free_runs()), default=0)

@@ -1,0 +1,8 @@
+"""Recorded block maps: what every physical block of a pool held, over the time of a run."""
+
+from __future__ import annotations
+
+from .recorded import GIVEN_UP, NOBODY, SCHEMA_VERSION, BlockMap, load
+from .recording import MOST_COLUMNS, MOST_ROWS, record
+
+__all__ = ["GIVEN_UP", "MOST_COLUMNS", "MOST_ROWS", "NOBODY", "SCHEMA_VERSION", "BlockMap", "load", "record"]

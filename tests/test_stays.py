@@ -1,0 +1,66 @@
+"""The table of stays: who computes when, held to an engine that is watched step by step."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fragmeter.sim import simulate
+from fragmeter.sim.engine import Engine
+from fragmeter.sim.result import requests_table
+from fragmeter.sim.stays import stays_table
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from engine_runs import settings_of, workload_of  # noqa: E402
+from strategies import Case, crowded_cases, medium_cases  # noqa: E402
+
+
+class Watched(Engine):
+    """Writes down who runs, and whose prefill goes on, in every step."""
+
+    seen: list[tuple[int, set[int], set[int]]]
+
+    def _leap_over(self, now, first_step):
+        self._note(now)
+        return super()._leap_over(now, first_step)
+
+    def _stand_still(self, now, first_step, plan):
+        self._note(now)
+        return super()._stand_still(now, first_step, plan)
+
+    def _note(self, now):
+        running = {sequence.index for sequence in self.state.running}
+        self.seen.append((now, running, {sequence.index for sequence in self.state.prefilling}))
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "fastgen", "sarathi", "orca-max", "static"])
+@hypothesis_settings(max_examples=12)
+@given(case=st.one_of(crowded_cases(), medium_cases()))
+def test_stays_are_what_a_watched_engine_does(policy, case: Case):
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    kind = type("_Watched", (Watched,), {"seen": []})
+    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    run = simulate(settings, workload, case.cost)
+    stays = stays_table(run)
+    # Of steps that begin together all but the last take no time.
+    last = {now: sides for now, *sides in kind.seen}
+    for now, (running, prefilling) in last.items():
+        there = stays[(stays["start_ticks"] <= now) & (now < stays["end_ticks"])]["sequence"]
+        assert running <= set(there) <= running | prefilling
+    # Whoever prefills is on its way to a stay, unless it is pushed out before.
+    requests = requests_table(run)
+    for request, own in stays.groupby("request"):
+        assert own["start_ticks"].min() >= requests["first_scheduled_ticks"][request]
+        assert own["first_token_ticks"].min() == requests["first_token_ticks"][request]
+        assert own["end_ticks"].max() == requests["finish_ticks"][request]
+        assert own["ended"].tolist()[-1] == "finished" and (own["ended"] == "finished").sum() == 1
+    cut = stays[stays["ended"].isin(["preempted", "swapped"])].groupby("request").size()
+    told = requests["recomputed"] + requests["swapped"]
+    assert all(count <= told[request] for request, count in cut.items())
