@@ -6,6 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import pandas as pd
+
+from ..sim.result import memory_table
 from ..sim.run import Run, simulate
 from ..sim.settings import settings
 from ..sim.summary import waste
@@ -53,6 +56,7 @@ class Bench:
         self.source = source
         self._workloads: dict[tuple[Experiment, int], Workload] = {}
         self._measured: dict[Case, Measured] = {}
+        self._timelines: dict[Case, pd.DataFrame] = {}
 
     def measure(self, cases: Sequence[Case], subject: str) -> list[Measured]:
         """What the cases came to, in their order; ``subject`` is what the progress bar says."""
@@ -67,9 +71,14 @@ class Bench:
         results = iter(self.measure([case for group in groups.values() for case in group], subject))
         return {key: [next(results) for _ in group] for key, group in groups.items()}
 
-    def run(self, case: Case) -> Run:
-        """The whole run of a case, for its ledger."""
-        return _run(self._workload(case), case)
+    def timeline(self, case: Case) -> pd.DataFrame:
+        """The ledger of a case over the span in which requests arrive, a row a change, from ``start_s``."""
+        if case not in self._timelines:
+            table = memory_table(_run(self._workload(case), case))
+            start_s = table.pop("start_ticks") / PER_SECOND
+            table.insert(0, "start_s", start_s)
+            self._timelines[case] = table[start_s <= case.experiment.duration_s]
+        return self._timelines[case]
 
     def _workload(self, case: Case) -> Workload:
         key = case.experiment, case.seed

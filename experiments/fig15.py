@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from os import PathLike
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.settings import FITTED_BEAM_SURVIVAL
 from .comparison import Payload, Row, row
 from .facts import Published
 from .fit_beams import ALPACA, BEAMS_ALPACA, FITTED_ON_BEAMS, SURVIVALS
-from .output import Report
-from .pages import write_sharing_page
 from .paper import FIG15, FIG15_SHAREGPT, Experiment, Source
 from .sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
-from .telling import tell
 
 FIGURE = FIG15.figure
 SEQUENCES = (2, 4, 6)
@@ -38,29 +32,12 @@ _WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (1.5, 3, 5), CL
 Runs = dict[tuple[str, int], list[Saved]]
 
 
-def reproduce_fig15(source: Source, report: Report, out: str | PathLike[str] | None) -> None:
-    """Measure what samples and beams save, and report it; into ``out`` go the document and a page.
+def compare_sharing(source: Source) -> Payload:
+    """The figure as a document: design.md's table, and what it rests on.
 
     Args:
         source: ShareGPT's lengths; those of Alpaca are always drawn.
-
-    Raises:
-        UserError: ``out`` cannot be written.
     """
-    if out is not None:
-        require_writable(out, out, create=True)
-    payload = compare_sharing(source)
-    tell(payload, report)
-    if out is not None:
-        with user_paths(out):
-            Path(out).mkdir(parents=True, exist_ok=True)
-            write_whole(Path(out) / f"{FIGURE}.json", as_json(payload))
-            report.point_to("Page", write_sharing_page(payload, out))
-    report.data(payload)
-
-
-def compare_sharing(source: Source) -> Payload:
-    """The figure as a document: design.md's table, and what it rests on."""
     sources = {FIG15: replace(ALPACA, seeds=source.seeds), FIG15_SHAREGPT: source}
     rows = list(sharing_rows(_measured(sources)))
     short = replace(ALPACA, seeds=source.seeds[:1])

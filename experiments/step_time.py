@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from os import PathLike
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,8 +12,6 @@ from rich import box
 from rich.table import Table
 
 from ..sim.cost import StepCost, cost
-from ..sim.errors import SettingError
-from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.spec import gpu, model
 from ..sim.ticks import PER_MS
 from .comparison import Payload, Row
@@ -28,26 +24,6 @@ MODEL = "opt-13b"
 COSTS = ("fitted", "roofline")
 #: Where a published formula is asked: sequences, and tokens of each. Beyond 95 sequences DistServe's is another.
 BATCHES, LENGTHS = (8, 32, 64), (256, 1024)
-
-
-def reproduce_step_time(trace: Any, seeds: int | None, report: Report, out: str | PathLike[str] | None) -> None:
-    """Compare and report; into ``out`` goes the document.
-
-    Raises:
-        UserError: A trace or seeds are given, of which nothing hangs; ``out`` cannot be written.
-    """
-    for field, value in (("trace", trace), ("seeds", seeds)):
-        if value is not None:
-            raise SettingError(field, str(value), f"{FIGURE} serves nothing; leave it out")
-    if out is not None:
-        require_writable(out, out, create=True)
-    payload = compare_step_times()
-    tell_step_times(payload, report)
-    if out is not None:
-        with user_paths(out):
-            Path(out).mkdir(parents=True, exist_ok=True)
-        write_whole(Path(out) / f"{FIGURE}.json", as_json(payload))
-    report.data(payload)
 
 
 def compare_step_times() -> Payload:

@@ -172,11 +172,12 @@ def test_ctrl_c_leaves_what_is_finished(tmp_path):
     assert (program.returncode, error) == (INTERRUPTED, "fragmeter: interrupted; what is finished stays\n")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["all.json", "out", "reproduction.html", "waste.json"]
     waste = json.loads((out / "waste.json").read_text("utf-8"))
-    assert json.loads(all_data.read_text("utf-8")) == {"figures": [waste]}
+    assert json.loads(all_data.read_text("utf-8"))["figures"] == [waste]
     page = (out / "reproduction.html").read_text("utf-8")
     assert page.rstrip().endswith("</html>")
     headings = [line for line in page.splitlines() if line.startswith("<h2")]
     assert [heading.partition(">")[2] for heading in headings] == [
+        "How near it comes</h2>",
         "The waste table: one trace, one pool, every policy</h2>",
         "The ledger over time</h2>",
         "The textbook stories</h2>",
