@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..reports import figures
 from ..reports.page import Section
 from . import sections
 from .bench import Bench
 from .comparison import Payload, compare
+from .fig1 import fig1
+from .fig3 import fig3
+from .fig11 import fig11
 from .fig15 import compare_sharing
+from .fig19a import fig19a
 from .fit import fit
 from .output import Report
 from .paper import DEFAULT_SEEDS, FIG2, FIG13A
 from .step_time import compare_step_times, tell_step_times
+from .table1 import table1
 from .telling import tell
 from .waste import waste_table
 
@@ -42,12 +49,22 @@ class Figure:
     in_all: bool = True
 
 
+def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
+    """A figure that serves no requests."""
+    return Figure(lambda _: make(), *show, seeds=None, traced=False, **more)
+
+
+#: Tables and figures that take no time come first, and the waste table, which takes two seconds: there is soon
+#: something to see.
 FIGURES: dict[str, Figure] = {
+    "table1": _fixed(table1, sections.tabled("Table 1: how much memory the KV cache has")),
+    "fig1": _fixed(fig1, sections.shown("Fig 1: how throughput grows with the batch", figures.curves)),
+    "fig3": _fixed(fig3, sections.tabled("Fig 3: what two requests hold")),
+    "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
+    "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
     "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2),
     "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a),
     "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1),
-    "step-time": Figure(
-        lambda _: compare_step_times(), tell=tell_step_times, seeds=None, traced=False, in_all=False
-    ),
+    "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
 }

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from ..reports import figures
 from ..reports.fig_scale import sensitivity_numbers
+from ..reports.labels import comparison_numbers
 from ..reports.page import Section
 from .bench import Bench, Case
 from .comparison import Payload, Row
@@ -25,6 +26,17 @@ def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Pa
 
     def show(payload: Payload, _: Bench) -> list[Section]:
         return [Section(title, paragraphs(payload), [picture(for_reports(payload)) for picture in pictures])]
+
+    return show
+
+
+def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
+    """One section whose values stand in a table, as they have no axis in common."""
+
+    def show(payload: Payload, _: Bench) -> list[Section]:
+        numbers = comparison_numbers(for_reports(payload)["rows"])
+        rows = [dict(zip(numbers["columns"], line, strict=True)) for line in numbers["rows"]]
+        return [Section(title, paragraphs(payload), rows=rows)]
 
     return show
 

@@ -66,7 +66,7 @@ def _values(fact: Mapping[str, Any]) -> Iterator[tuple[int, int, float]]:
     """Sequences, tokens of each, and ms."""
     if "batch" in fact:
         for batch, tokens_per_s in zip(fact["batch"], fact["tokens_per_s"], strict=True):
-            yield batch, _usual_length(), 1e3 * batch / tokens_per_s
+            yield batch, usual_length(), 1e3 * batch / tokens_per_s
         return
     for length in LENGTHS:
         for batch in BATCHES:
@@ -74,7 +74,7 @@ def _values(fact: Mapping[str, Any]) -> Iterator[tuple[int, int, float]]:
             yield batch, length, fact["ms"] + context + fact["ms_per_sequence"] * batch
 
 
-def _usual_length() -> int:
+def usual_length() -> int:
     """Half way through ShareGPT's mean request."""
     prompt, output = published_mean_tokens()
     return round(prompt + output / 2)
@@ -90,7 +90,7 @@ def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:
 
 def _basis() -> Iterator[str]:
     yield (
-        f"Fig 1 does not say how long its sequences are: {_usual_length()} tokens, half way through ShareGPT's mean"
+        f"Fig 1 does not say how long its sequences are: {usual_length()} tokens, half way through ShareGPT's mean"
         " request. The published ones differ among themselves: other engines, other memories, and Fig 1's attention"
         " kernel is the first one that there was."
     )

@@ -138,7 +138,7 @@ def fig13a(comparison: Comparison) -> go.Figure:
         comparison_numbers(rows),
     )
     figure.update_xaxes(title_text="requests")
-    return _side_by_side(figure, rows)
+    return side_by_side(figure, rows)
 
 
 def fig15(comparison: Comparison) -> go.Figure:
@@ -152,10 +152,10 @@ def fig15(comparison: Comparison) -> go.Figure:
         comparison_numbers(comparison["rows"]),
     )
     figure.update_xaxes(ticksuffix=" %")
-    return _side_by_side(figure, rows)
+    return side_by_side(figure, rows)
 
 
-def _side_by_side(figure: go.Figure, rows: list[Row]) -> go.Figure:
+def side_by_side(figure: go.Figure, rows: list[Row]) -> go.Figure:
     """A published and a simulated bar for each row."""
     for side, hue in zip(SIDES, (REFERENCE, BUCKETS["live"])):
         figure.add_trace(_bars(rows, side, hue))

@@ -12,6 +12,20 @@ from .fig_scale import scale_sensitivity
 from .fig_seeds import seeds
 from .fig_story import story
 from .fig_trace import arrivals, lengths
+from .fig_values import bars, curves
 from .fig_waste import waste
 
-__all__ = ["arrivals", "fig13a", "fig15", "fig2", "ledger_over_time", "lengths", "scale_sensitivity", "seeds", "story", "waste"]
+__all__ = [
+    "arrivals",
+    "bars",
+    "curves",
+    "fig13a",
+    "fig15",
+    "fig2",
+    "ledger_over_time",
+    "lengths",
+    "scale_sensitivity",
+    "seeds",
+    "story",
+    "waste",
+]

@@ -17,7 +17,24 @@ METRICS: dict[str, str] = {
     "internal_pct": "internal",
     "external_and_others_pct": "external & others",
     "batched_requests": "batched requests",
+    "param_gb": "weights, GB",
+    "kv_gb": "KV cache, GiB",
+    "kv_slots_k": "KV slots, thousands",
+    "decode_tokens_per_s": "decode throughput",
+    "normalized_latency_s_per_token": "normalised latency",
 }
+
+UNITS: dict[str, str] = {
+    "_pct": "% of the KV pool",
+    "_requests": "requests",
+    "_tokens_per_s": "tokens/s",
+    "_s_per_token": "s/token",
+    "_req_per_s": "req/s",
+    "_ms": "ms",
+    "_tokens": "tokens",
+    "_slots": "slots",
+}
+"""Units by how a metric's name ends."""
 
 PARAMETERS: dict[str, tuple[str, str]] = {
     "scale": ("s", "step-time scale s"),
@@ -43,9 +60,13 @@ VIEWS: dict[str, dict[str, tuple[str, str]]] = {
 """The waste table's columns, view by view: key of the row, label, part of the palette. A view adds up to 100."""
 
 
+#: Decimals of values below each bound.
+_DECIMALS = ((0.2, 3), (100, 2), (1000, 1))
+
+
 def metric_label(metric: str) -> str:
     """A metric in words, without its unit."""
-    return METRICS.get(metric, metric.removesuffix("_pct").replace("_", " "))
+    return METRICS.get(metric, metric.removesuffix("_pct").removesuffix("_ms").replace("_", " "))
 
 
 def is_percent(metric: str) -> bool:
@@ -54,15 +75,18 @@ def is_percent(metric: str) -> bool:
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric, for an axis or a heading."""
-    return "% of the KV pool" if is_percent(metric) else "requests"
+    """The unit of a metric, for an axis or a heading; its name where that says it."""
+    return next((named for end, named in UNITS.items() if metric.endswith(end)), metric_label(metric))
 
 
 def number(metric: str, value: float | None) -> str:
-    """A value as text: percentages with one decimal, others with two; ``-`` where there is none."""
+    """A value as text: percentages with one decimal, others with about four digits; ``-`` where there is none."""
     if value is None:
         return "-"
-    return f"{value:.1f}" if is_percent(metric) else f"{value:,.2f}"
+    if is_percent(metric):
+        return f"{value:.1f}"
+    decimals = next((decimals for below, decimals in _DECIMALS if abs(value) < below), 0)
+    return f"{value:,.{decimals}f}"
 
 
 def difference(row: Row) -> str:
@@ -91,6 +115,21 @@ def has_range(rows: Iterable[Row]) -> bool:
     return any(row.get("minimum") is not None for row in rows)
 
 
+def has_step(rows: Iterable[Row]) -> bool:
+    """Whether any row says how far it moves for 1 % of step time."""
+    return any(row.get("step_1pct") is not None for row in rows)
+
+
+def step_told(row: Row) -> str:
+    """How far a value moves for 1 % of step time, in points of a percentage, else in percent of the value."""
+    moved = row.get("step_1pct")
+    if moved is None:
+        return "-"
+    if is_percent(row["metric"]) or not row["simulated"]:
+        return f"{moved:.1f}"
+    return f"{100 * moved / row['simulated']:.1f}%"
+
+
 def series_of(rows: Iterable[Row], key: str = "series") -> list[str]:
     """The distinct values of ``key``, in order of first appearance."""
     return list(dict.fromkeys(row[key] for row in rows))
@@ -105,14 +144,17 @@ def comparison_numbers(rows: Iterable[Row]) -> Numbers:
     """A comparison's rows as a table: what is published, what is simulated, and how each came about."""
     rows = list(rows)
     ranged, at_x = has_range(rows), any(row.get("x") is not None for row in rows)
+    moving = has_step(rows)
     columns = ["Series", "Value", *(["At"] if at_x else []), "Published", "How", "Simulated"]
-    columns += [*(["Lowest seed", "Highest seed"] if ranged else []), "Error", "Origin"]
-    return {"columns": columns, "rows": [_comparison_row(row, at_x, ranged) for row in rows]}
+    columns += [*(["Lowest seed", "Highest seed"] if ranged else []), *(["Per 1 % of step"] if moving else [])]
+    lines = [_comparison_row(row, at_x, ranged, moving) for row in rows]
+    return {"columns": [*columns, "Error", "Origin"], "rows": lines}
 
 
-def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list:
+def _comparison_row(row: Row, at_x: bool, ranged: bool, moving: bool) -> list:
     percent = is_percent(row["metric"])
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
     cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
     cells += [row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
+    cells += [row.get("step_1pct")] if moving else []
     return [*cells, row.get("error"), origin(row)]

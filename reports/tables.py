@@ -18,11 +18,14 @@ from .labels import (
     Row,
     difference,
     has_range,
+    has_step,
+    is_percent,
     metric_label,
     number,
     origin,
     parameter_of,
     series_of,
+    step_told,
     unit,
 )
 
@@ -47,32 +50,37 @@ _UNUSED_KEY = "popular_unused_pct"
 def comparison_table(payload: Payload) -> Table:
     """Published beside simulated values: one line a value, grouped by series where a series has several."""
     rows = payload["rows"]
-    ranged = has_range(rows)
+    ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x = any(row.get("x") is not None for row in rows)
-    table = _table()
+    table = _table(gap=1 if ranged and not is_percent(rows[0]["metric"]) else 2)
     # Where there are many columns, the names of series give way.
     table.add_column("" if grouped else "series", no_wrap=not at_x)
-    for heading in _headings(ranged, at_x):
+    for heading in _headings(ranged, moving, at_x):
         table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
+    # Of values that differ in x alone the series' name stands in the first line.
+    along = at_x and len(series_of(rows, "metric")) == 1
     for name in series_of(rows):
         mine = [row for row in rows if row["series"] == name]
-        if grouped:
+        if grouped and not along:
             table.add_row(name, style="bold")
         for row in mine:
             label = f"  {metric_label(row['metric'])}" if grouped else name
-            table.add_row(label, *_cells(row, ranged, at_x), end_section=grouped and row is mine[-1])
+            if along:
+                label = name if row is mine[0] else ""
+            table.add_row(label, *_cells(row, ranged, moving, at_x), end_section=grouped and row is mine[-1])
     return table
 
 
-def _headings(ranged: bool, at_x: bool) -> Iterator[str]:
+def _headings(ranged: bool, moving: bool, at_x: bool) -> Iterator[str]:
     yield from ["at"] if at_x else []
     yield from ("published", "simulated")
     yield from ["seeds"] if ranged else []
+    yield from ["per 1%"] if moving else []
     yield from ("error", "how", "origin")
 
 
-def _cells(row: Row, ranged: bool, at_x: bool) -> Iterator[str]:
+def _cells(row: Row, ranged: bool, moving: bool, at_x: bool) -> Iterator[str]:
     metric = row["metric"]
     if at_x:
         yield "-" if row.get("x") is None else f"{row['x']:g}"
@@ -81,6 +89,8 @@ def _cells(row: Row, ranged: bool, at_x: bool) -> Iterator[str]:
     if ranged:
         low, high = row.get("minimum"), row.get("maximum")
         yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
+    if moving:
+        yield step_told(row)
     yield difference(row)
     yield row.get("how") or "-"
     yield origin(row)
@@ -156,7 +166,8 @@ def _subject(rows: list[Row]) -> str:
     metrics = series_of(rows, "metric")
     if len(metrics) == 1:
         return f"mean {metric_label(metrics[0])}"
-    return unit(metrics[0])
+    units = {unit(metric) for metric in metrics}
+    return units.pop() if len(units) == 1 else "several values"
 
 
 def _table(gap: int = 2) -> Table:
