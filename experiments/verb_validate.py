@@ -20,9 +20,11 @@ from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..sim.plan import Plan, load
 from ..sim.spec import model as model_spec
 from .output import RESULTS, JsonTarget, Report, track
+from .replica_flags import REPLICA, ReplicaFlags
 
 _PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
 _DEVICE = Parameter(group=Group("Device", sort_key=1))
+_SERVER = Parameter(group=Group("A real server", sort_key=2))
 SCHEMA_VERSION = 1
 
 
@@ -31,35 +33,63 @@ def validate(
     plan: Annotated[Path | None, _PLAN] = None,
     check: Annotated[bool, Parameter(group=_PLAN.group, negative="")] = False,
     every: Annotated[int | None, _PLAN] = None,
-    device: Annotated[str, _DEVICE] = "cpu",
+    device: Annotated[str | None, _DEVICE] = None,
     calibration: Annotated[Path | None, _DEVICE] = None,
     model: Annotated[str | None, _DEVICE] = None,
     dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
     quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
     seed: Annotated[int | None, _DEVICE] = None,
+    against: Annotated[Path | None, _SERVER] = None,
+    metrics: Annotated[Path | None, _SERVER] = None,
+    serve: Annotated[str | None, _SERVER] = None,
+    vllm: Annotated[str | None, _SERVER] = None,
+    startup_log: Annotated[str | None, _SERVER] = None,
+    replica: REPLICA = ReplicaFlags(),
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Run on a device what was simulated, over the simulator's own block tables, and compare.
+    """Run on a device what was simulated, over the simulator's own block tables, and compare; or hold a simulated
+    replica against a benchmark of a real server.
 
     Runs under static batching, continuous batching and paged memory are predicted by a calibration of the device,
-    and replayed step by step through a model of random weights.
+    and replayed step by step through a model of random weights. With --against the requests of vllm bench serve are
+    simulated, and what to calibrate first is found by trying.
 
     Args:
         plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
         check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
             status 1 where they differ.
         every: Check every so many steps only, by default all; what all of them move and write is carried out.
-        device: cpu, cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
+        device: cpu, the default; cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
         calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
         model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
-            check a plan, whose heads the caches have, toy-llama.
+            check a plan, whose heads the caches have, toy-llama; of a server, the one that the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, to try things with.
         seed: Seed of requests, block tables and weights, by default 1; not the calibration's.
-        out: Folder for the report, the steps of every run, and the calibration.
+        against: What vllm bench serve --save-result --save-detailed wrote.
+        metrics: The server's /metrics in a file: one scrape, or several one after the other.
+        serve: The server's command line as it is pasted into a shell, or a file that holds it. Flags of a replica
+            count in place of what it says.
+        vllm: Release of the server, as 0.16; by default that of a container's tag, or the latest that is known here.
+        startup_log: The server's own start-up log, or a file that holds it: its KV cache counts.
+        out: Folder for the report, the steps of every run, and the calibration; of a server, for its requests,
+            simulated beside measured.
     """
     report = Report(json)
+    if against is not None:
+        _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
+        _refuse_with_against(dtype=dtype, quick=quick or None)
+        from .against_run import hold_against
+        from .against_start import Server
+
+        given = replica.given() | ({} if seed is None else {"seed": seed})
+        hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), out, report)
+        return
+    of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
+    for name, value in of_a_server.items():
+        if value is not None:
+            raise SettingError(name, str(value), "is of a real server; give its benchmark by --against")
     if check and plan is None:
         raise SettingError("check", True, "is of a recorded plan; give --plan")
     if every is not None and not check:
@@ -67,7 +97,7 @@ def validate(
     if plan is not None:
         _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
-    opened = devices.open(device) if check else devices.open_timed(device)
+    opened = (devices.open if check else devices.open_timed)(device or "cpu")
     if check:
         from .plan_check import check_plan
 
@@ -77,6 +107,18 @@ def validate(
         _time_plan(recorded, plan.name, opened, model, dtype, report)
         return
     _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, out, report)
+
+
+def _refuse_with_against(**flags: Any) -> None:
+    """What a benchmark of a real server has no use for.
+
+    Raises:
+        SettingError: One of them was given.
+    """
+    for name, value in flags.items():
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(name, shown, "has no effect with --against; leave it out")
 
 
 def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:

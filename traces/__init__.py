@@ -6,6 +6,7 @@ from . import catalogue, download
 from .arrivals import poisson, told_max_tokens, workload
 from .fitting import draw, fit
 from .load import Load, read_load, write_load
+from .measured import Measured, measured
 from .pacing import Pacing, paced, users
 from .pairs import LengthPairs
 from .readers import HashedTrace, holds_load, read, read_hashed, read_with_content
@@ -21,6 +22,7 @@ __all__ = [
     "HashedTrace",
     "LengthPairs",
     "Load",
+    "Measured",
     "Pacing",
     "Reading",
     "Trace",
@@ -30,6 +32,7 @@ __all__ = [
     "draw",
     "fit",
     "holds_load",
+    "measured",
     "paced",
     "paper_workload",
     "poisson",

@@ -12,7 +12,7 @@ Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -48,7 +48,7 @@ def bench_pieces(file: TraceFile) -> Iterator[list[Record]]:
     Raises:
         TraceError: No such result, or lists of different lengths.
     """
-    lists = _lists(file)
+    lists = _lists(file, bench_result(file))
     records = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     numbered = list(enumerate(records, 1))
     if all(type(record.get(_START)) in (int, float) for record in records):
@@ -67,7 +67,12 @@ def bench_table(path: str | PathLike[str], batch: Sequence[Record]) -> Table:
     return table.having(**{name: numbers(table, name, [record[name] for record in records]) for name in records[0]})
 
 
-def _lists(file: TraceFile) -> dict[str, list[Any]]:
+def bench_result(file: TraceFile) -> dict[str, Any]:
+    """The object that the file holds.
+
+    Raises:
+        TraceError: It holds none.
+    """
     try:
         result = json.loads(file.whole())
     except (ValueError, RecursionError) as error:
@@ -75,15 +80,27 @@ def _lists(file: TraceFile) -> dict[str, list[Any]]:
         line = getattr(error, "lineno", None)
         remedy = f"is no readable result of vllm bench serve ({complaint}); give one JSON object"
         raise TraceError(file.path, line, None, None, remedy) from None
-    names = [name for name in (_PROMPT, _OUTPUT, _START, _ERRORS) if isinstance(result, dict) and name in result]
-    lists = {name: result[name] for name in names}
-    for name in (_PROMPT, _OUTPUT):
-        if name not in lists:
-            raise TraceError(file.path, None, name, None, "is missing; run vllm bench serve with --save-detailed")
-    for name, values in lists.items():
-        if not isinstance(values, list) or len(values) != len(lists[_PROMPT]):
-            remedy = "must be a list with a value for each request; fetch the file again"
-            raise TraceError(file.path, None, name, shown(values), remedy)
+    return result if isinstance(result, dict) else {}
+
+
+def bench_list(file: TraceFile, result: Mapping[str, Any], name: str) -> list[Any]:
+    """What a result says of each request under a name that it must have.
+
+    Raises:
+        TraceError: It says nothing, or not of each.
+    """
+    if name not in result:
+        raise TraceError(file.path, None, name, None, "is missing; run vllm bench serve with --save-detailed")
+    values, prompts = result[name], result[_PROMPT]
+    if not isinstance(values, list) or not isinstance(prompts, list) or len(values) != len(prompts):
+        remedy = "must be a list with a value for each request; fetch the file again"
+        raise TraceError(file.path, None, name, shown(values), remedy)
+    return values
+
+
+def _lists(file: TraceFile, result: Mapping[str, Any]) -> dict[str, list[Any]]:
+    names = [_PROMPT, _OUTPUT, *(name for name in (_START, _ERRORS) if name in result)]
+    lists = {name: bench_list(file, result, name) for name in names}
     if not lists[_PROMPT]:
         raise TraceError(file.path, None, None, None, "has no requests; give another result")
     return lists

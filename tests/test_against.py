@@ -1,0 +1,356 @@
+"""``fragmeter validate --against``: an oracle written out as a server, and what is found to be wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fragmeter.experiments import against, against_knobs
+from fragmeter.experiments.against_start import Server as Described
+from fragmeter.experiments.against_start import benchmark, replica
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.pool_use import pool_use
+from fragmeter.sim import settings, simulate
+from fragmeter.sim.ticks import PER_MS, PER_SECOND
+from fragmeter.sim.users import Users
+from fragmeter.sim.workload import Workload
+from fragmeter.traces import measured, read
+from served_bench import BLOCKS, FLAGS, LIMITS, Server, requests, with_one_that_failed, written
+
+ASKED = requests()
+#: A replica with the settings of the server.
+CHOSEN = settings(
+    policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
+    max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+)  # fmt: skip
+
+
+def held(folder, server: Server, chosen=CHOSEN, **more):
+    """The benchmark of a server, its replay, and the knobs."""
+    bench = benchmark(*written(folder, server, ASKED, **more), chosen)
+    base = against.replay(bench, chosen)
+    return bench, base, list(against_knobs.turned(bench, chosen, base))
+
+
+def validate(*tokens: object) -> int:
+    return status(["validate", *map(str, tokens)])
+
+
+class TestPlanted:
+    def test_the_same_settings_leave_no_error(self, tmp_path):
+        bench, base, knobs = held(tmp_path, Server())
+        rows = {row["metric"]: row for row in against.compared(bench, base)}
+        assert rows["num_preemptions"]["measured"] >= 1
+        # Gauges are sampled every 50 ms; the rest is exact but for the seconds that are written as decimals.
+        assert rows["mean_kv_cache_usage"]["error"] == pytest.approx(0, abs=0.02)
+        assert rows["mean_num_requests_running"]["error"] == pytest.approx(0, abs=0.02)
+        for name in set(rows) - {"mean_kv_cache_usage", "mean_num_requests_running"}:
+            assert rows[name]["error"] == pytest.approx(0, abs=1e-9), name
+        assert [knob.name for knob in knobs] == ["step_scale", "num_gpu_blocks", "ttft_offset_ms", "all"]
+        assert against.total_error(list(rows.values())) < 1e-9
+        assert all(knob.was == pytest.approx(knob.value, abs=1e-6) for knob in knobs if knob.was is not None)
+
+    @pytest.mark.parametrize(
+        ("server", "first", "value"),
+        [
+            (Server(scale=1.3), "step_scale", 1.3 * 1.125),
+            (Server(scale=0.8), "step_scale", 0.8 * 1.125),
+            (Server(blocks=49), "num_gpu_blocks", 49),
+            (Server(offset_s=0.03), "ttft_offset_ms", 30),
+        ],
+    )
+    def test_what_is_planted_is_named_first(self, server, first, value, tmp_path):
+        """Not by an exact search: the scale is fitted to the median TPOT, and the offset to the medians of TTFT."""
+        knobs = held(tmp_path, server)[2]
+        ranked = against_knobs.ranked(knobs)
+        assert ranked[0].name == first
+        assert ranked[0].value == pytest.approx(value, rel=0.002)
+        assert ranked[0].removed > 0.98
+        assert all(knob.removed < 0.35 for knob in ranked[1:])
+
+    def test_what_is_planted_together_is_found_together(self, tmp_path):
+        knobs = held(tmp_path, Server(1.3, 49, 0.03))[2]
+        assert knobs[-1].name == "all"
+        assert all(knob.removed < 0.7 for knob in knobs[:-1]) and knobs[-1].removed > 0.98
+        assert knobs[-1].error < 0.005
+
+    def test_without_metrics_the_pool_is_not_tried(self, tmp_path):
+        path, _ = written(tmp_path, Server(blocks=49), ASKED)
+        bench = benchmark(path, None, CHOSEN)
+        base = against.replay(bench, CHOSEN)
+        assert [knob.name for knob in against_knobs.turned(bench, CHOSEN, base)] == [
+            "step_scale",
+            "ttft_offset_ms",
+            "all",
+        ]
+
+
+def closed_loop(offset_ms: float = 0.0) -> dict:
+    """What four clients see of our own replica, who send when they have an answer; a token's time is its step's end."""
+    prompts = np.array([one.prompt_tokens for one in ASKED])
+    outputs = np.array([one.output_tokens for one in ASKED])
+    think = np.full(len(ASKED), round(offset_ms * PER_MS))
+    run = simulate(CHOSEN, Workload("closed", np.zeros(len(ASKED)), prompts, outputs, users=Users(4, think)))
+    stays, book = run.book.stays, run.book
+    tokens: list[list[int]] = [[] for _ in ASKED]
+    for index, start, end in zip(stays["index"], stays["start_clock"], book.stay_end, strict=True):
+        tokens[index] += book.end_of(np.arange(start, end) + 1).tolist()
+    sent = run.workload.arrival_ticks
+    return {
+        "request_rate": "inf",
+        "max_concurrency": 4,
+        "start_times": (sent / PER_SECOND + 100).tolist(),
+        "ttfts": [(times[0] - at) / PER_SECOND + offset_ms / 1e3 for times, at in zip(tokens, sent, strict=True)],
+        "itls": [(np.diff(times) / PER_SECOND).tolist() for times in tokens],
+    }
+
+
+class TestClosedLoop:
+    def test_clients_who_wait_are_users_who_wait(self, tmp_path):
+        bench, base, _ = held(tmp_path, Server(), **closed_loop())
+        assert against.total_error(against.compared(bench, base)) == pytest.approx(0, abs=1e-9)
+        assert bench.under_way().max() == 3
+
+    def test_an_offset_delays_every_round(self, tmp_path):
+        knobs = held(tmp_path, Server(), **closed_loop(offset_ms=80))[2]
+        first = against_knobs.ranked(knobs)[0]
+        # A step of four takes 31 ms, and what arrives within it waits for its end.
+        assert (first.name, first.value) == ("ttft_offset_ms", pytest.approx(80, abs=15))
+        assert first.removed > 0.95
+
+    def test_a_limit_under_a_rate_holds_back_and_never_hurries(self, tmp_path):
+        """With one client at a time, requests come when they were sent or later, one after the other."""
+        path, _ = written(tmp_path, Server(), ASKED, max_concurrency=1)
+        bench = benchmark(path, None, CHOSEN)
+        base = against.replay(bench, CHOSEN)
+        times, asked = base.times, np.array([one.arrival_ticks for one in ASKED])
+        assert (times.arrival_ticks == np.maximum(asked, np.append(0, times.finish_ticks[:-1]))).all()
+
+
+class TestWhatTheFileSays:
+    def test_requests_that_failed_are_left_out(self, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        path.write_text(json.dumps(with_one_that_failed(json.loads(path.read_text()))))
+        assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
+        told = json.loads((tmp_path / "all.json").read_text())
+        assert (told["requests"], told["failed"], told["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
+        assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
+
+    def test_without_times_arrivals_are_drawn(self, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        document = json.loads(path.read_text())
+        del document["start_times"]
+        path.write_text(json.dumps(document))
+        assert validate("--against", path, *FLAGS) == DONE
+        assert "The file has no start_times: arrivals are drawn at its rate" in capsys.readouterr().out
+        path.write_text(json.dumps(document | {"request_rate": None}))
+        assert validate("--against", path, *FLAGS) == MISTAKE
+        assert "start_times = None: is missing, and so is the request rate" in capsys.readouterr().err
+
+    def test_tokens_that_come_in_chunks_have_no_latency_of_their_own(self, tmp_path, capsys):
+        outcome = Server().serve(ASKED)
+        itls = Server().bench(ASKED, outcome)["itls"]
+        halved = [[sum(gaps[place : place + 2]) for place in range(0, len(gaps), 2)] for gaps in itls]
+        path, _ = written(tmp_path, Server(), ASKED, itls=halved)
+        assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
+        told = json.loads((tmp_path / "all.json").read_text())
+        assert not [row for row in told["rows"] if "itl" in row["metric"]]
+        assert told["error"] == pytest.approx(0, abs=1e-9)
+        assert "Tokens came several at a time" in capsys.readouterr().out
+
+    def test_a_request_of_one_token_has_no_tpot(self, tmp_path):
+        bench = held(tmp_path, Server())[0]
+        assert (np.isnan(bench.tpot_s) == (bench.trace.output_tokens == 1)).all()
+        assert np.isnan(bench.tpot_s).any()
+
+    @pytest.mark.parametrize(
+        ("field", "value", "complaint"),
+        [
+            ("ttfts", None, "row 2: ttfts = None: must be seconds, 0 or more"),
+            ("ttfts", -1.0, "row 2: ttfts = -1: must be seconds, 0 or more"),
+            ("ttfts", 1e300, "row 2: ttfts = 1e+300: must be seconds, 0 or more"),
+            ("itls", 0.1, "row 2: itls = 0.1: must be a list of seconds"),
+            ("itls", [0.1, "x"], "row 2: itls = 'x': must be seconds, 0 or more"),
+        ],
+    )
+    def test_times_that_cannot_be(self, field, value, complaint, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        document = json.loads(path.read_text())
+        document[field][1] = value
+        path.write_text(json.dumps(document))
+        assert validate("--against", path, *FLAGS) == MISTAKE
+        told = capsys.readouterr().err
+        assert complaint in told and told.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("more", "complaint"),
+        [
+            ({"ttfts": [0.0] * len(ASKED)}, "ttfts = 0: is 0 throughout: the answers were not streamed"),
+            ({"ttfts": [0.1]}, "ttfts = [0.1]: must be a list with a value for each request"),
+            ({"max_concurrency": 0}, "max_concurrency = 0: must be a number above 0"),
+            ({"max_concurrency": 10**400}, "must be a number above 0"),
+            ({"request_rate": "fast"}, "request_rate = 'fast': must be a number above 0"),
+        ],
+    )
+    def test_a_result_that_cannot_be(self, more, complaint, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED, **more)
+        assert validate("--against", path, *FLAGS) == MISTAKE
+        assert complaint in capsys.readouterr().err
+
+    def test_a_result_without_details(self, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        document = json.loads(path.read_text())
+        del document["itls"]
+        path.write_text(json.dumps(document))
+        assert validate("--against", path, *FLAGS) == MISTAKE
+        assert "itls = None: is missing; run vllm bench serve with --save-detailed" in capsys.readouterr().err
+
+    def test_another_kind_of_trace(self, tmp_path, capsys):
+        (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
+        assert validate("--against", tmp_path / "trace.csv", *FLAGS) == MISTAKE
+        assert "is no readable result of vllm bench serve" in capsys.readouterr().err
+
+
+class TestGauges:
+    def test_they_are_those_of_the_oracles_steps(self):
+        outcome = Server().serve(ASKED)
+        rows = [(one.arrival_ticks, one.prompt_tokens, one.output_tokens) for one in ASKED]
+        run = simulate(CHOSEN, Workload("asked", *np.array(rows).T))
+        slots = (BLOCKS - 1) * 4
+        used = np.array([slots - step.buckets.get("free", 0) for step in outcome.steps])
+        ticks = np.array([step.ticks for step in outcome.steps])
+        running = np.array([len(step.running) for step in outcome.steps])
+        found = pool_use(run)
+        assert found.mean_usage == pytest.approx((used * ticks).sum() / (slots * ticks.sum()), rel=1e-12)
+        assert found.max_usage == pytest.approx(used.max() / slots, rel=1e-12)
+        assert found.mean_running == pytest.approx((running * ticks).sum() / ticks.sum(), rel=0.02)
+        assert found.hit_rate is None
+
+    def test_the_most_is_reached_within_a_leap(self):
+        """One request of 3 + 21 tokens in blocks of 4: a single leap that ends with 23 tokens in 6 of 60 blocks."""
+        run = simulate(CHOSEN, Workload("one", np.zeros(1), np.array([3]), np.array([21])))
+        assert pool_use(run).max_usage == 6 / 60
+
+
+def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, capsys):
+    path, metrics = written(tmp_path, Server(offset_s=0.03), ASKED)
+    out, data = tmp_path / "out", tmp_path / "all.json"
+    assert validate("--against", path, "--metrics", metrics, *FLAGS, "--out", out, "--json", data) == DONE
+    told = capsys.readouterr().out
+    assert "Calibrate first: ms outside of the engine, which removes 100% of the error of" in told
+    assert "30 ms pass before a request reaches the engine (HTTP, tokenizer, network), 30 ms of it between" in told
+    document = json.loads(data.read_text())
+    pairs = pd.read_parquet(out / "requests.parquet")
+    pd.testing.assert_frame_equal(pd.DataFrame(document["scatter"]), pairs)
+    assert pairs["row"].tolist() == list(range(1, len(ASKED) + 1))
+    assert (pairs["measured_ttft_ms"] - pairs["simulated_ttft_ms"]).to_numpy() == pytest.approx(30, abs=1e-6)
+    assert pairs["simulated_tpot_ms"].to_numpy() == pytest.approx(pairs["measured_tpot_ms"], abs=1e-6, nan_ok=True)
+    kept = json.loads((out / "against.json").read_text())
+    assert kept == {name: value for name, value in document.items() if name != "scatter"}
+    assert kept["calibrate_first"][0] == "ttft_offset_ms"
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path):
+    path, metrics = written(tmp_path, Server(scale=1.3), ASKED)
+    for name in ("one", "two"):
+        assert validate("--against", path, "--metrics", metrics, *FLAGS, "--out", tmp_path / name) == DONE
+    for name in ("against.json", "requests.parquet"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+class TestReplica:
+    def test_a_pasted_line_and_the_flags_that_count_in_its_place(self, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        line = "vllm serve facebook/opt-13b --max-num-seqs 16 --enforce-eager --max-model-len 512"
+        flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
+        flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16)
+        assert validate("--against", path, "--serve", line, *flags, "--json", tmp_path / "all.json") == DONE
+        told = json.loads((tmp_path / "all.json").read_text())
+        assert told["settings"]["max_model_len"] == 512
+        assert told["error"] == pytest.approx(0, abs=1e-9)
+
+    def test_the_benchmark_names_the_model(self):
+        chosen = replica(Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), "org/Llama-3.1-8B-FP8")
+        assert (chosen.policy, chosen.model, chosen.quantization) == ("vllm-v1", "llama-3.1-8b", "fp8")
+
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            ([], "gpu = None: is missing; say what the server ran on"),
+            (["--gpu", "a100-40gb", "--vllm", "0.16"], "vllm = '0.16': is of a command line; give --serve"),
+            (["--gpu", "a100-40gb", "--startup-log", "x"], "startup_log = 'x': is of a command line; give --serve"),
+            (["--serve", "vllm serve opt-13b"], "gpu = None: is missing; say on which GPU the server ran"),
+            (["--gpu", "a100-40gb", "--serve", "vllm serve opt-66b"], "serve: by the reckoning it does not start: "),
+            (
+                ["--gpu", "a100-80gb", "--serve", "vllm serve opt-13b -dp 2"],
+                "--data-parallel-size = 2: one replica is simulated",
+            ),
+            (["--gpu", "a100-40gb", "--device", "cpu"], "device = 'cpu': has no effect with --against; leave it out"),
+            (["--gpu", "a100-40gb", "--quick"], "quick = True: has no effect with --against; leave it out"),
+            (["--gpu", "a100-40gb", "--plan", "p.npz"], "plan = 'p.npz': has no effect with --against; leave it out"),
+            (["--gpu", "a100-40gb", "--check"], "check = True: has no effect with --against; leave it out"),
+            (["--gpu", "a100-40gb", "--dtype", "fp16"], "dtype = 'fp16': has no effect with --against; leave it out"),
+            (["--gpu", "a100-40gb", "--max-model-len", "40"], "row 1: prompt_tokens + output_tokens = 73: longer"),
+        ],
+    )
+    def test_what_cannot_be_is_said_in_a_line(self, flags, complaint, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED)
+        assert validate("--against", path, *flags) == MISTAKE
+        told = capsys.readouterr().err
+        assert complaint in told and told.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("flags", "field"),
+        [(["--metrics", "m.txt"], "metrics"), (["--serve", "x"], "serve"), (["--policy", "vllm-v1"], "policy")],
+    )
+    def test_what_is_of_a_server_needs_a_benchmark(self, flags, field, capsys):
+        assert validate(*flags) == MISTAKE
+        told = capsys.readouterr().err
+        assert f"{field} = {flags[1]!r}: is of a real server; give its benchmark by --against" in told
+
+
+class TestRoot:
+    """The search for a scale, without a replay."""
+
+    @pytest.mark.parametrize("elasticity", [0.3, 1.0, 1.7, 3.5])
+    def test_the_scale_of_a_power_law_is_found(self, elasticity):
+        """TPOT = scale ** elasticity: queues make it steeper than 1, and limits flatter."""
+        tries = []
+
+        def attempt(scale: float):
+            tries.append(scale)
+            return scale, None, math.log(2.0) - elasticity * math.log(scale)
+
+        scale, _, left = against_knobs._root(attempt, attempt(1.0))
+        assert abs(left) < against_knobs.CLOSE
+        assert scale == pytest.approx(2.0 ** (1 / elasticity), rel=2e-3)
+        assert len(tries) <= against_knobs.MOST_RUNS + 1
+
+    def test_where_nothing_helps_the_best_is_kept(self):
+        assert against_knobs._root(lambda scale: (scale, None, 1.0), (1.0, None, 0.5))[0] == 1.0
+
+
+def test_the_error_of_the_parts_counts_alike_and_no_more_than_whole():
+    """Throughput and four latencies; an error of 300 % counts as one of 100 %."""
+    rows = [{"metric": "mean_ttft_ms", "error": 3.0}, {"metric": "p99_ttft_ms", "error": 0.0}]
+    rows += [{"metric": "request_throughput", "error": -0.1}, {"metric": "num_preemptions", "error": 5.0}]
+    assert against.total_error(rows) == pytest.approx((0.5 + 0.1) / 2)
+    assert against.total_error([{"metric": "mean_tpot_ms", "error": None}]) == 1.0
+
+
+def test_measured_is_in_the_order_of_the_trace(tmp_path):
+    """A result is in the order of its data set, a trace in that of time."""
+    path, _ = written(tmp_path, Server(), ASKED)
+    document = json.loads(path.read_text())
+    shuffled = np.random.default_rng(0).permutation(len(ASKED)).tolist()
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    moved = {name: [value[place] for place in shuffled] for name, value in lists.items()}
+    path.write_text(json.dumps(document | moved))
+    bench = benchmark(path, None, CHOSEN)
+    assert against.total_error(against.compared(bench, against.replay(bench, CHOSEN))) == pytest.approx(0, abs=1e-9)
+    assert measured(path, read(path)).max_concurrency is None
+    assert replace(bench, metrics=None).duration_s == pytest.approx(document["duration"])
