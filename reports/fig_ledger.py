@@ -16,12 +16,15 @@ MOST_POINTS = 2_000
 _MOST_LINES = 25
 
 
-def ledger_over_time(table: pd.DataFrame | Mapping[str, object], title: str) -> go.Figure:
+def ledger_over_time(
+    table: pd.DataFrame | Mapping[str, object], title: str, watermark_slots: int = 0
+) -> go.Figure:
     """The nine buckets stacked over time, in slots, as steps, with the pool's capacity on top.
 
     ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket; a row holds from
     its start to the next row's. Of a table longer than ``MOST_POINTS`` the rows in force at evenly spaced times are
-    drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not drawn.
+    drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not drawn. Of a policy that
+    admits nobody where fewer than ``watermark_slots`` would stay free, that line is drawn too.
     """
     whole = pd.DataFrame(table)
     drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]
@@ -31,6 +34,8 @@ def ledger_over_time(table: pd.DataFrame | Mapping[str, object], title: str) -> 
     for bucket in used:
         figure.add_trace(_layer(drawn, bucket))
     _capacity(figure, drawn)
+    if watermark_slots:
+        _watermark(figure, drawn, watermark_slots)
     figure.update_layout(hovermode="x unified", dragmode="zoom", legend_traceorder="normal")
     figure.update_xaxes(title_text="time", ticksuffix=" s", fixedrange=False, showgrid=False, hoverformat=",.2f")
     figure.update_yaxes(title_text="KV slots", tickformat=",d", nticks=6)
@@ -87,6 +92,18 @@ def _capacity(figure: go.Figure, table: pd.DataFrame) -> None:
     text = f"capacity {int(capacity_slots[0]):,} slots"
     note(figure, text, x=1, xref="paper", xanchor="right", y=capacity_slots[-1], yanchor="bottom", font={"size": 12})
     figure.update_yaxes(range=[0, 1.09 * capacity_slots.max()])
+
+
+def _watermark(figure: go.Figure, table: pd.DataFrame, slots: int) -> None:
+    start_s, most_slots = table["start_s"], int(table.iloc[0][list(BUCKETS)].sum()) - slots
+    figure.add_scatter(
+        name=f"watermark: {slots:,} slots below",
+        x=[start_s.iloc[0], start_s.iloc[-1]],
+        y=[most_slots, most_slots],
+        mode="lines",
+        line={"width": 1.5, "color": INK, "dash": "dot"},
+        hoverinfo="skip",
+    )
 
 
 def _numbers(whole: pd.DataFrame, used: list[str]) -> Numbers:

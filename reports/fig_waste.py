@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from .labels import VIEWS, Numbers, Row
 from .look import blank, fill
-from .palette import INK, MUTED, PARTS
+from .palette import BUCKETS, INK, MUTED, PARTS
 
 _TITLES = {
     "paper": ("Where the KV pool goes, policy by policy: the paper's view", "External & others holds free slots too."),
@@ -16,12 +16,18 @@ _TITLES = {
         "Where the KV pool goes, policy by policy: the popular view",
         "Reservation includes what is reserved for an output that never comes; free slots are no waste.",
     ),
+    "buckets": (
+        "Where the KV pool goes, policy by policy: every bucket",
+        "Every slot is in exactly one of the nine.",
+    ),
 }
+_HUES = PARTS | BUCKETS
 _LEAST_LABELLED_PCT = 3.0
 
 
 def waste(rows: Sequence[Row], view: str = "paper") -> go.Figure:
-    """Horizontal stacked bars, one a policy, in percent of all KV slots, in the ``paper`` or the ``popular`` view.
+    """Horizontal stacked bars, one a policy, in percent of all KV slots, in the ``paper`` or the
+    ``popular`` view, or by ``buckets``.
 
     Rows carry ``policy``, ``batched_requests``, ``output_tokens_per_s`` and the percentages of
     ``labels.VIEWS[view]``, which add up to 100.
@@ -30,7 +36,7 @@ def waste(rows: Sequence[Row], view: str = "paper") -> go.Figure:
     subtitle = f"Percent of all KV slots, mean over iterations. {subtitle}"
     figure = blank(title, subtitle, 100 + 46 * len(rows), waste_numbers(rows, view))
     for key, (label, part) in VIEWS[view].items():
-        hue = PARTS[part]
+        hue = _HUES[part]
         values = [row[key] for row in rows]
         figure.add_bar(
             name=label,

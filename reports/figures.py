@@ -6,11 +6,14 @@ both and recolours them for dark screens.
 
 from __future__ import annotations
 
+from .fig_blocks import block_map
 from .fig_comparison import fig2, fig13a, fig15
+from .fig_fragmentation import free_run_histogram, largest_free_run
 from .fig_ledger import ledger_over_time
 from .fig_scale import scale_sensitivity
 from .fig_seeds import seeds
 from .fig_story import story
+from .fig_timeline import request_timeline
 from .fig_trace import arrivals, lengths
 from .fig_values import bars, curves
 from .fig_waste import waste
@@ -18,12 +21,16 @@ from .fig_waste import waste
 __all__ = [
     "arrivals",
     "bars",
+    "block_map",
     "curves",
     "fig13a",
     "fig15",
     "fig2",
+    "free_run_histogram",
+    "largest_free_run",
     "ledger_over_time",
     "lengths",
+    "request_timeline",
     "scale_sensitivity",
     "seeds",
     "story",

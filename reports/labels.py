@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..sim.memory import BUCKETS
+
 Row = Mapping[str, Any]
 """One row of a payload: a value of one series, in design.md's form."""
 
@@ -56,6 +58,7 @@ VIEWS: dict[str, dict[str, tuple[str, str]]] = {
         "popular_external_pct": ("external", "external"),
         "popular_unused_pct": ("free & cached", "unused"),
     },
+    "buckets": {f"{bucket}_pct": (bucket.replace("_", " "), bucket) for bucket in BUCKETS},
 }
 """The waste table's columns, view by view: key of the row, label, part of the palette. A view adds up to 100."""
 

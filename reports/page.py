@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from numbers import Integral, Real
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import plotly.graph_objects as go
 import plotly.io
@@ -23,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from ..sim.files import user_paths, write_whole
+from .block_palette import legend_colours
 from .labels import Numbers
 from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 
@@ -30,17 +31,35 @@ _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK
 _MOST_DECIMALS = 2
 
 
+class Widget(Protocol):
+    """Something with a script of its own: templates ``KIND.html.j2``, ``KIND.css.j2`` and ``KIND.js.j2``.
+
+    Attributes:
+        kind: Names the templates.
+        figures: Pictures that it holds; the page draws them as it does its others.
+        data: What its script reads, as JSON.
+        constants: What the script of its kind is rendered with, the same for each widget of the kind.
+    """
+
+    kind: str
+    figures: Sequence[go.Figure]
+    data: Any
+    constants: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the page: heading, paragraphs (divided by blank lines), figures, and rows shown as a table.
 
-    ``rows`` share their keys, which are the table's headings. Text is shown as written; it holds no HTML.
+    ``rows`` share their keys, which are the table's headings. ``widgets`` are what moves, and stand before the figures.
+    Text is shown as written; it holds no HTML.
     """
 
     title: str
     text: str = ""
     figures: Sequence[go.Figure] = ()
     rows: Sequence[Mapping[str, Any]] = ()
+    widgets: Sequence[Widget] = ()
 
 
 def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
@@ -68,7 +87,10 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    counter = iter(range(1, 1 + sum(len(section.figures) for section in sections)))
+    counter = count(1)
+    widgets = [widget for section in sections for widget in section.widgets]
+    kinds = dict.fromkeys(widget.kind for widget in widgets)
+    constants = {name: as_script(value) for widget in widgets for name, value in widget.constants.items()}
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
@@ -76,15 +98,34 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
         plotly_js=get_plotlyjs(),
         light=_ROLES,
         dark={role: dark(colour) for role, colour in _ROLES.items()},
-        dark_of=json.dumps(DARK, sort_keys=True),
+        dark_of=json.dumps(DARK | legend_colours(), sort_keys=True),
+        scripts=[f"{kind}.js.j2" for kind in kinds],
+        styles=[f"{kind}.css.j2" for kind in kinds],
+        **constants,
     )
 
 
-def _section(section: Section, counter: Any) -> dict[str, Any]:
+def as_script(value: Any) -> str:
+    """A value as JSON that may stand in a script; "<" must not appear: "</script>" or "<!--" would end the block."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _widget(widget: Widget, serials: Iterator[int]) -> dict[str, Any]:
+    return {
+        "template": f"{widget.kind}.html.j2",
+        "serial": next(serials),
+        "pictures": [_picture(figure, next(serials)) for figure in widget.figures],
+        "data": as_script(widget.data),
+    }
+
+
+def _section(section: Section, counter: Iterator[int]) -> dict[str, Any]:
+    widgets = [_widget(widget, counter) for widget in section.widgets]
     pictures = [_picture(figure, next(counter)) for figure in section.figures]
     return {
         "title": section.title,
         "paragraphs": _paragraphs(section.text),
+        "widgets": widgets,
         "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
         "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
     }
@@ -106,8 +147,7 @@ def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
         "subtitle": heading["subtitle"]["text"],
         "height_px": layout["height"],
         "is_small": "width" in layout,
-        # "<" must not appear: "</script>" or "<!--" in a label would end the script block.
-        "spec": json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c"),
+        "spec": as_script(spec),
         "table": _table(numbers),
     }
 

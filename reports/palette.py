@@ -63,6 +63,16 @@ STATES: dict[str, Hue] = {"prefill": _BLUE, "decode": _SKY, "finished_hold": _PU
 REFERENCE = Hue("#8c959f", "#8b949e", BLACK_TEXT)
 """Published values, where they stand beside simulated ones."""
 
+TIMELINE: dict[str, Hue] = {
+    "queued": REFERENCE,
+    "prefill": _BLUE,
+    "decode": _SKY,
+    "preempted": _VERMILLION,
+    "swapped": _PURPLE,
+    "stalled": _BLACK,
+}
+"""What a request does, over time."""
+
 DARK: dict[str, str] = {
     INK: "#e6edf3",
     PAPER: "#0f1419",

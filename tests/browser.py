@@ -6,12 +6,15 @@ Tests that ask for one are skipped, visibly, where Chromium, its driver or selen
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from fragmeter.reports.palette import contrast
 
 _CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (
@@ -65,3 +68,64 @@ def requested_urls(driver: object) -> list[str]:
     """Every address the page has asked for since the last call, its own included; reading empties the log."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+def show(driver: object, page: Path, scheme: str, width_px: int = 1280) -> None:
+    """Opens the page and waits until every figure is drawn in the scheme."""
+    emulate(driver, scheme, width_px)
+    if driver.current_url != page.as_uri():
+        driver.get(page.as_uri())
+    wait(driver, f"return document.documentElement.dataset.drawn === '{scheme}'")
+
+
+def wait(driver: object, condition: str) -> None:
+    """Waits until a script returns true; a test fails where it never does."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda shown: shown.execute_script(condition), condition)
+
+
+# Every text that can be seen, with its colour and all colours behind it: for a bar's label the bar's own fill, for a
+# legend or an axis the paper of the figure, for HTML the nearest background that is not transparent.
+TEXTS = """
+const shown = (element) => element.checkVisibility({ visibilityProperty: true, opacityProperty: true })
+  && element.getBoundingClientRect().width > 1;
+function behindHtml(element) {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = getComputedStyle(at).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+  return "rgb(255, 255, 255)";
+}
+function behindSvg(element) {
+  if (element.matches(".bartext")) return getComputedStyle(element.parentElement.querySelector("path")).fill;
+  return element.closest(".plot").querySelector(".main-svg").style.backgroundColor;
+}
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+  const element = node.parentElement;
+  if (!node.textContent.trim() || element.closest("script, noscript, .unseen, .skip") || !shown(element)) continue;
+  const svg = element.closest("text");
+  found.push([node.textContent, svg ? getComputedStyle(element).fill : getComputedStyle(element).color,
+    svg ? behindSvg(svg) : behindHtml(element)]);
+}
+return found;
+"""
+
+
+def texts(driver: object) -> list[list[str]]:
+    """Every text that can be seen, its colour, and the colour behind it."""
+    return driver.execute_script(TEXTS)
+
+
+def poor_texts(found: list[list[str]], least: float = 4.5) -> list[list[str]]:
+    """Those of too little contrast."""
+    return [text for text in found if contrast(hexed(text[1]), hexed(text[2])) < least]
+
+
+def hexed(colour: str) -> str:
+    """A colour as browsers tell it, as ``#rrggbb``."""
+    red, green, blue, *alpha = (float(part) for part in re.findall(r"[\d.]+", colour))
+    assert alpha in ([], [1.0]), colour
+    return "#" + "".join(f"{round(channel):02x}" for channel in (red, green, blue))

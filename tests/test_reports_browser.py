@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import plotly.graph_objects as go
 import pytest
 from fragmeter.reports.figures import fig2, fig13a, fig15, ledger_over_time, scale_sensitivity, seeds, story, waste
 from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.palette import BUCKETS, DARK, PAPER, contrast
+from fragmeter.reports.palette import BUCKETS, DARK, PAPER
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
 
-from browser import emulate, offline_browser, requested_urls  # noqa: E402
+from browser import hexed, offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 SHARES = {"Orca (Max)": [20.4, 13.3, 57.3, 8.9], "Orca (Pow2)": [26.8, 17.9, 13.6, 41.6], "vLLM": [96.3, 0.0, 1.7, 2.0]}
@@ -69,56 +68,6 @@ def driver():
         yield driver
 
 
-def show(driver, page: Path, scheme: str, width_px: int = 1280) -> None:
-    """Opens the page and waits until every figure is drawn in the scheme."""
-    emulate(driver, scheme, width_px)
-    if driver.current_url != page.as_uri():
-        driver.get(page.as_uri())
-    wait(driver, f"return document.documentElement.dataset.drawn === '{scheme}'")
-
-
-def wait(driver, condition: str) -> None:
-    """Waits until a script returns true; a test fails where it never does."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda shown: shown.execute_script(condition), condition)
-
-
-# Every text that can be seen, with its colour and all colours behind it: for a bar's label the bar's own fill, for a
-# legend or an axis the paper of the figure, for HTML the nearest background that is not transparent.
-TEXTS = """
-const shown = (element) => element.checkVisibility({ visibilityProperty: true, opacityProperty: true })
-  && element.getBoundingClientRect().width > 1;
-function behindHtml(element) {
-  for (let at = element; at; at = at.parentElement) {
-    const colour = getComputedStyle(at).backgroundColor;
-    if (colour !== "rgba(0, 0, 0, 0)") return colour;
-  }
-  return "rgb(255, 255, 255)";
-}
-function behindSvg(element) {
-  if (element.matches(".bartext")) return getComputedStyle(element.parentElement.querySelector("path")).fill;
-  return element.closest(".plot").querySelector(".main-svg").style.backgroundColor;
-}
-const found = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-  const element = node.parentElement;
-  if (!node.textContent.trim() || element.closest("script, noscript, .unseen, .skip") || !shown(element)) continue;
-  const svg = element.closest("text");
-  found.push([node.textContent, svg ? getComputedStyle(element).fill : getComputedStyle(element).color,
-    svg ? behindSvg(svg) : behindHtml(element)]);
-}
-return found;
-"""
-
-
-def hexed(colour: str) -> str:
-    red, green, blue, *alpha = (float(part) for part in re.findall(r"[\d.]+", colour))
-    assert alpha in ([], [1.0]), colour
-    return "#" + "".join(f"{round(channel):02x}" for channel in (red, green, blue))
-
-
 def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
     show(driver, page, "light")
     assert driver.get_log("browser") == []
@@ -141,10 +90,9 @@ def test_every_figure_has_its_marks(driver, page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
     show(driver, page, scheme)
-    texts = driver.execute_script(TEXTS)
-    assert {"Orca (Max)", "published", "57.3", "P", "First paragraph."} <= {text for text, *_ in texts}
-    poor = [found for found in texts if contrast(hexed(found[1]), hexed(found[2])) < 4.5]
-    assert poor == []
+    found = texts(driver)
+    assert {"Orca (Max)", "published", "57.3", "P", "First paragraph."} <= {text for text, *_ in found}
+    assert poor_texts(found) == []
 
 
 def test_figures_follow_the_scheme_without_a_reload(driver, page):

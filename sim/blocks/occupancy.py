@@ -151,7 +151,8 @@ def _reservation(memory: Any, layout: Layout, sequence: Sequence, computed: int,
 def _cached_slots(memory: Any, layout: Layout) -> np.ndarray:
     """Slots whose contents, or whose mapping, are kept; some of them may be in tables too."""
     kept = [slot for grant in _kept_grants(memory) for slot in range(*_span(memory, grant))]
-    return np.concatenate([np.array(kept, dtype=np.int64), _slots_in(np.array(_cached_blocks(memory), dtype=np.int64), layout.unit_slots)])
+    blocks = np.array(_cached_blocks(memory), dtype=np.int64)
+    return np.concatenate([np.array(kept, dtype=np.int64), _slots_in(blocks, layout.unit_slots)])
 
 
 def _kept_grants(memory: Any) -> list[Any]:

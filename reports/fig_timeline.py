@@ -1,0 +1,106 @@
+"""Where every request was over time: queued, prefilling, decoding, pushed out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..sim.ticks import PER_SECOND
+from .labels import Numbers
+from .look import blank
+from .palette import TIMELINE
+
+MOST_REQUESTS = 2_000
+_HEIGHT_PX = 460
+_MOST_LINES = 25
+
+
+def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) -> go.Figure:
+    """A line for each request from its arrival to its end, in the order of arrival from the top.
+
+    Of a request of several sequences the first is drawn; of more than ``MOST_REQUESTS`` some, evenly chosen.
+
+    Args:
+        requests: ``requests.parquet``.
+        stays: ``stays.parquet``.
+    """
+    spans = request_spans(requests, stays)
+    served = spans["request"].unique()
+    drawn = served[np.unique(np.linspace(0, len(served) - 1, min(len(served), MOST_REQUESTS)).round().astype(int))]
+    figure = blank(title, _subtitle(len(drawn), len(served)), _HEIGHT_PX, _numbers(spans))
+    shown = spans[spans["request"].isin(drawn)]
+    width_px = min(8.0, max(1.2, 0.75 * (_HEIGHT_PX - 90) / max(1, len(drawn))))
+    for state, hue in TIMELINE.items():
+        own = shown[shown["state"] == state]
+        if len(own):
+            figure.add_scatter(
+                name=state,
+                x=_with_gaps(own["start_s"], own["end_s"]),
+                y=_with_gaps(own["request"], own["request"]),
+                mode="lines",
+                line={"color": hue.light, "width": width_px, "simplify": False},
+                hovertemplate="request %{y:,d} " + state + "<br>%{x:,.2f} s<extra></extra>",
+            )
+    figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", fixedrange=False, showgrid=False, rangemode="tozero")
+    figure.update_yaxes(title_text="request", fixedrange=False, showgrid=False, autorange="reversed")
+    return figure
+
+
+def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+    """What each request did from when to when: columns ``request``, ``state``, ``start_s``, ``end_s``.
+
+    States are the keys of ``palette.TIMELINE``. Spans without a length are left out.
+    """
+    first = stays.groupby("request")["sequence"].transform("min") == stays["sequence"]
+    own = stays[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
+    before = own["request"].shift(fill_value=-1) == own["request"]
+    arrival = requests["arrival_ticks"].to_numpy()[own["request"]]
+    away_since = np.where(before, own["end_ticks"].shift(fill_value=0), arrival)
+    why = np.where(before, own["ended"].astype(str).shift(fill_value=""), "queued")
+    # Who comes back from the host, or goes on, has nothing to prefill.
+    computes = np.where(np.isin(why, ("swapped", "stalled")), "decode", "prefill")
+    parts = [
+        (why, away_since, own["start_ticks"]),
+        (computes, own["start_ticks"], own["first_token_ticks"]),
+        ("decode", own["first_token_ticks"], own["end_ticks"]),
+    ]
+    spans = pd.concat(
+        pd.DataFrame({"request": own["request"], "state": state, "start": start, "end": end})
+        for state, start, end in parts
+    )
+    spans = spans[spans["end"] > spans["start"]].sort_values(["request", "start"], kind="stable")
+    return pd.DataFrame(
+        {
+            "request": spans["request"],
+            "state": spans["state"],
+            "start_s": spans["start"] / PER_SECOND,
+            "end_s": spans["end"] / PER_SECOND,
+        }
+    ).reset_index(drop=True)
+
+
+def _with_gaps(start: pd.Series, end: pd.Series) -> np.ndarray:
+    """Start, end, nothing, start, end, nothing, ..."""
+    points = np.full((len(start), 3), np.nan)
+    points[:, 0], points[:, 1] = start, end
+    # Microseconds are finer than any pixel.
+    return points.ravel().round(6)
+
+
+def _subtitle(drawn: int, served: int) -> str:
+    some = "" if drawn == served else f" Drawn: {drawn:,} of {served:,} requests, evenly chosen."
+    return f"A line a request, in order of arrival.{some}"
+
+
+def _numbers(spans: pd.DataFrame) -> Numbers:
+    """How long requests were in each state."""
+    length = spans["end_s"] - spans["start_s"]
+    rows = []
+    for state in TIMELINE:
+        own = spans["state"] == state
+        if own.any():
+            each = length[own].groupby(spans["request"][own]).sum()
+            rows.append([state, int(own.sum()), len(each), float(each.mean()), float(each.max())])
+    return {"columns": ["State", "Spans", "Requests", "Mean of those (s)", "Longest (s)"], "rows": rows}

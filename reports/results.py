@@ -1,0 +1,87 @@
+"""The results of a run, read from the folder in which ``simulate --out`` left them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyarrow import ArrowInvalid
+
+from ..sim import blocks, plan
+from ..sim.errors import UserError
+from ..sim.ticks import PER_SECOND
+
+_TABLES = ("requests", "stays", "steps", "memory")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run, as its tables tell it.
+
+    Attributes:
+        name: What it is called beside others.
+        summary, about: ``summary.json`` and ``run.json``.
+        requests, stays, steps, memory: The tables; times are in ticks.
+        blocks, plan: What was recorded besides, if it was.
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    about: Mapping[str, Any]
+    requests: pd.DataFrame
+    stays: pd.DataFrame
+    steps: pd.DataFrame
+    memory: pd.DataFrame
+    blocks: blocks.BlockMap | None = None
+    plan: plan.Plan | None = None
+
+    @property
+    def policy(self) -> str:
+        """What decided who runs."""
+        return self.about["settings"]["policy"]
+
+    @cached_property
+    def request_of_sequence(self) -> np.ndarray:
+        """The request of each of the workload's sequences, int64."""
+        count = self.requests["n"].to_numpy() if "n" in self.requests else 1
+        return np.repeat(np.arange(len(self.requests)), count)
+
+    @property
+    def end_s(self) -> float:
+        """When the last request was done."""
+        return self.stays["end_ticks"].max() / PER_SECOND if len(self.stays) else 0.0
+
+
+def read_result(folder: str | PathLike[str], name: str = "") -> Result:
+    """Read a result folder.
+
+    Args:
+        name: What to call it; by default its policy.
+
+    Raises:
+        UserError: It is none, or one of another version, or damaged.
+    """
+    place = Path(folder)
+    try:
+        summary, about = (json.loads((place / f"{part}.json").read_bytes()) for part in ("summary", "run"))
+        tables = {part: pd.read_parquet(place / f"{part}.parquet") for part in _TABLES}
+        recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
+        return Result(name or about["settings"]["policy"], summary, about, **tables, **recorded)
+    except OSError as error:
+        # Parquet's own errors have no number.
+        why = error.strerror or "damaged"
+        which = f": {Path(error.filename).name}" if error.filename else ""
+        raise UserError(f"{place}: is no result folder ({why}{which}); make one by fragmeter simulate --out") from None
+    except (ValueError, KeyError, TypeError, AttributeError, ArrowInvalid):
+        raise UserError(f"{place}: holds a damaged result; make it again by fragmeter simulate --out") from None
+
+
+def _recorded(place: Path) -> list[tuple[Path, Any]]:
+    return [(place / "blocks.npz", blocks.load), (place / "plan.npz", plan.load)]

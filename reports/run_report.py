@@ -1,0 +1,138 @@
+"""The report of a run, or of several on the same load: which sections it has, and what they say.
+
+A section is made by a function of all results, which returns None where there is nothing to show; ``SECTIONS`` has
+them in the order of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..sim.ticks import PER_SECOND
+from .figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
+from .page import Section, write_page
+from .player import PlayedMap, Player
+from .results import Result
+
+Results = Sequence[Result]
+#: Policies that admit nobody below the watermark.
+_WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
+
+
+def write_report(path: str | PathLike[str], results: Results) -> Path:
+    """Write the page about ``results`` to ``path``, and return that.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    sections = [made for make in SECTIONS if (made := make(results)) is not None]
+    return write_page(path, title(results), _lead(results), sections)
+
+
+def title(results: Results) -> str:
+    """What the page is called."""
+    names = [result.name for result in results]
+    return f"{' beside '.join(names)}: where the KV cache went"
+
+
+def _lead(results: Results) -> str:
+    loads = dict.fromkeys(_load_told(result) for result in results)
+    return "\n\n".join([*loads, *(_run_told(result) for result in results)])
+
+
+def _load_told(result: Result) -> str:
+    load, summary = result.about["workload"], result.summary
+    tokens = f"{summary['total_input_tokens']:,} prompt tokens and {summary['total_output_tokens']:,} output tokens"
+    return f"{load['name']}: {load['requests']:,} requests, {tokens}."
+
+
+def _run_told(result: Result) -> str:
+    settings, summary = result.about["settings"], result.summary
+    preemptions = sum(summary["preemptions"].values())
+    pushed = f" {preemptions:,} preemptions." if preemptions else ""
+    refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
+    return (
+        f"{result.name} served {settings['model']} on {settings['gpu']} in {summary['duration']:,.1f} s:"
+        f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"
+        f" {summary['waste']['mean_over_time_pct']['paper_view']['token_states']:.1f} % of the KV cache held tokens"
+        f" (mean over time).{pushed}{refused}"
+    )
+
+
+def _block_maps(results: Results) -> Section | None:
+    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in results if each.blocks is not None]
+    if not maps:
+        return None
+    text = (
+        "Every physical block over time: blue holds tokens or soon will, what is warm is wasted, a pale shade is"
+        " reserved. Each request has a shade of its own. Drag across a map to zoom; point at it, or at the blocks"
+        " below, to see whose they are; play, or move the time, to watch the pool fill and empty."
+    )
+    return Section("The block map", text, widgets=[Player(maps)])
+
+
+def _memory(results: Results) -> Section:
+    figures = []
+    for result in results:
+        table = result.memory.assign(start_s=result.memory["start_ticks"] / PER_SECOND)
+        replica, heeds = result.about["replica"], result.policy in _WATERMARKED
+        watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
+        figures.append(ledger_over_time(table, f"{result.name}: KV slots by bucket", watermark))
+    text = "The ledger: every slot of the pool in exactly one bucket, at every scheduling decision."
+    return Section("Memory over time", text, figures)
+
+
+def _waste(results: Results) -> Section:
+    rows = [_waste_row(result) for result in results]
+    text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
+    return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
+
+
+def _waste_row(result: Result) -> dict[str, Any]:
+    shares = result.summary["waste"]["mean_over_iterations_pct"]
+    paper = shares["paper_view"]
+    return {
+        "policy": result.name,
+        "batched_requests": result.summary["mean_batch"],
+        "output_tokens_per_s": result.summary["output_throughput"],
+        "token_states_pct": paper["token_states"],
+        **{f"paper_{kind}_pct": value for kind, value in paper.items() if kind != "token_states"},
+        **{f"{bucket}_pct": value for bucket, value in shares["buckets"].items()},
+    }
+
+
+def _fragmentation(results: Results) -> Section | None:
+    recorded = [result for result in results if result.blocks is not None]
+    if not recorded:
+        return None
+    figures = [
+        figure
+        for result in recorded
+        for figure in (
+            largest_free_run(result.blocks, f"{result.name}: free blocks, and the longest run of them"),
+            free_run_histogram(result.blocks, f"{result.name}: lengths of the free runs"),
+        )
+    ]
+    text = (
+        "A policy that reserves memory in one piece can use a free block only where its neighbours are free too."
+        " A paged policy takes any block: it does not mind short runs."
+    )
+    return Section("External fragmentation", text, figures)
+
+
+def _timeline(results: Results) -> Section:
+    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in results]
+    return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
+
+
+SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
+    _block_maps,
+    _memory,
+    _waste,
+    _fragmentation,
+    _timeline,
+)
+"""The page, in order; what a function has nothing to show for is left out."""

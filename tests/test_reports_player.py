@@ -1,0 +1,333 @@
+"""The block map in a real browser: its pixels are what was recorded, it moves, and it says what lies under the pointer."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fragmeter.reports.block_palette import KIND_LABELS, KINDS, SHADES, indices, palette
+from fragmeter.reports.page import Section, write_page
+from fragmeter.reports.palette import contrast
+from fragmeter.reports.player import PlayedMap, Player
+from fragmeter.reports.png import paletted_png
+from fragmeter.sim import Settings
+from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.traces import synthetic_pairs, workload
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from browser import offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
+
+POLICIES = ("orca-max", "vllm-sosp23")
+
+
+@pytest.fixture(scope="module")
+def maps() -> dict[str, BlockMap]:
+    """Two policies on one load, over a pool of which vLLM's runs short."""
+    load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 60, seed=0, max_model_len=2048), request_rate=4)
+    pool = {"num_gpu_blocks_override": 300, "model": "opt-13b"}
+    return {policy: record(Settings(policy=policy, **pool), load, most_columns=400)[1] for policy in POLICIES}
+
+
+@pytest.fixture(scope="module")
+def page(maps, tmp_path_factory) -> Path:
+    player = Player([PlayedMap(policy, found, np.arange(60)) for policy, found in maps.items()])
+    sections = [Section("The block map", "Two policies.", widgets=[player])]
+    return write_page(tmp_path_factory.mktemp("page") / "page.html", "Blocks", "First paragraph.", sections)
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with offline_browser(1400, 1300) as driver:
+        yield driver
+
+
+def play(driver, page: Path, scheme: str = "light", width_px: int = 1400) -> None:
+    """Opens the page and waits until the maps can be played."""
+    show(driver, page, scheme, width_px)
+    wait(driver, "return document.querySelector('.player').dataset.ready === 'true'")
+
+
+# Draws an image as it is shown, and reads some of its pixels: [[x, y], ...] to [[red, green, blue], ...].
+PIXELS = """
+const [selector, places, done] = arguments;
+const image = new Image();
+image.onload = () => {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  done([[canvas.width, canvas.height],
+    places.map(([x, y]) => Array.from(context.getImageData(x, y, 1, 1).data.slice(0, 3)))]);
+};
+const shown = document.querySelector(selector);
+image.src = shown.getAttributeNS("http://www.w3.org/1999/xlink", "href") || shown.getAttribute("href");
+"""
+
+
+def meaning(colour: list[int], scheme: str) -> tuple[int, int | None]:
+    """What a pixel says: the kind of a block, and of one that a request holds the shade."""
+    index = palette(scheme == "dark").index("#" + "".join(f"{channel:02x}" for channel in colour))
+    held = KINDS.index("stranded")
+    if index < held * SHADES:
+        return index // SHADES, index % SHADES
+    return index - held * (SHADES - 1), None
+
+
+def state(found: BlockMap, column: int, row: int) -> tuple[int, int | None]:
+    """What was recorded, in the same terms."""
+    kind, sequence = int(found.bucket[column, row]), int(found.sequence[column, row])
+    return kind, None if kind >= KINDS.index("stranded") else sequence * 5 % SHADES
+
+
+def plots(driver) -> list[str]:
+    return driver.execute_script("return [...document.querySelectorAll('.player .plot')].map((plot) => plot.id)")
+
+
+def seconds(driver) -> float:
+    return float(driver.find_element("css selector", ".now").text.removesuffix(" s").replace(",", ""))
+
+
+def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
+    play(driver, page)
+    assert driver.get_log("browser") == []
+    assert [url for url in requested_urls(driver) if not url.startswith(("data:", "file:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_thousand_pixels_decode_to_the_state_that_was_recorded(driver, page, maps, scheme):
+    play(driver, page, scheme)
+    for plot, found in zip(plots(driver), maps.values(), strict=True):
+        columns, rows = found.bucket.shape
+        draw = random.Random(7)
+        places = [[draw.randrange(columns), draw.randrange(rows)] for _ in range(1000)]
+        size, colours = driver.execute_async_script(PIXELS, f"#{plot} image", places)
+        assert size == [columns, rows]
+        for (column, row), colour in zip(places, colours, strict=True):
+            assert meaning(colour, scheme) == state(found, column, row)
+
+
+def cells(driver, screen: int, places: list[int]) -> list[list[int]]:
+    """Colours of cells of the grid of the pool, by row of the map."""
+    script = """
+    const [screen, places] = arguments;
+    const canvas = document.querySelectorAll(".grid")[screen], wide = arguments[2];
+    const cell = canvas.width / wide, context = canvas.getContext("2d");
+    return places.map((at) => {
+      const [x, y] = [(at % wide + 0.4) * cell, (Math.floor(at / wide) + 0.4) * cell];
+      return Array.from(context.getImageData(x, y, 1, 1).data.slice(0, 3));
+    });
+    """
+    return driver.execute_script(script, screen, places, 32)
+
+
+def set_time(driver, share: float) -> None:
+    driver.execute_script(
+        "const slider = document.querySelector('.time'); slider.value = arguments[0] * slider.max;"
+        "slider.dispatchEvent(new Event('input', { bubbles: true }))",
+        share,
+    )
+
+
+def test_the_slider_moves_the_cursor_and_the_pool(driver, page, maps):
+    play(driver, page)
+    end_s = max(found.meta["end_ticks"] for found in maps.values()) / 1e12
+    lefts = []
+    for share in (0.1, 0.35, 0.8):
+        set_time(driver, share)
+        assert seconds(driver) == pytest.approx(share * end_s, abs=0.1 + end_s / 400)
+        lefts.append(driver.execute_script("return document.querySelector('.cursor').getBoundingClientRect().left"))
+        exact = driver.execute_script("const s = document.querySelector('.time'); return s.value / s.max") * end_s
+        for screen, found in enumerate(maps.values()):
+            column = min(int(exact / (found.meta["end_ticks"] / 1e12) * found.num_columns), found.num_columns - 1)
+            rows = list(range(0, len(found.block_ids), 7))
+            shown = [meaning(colour, "light") for colour in cells(driver, screen, rows)]
+            assert shown == [state(found, column, row) for row in rows]
+            said = driver.find_elements("css selector", ".state")[screen].text
+            live = found.census_slots[column, 0] / found.census_slots[column].sum()
+            assert f"live {100 * live:.1f} %" in said or not live
+    assert lefts == sorted(lefts) and len(set(lefts)) == 3
+
+
+def test_play_runs_and_stops_at_the_end(driver, page):
+    play(driver, page)
+    set_time(driver, 0.97)
+    before, button = seconds(driver), driver.find_element("css selector", ".play")
+    button.click()
+    assert button.text == "Pause" and button.get_attribute("aria-pressed") == "true"
+    wait(driver, "return document.querySelector('.play').textContent === 'Play'")
+    assert seconds(driver) > before
+    assert driver.execute_script("const s = document.querySelector('.time'); return s.value === s.max")
+    button.click()
+    wait(driver, f"return parseFloat(document.querySelector('.now').textContent) < {before}")
+    button.click()
+    assert button.text == "Play"
+
+
+def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    play(driver, page)
+    for plot, found in zip(plots(driver), maps.values(), strict=True):
+        element = driver.find_element("css selector", f"#{plot} .nsewdrag")
+        driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", element)
+        width, height = element.size["width"], element.size["height"]
+        reach = found.meta["end_ticks"] / max(other.meta["end_ticks"] for other in maps.values())
+        for share_x, share_y in ((0.2, 0.3), (0.5, 0.6), (0.8, 0.9)):
+            # Offsets are from the middle.
+            place = int((share_x * reach - 0.5) * width), int((share_y - 0.5) * height)
+            ActionChains(driver).move_to_element_with_offset(element, *place).perform()
+            said = driver.find_element("css selector", ".tip").text
+            block = int(re.match(r"block ([\d,]+)", said)[1].replace(",", ""))
+            at = float(re.search(r"([\d.,]+) s$", said)[1].replace(",", ""))
+            column = int(np.abs(found.start_ticks / 1e12 - at).argmin())
+            # Of columns that show the same step any will do.
+            kind, holder = int(found.bucket[column, block]), int(found.sequence[column, block])
+            assert KIND_LABELS[KINDS[kind]] in said
+            if holder != NOBODY:
+                tokens, references = found.live_slots[column, block], found.references[column, block]
+                assert f"request {holder}, " in said and f"{tokens} of 16 slots hold tokens, {references} ref" in said
+
+
+def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
+    found = maps["vllm-sosp23"]
+    column, row = (int(place) for place in np.argwhere(found.bucket == GIVEN_UP)[0])
+    holder = next(held for held in found.sequence[column::-1, row] if held != NOBODY)
+    assert holder in found.preempted_sequence
+    play(driver, page)
+    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert told.startswith("block 0: ")
+    end_s = max(other.meta["end_ticks"] for other in maps.values())
+    share = found.at_ticks[column] / end_s
+    driver.execute_script("document.querySelector('.time').step = 'any'; document.querySelector('.time').max = 1e6")
+    driver.execute_script(
+        "const block = document.querySelector('.block'); block.value = arguments[0];"
+        "block.dispatchEvent(new Event('input', { bubbles: true }))",
+        row,
+    )
+    driver.execute_script(
+        "const slider = document.querySelector('.time'); slider.value = arguments[0] * 1e6;"
+        "slider.dispatchEvent(new Event('input', { bubbles: true }))",
+        float(share),
+    )
+    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert told == f"block {row}: free since a preemption of request {holder}"
+    driver.refresh()
+
+
+def test_the_keyboard_reaches_every_control_and_moves_it(driver, page):
+    from selenium.webdriver.common.keys import Keys
+
+    play(driver, page)
+    driver.execute_script("document.activeElement.blur(); getSelection().collapse(document.body, 0)")
+    reached = []
+    for _ in range(30):
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        here = driver.execute_script(
+            "const at = document.activeElement; return [at.className || at.tagName, getComputedStyle(at).outlineStyle]"
+        )
+        if here[0] == "BODY":
+            break
+        reached.append(here)
+        if here[0] == "time":
+            before = seconds(driver)
+            driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT * 5)
+            assert seconds(driver) > before
+    names = [name for name, _ in reached]
+    assert [name for name in names if name in ("play", "time", "block")] == ["play", "time", "block"]
+    assert sum(name.startswith("plot") for name in names) == 2
+    assert all(outline != "none" for _, outline in reached)
+
+
+def test_keys_zoom_all_maps_together(driver, page):
+    from selenium.webdriver.common.keys import Keys
+
+    play(driver, page)
+    ranges = "return [...document.querySelectorAll('.player .plot')].map((plot) => plot._fullLayout.xaxis.range)"
+    whole = driver.execute_script(ranges)
+    plot = driver.find_element("css selector", ".player .plot")
+    plot.send_keys("+")
+    wait(driver, f"{ranges}.every((range) => range[0] > 0)")
+    near = driver.execute_script(ranges)
+    assert near[0] == near[1] != whole[0]
+    plot.send_keys(Keys.ARROW_RIGHT)
+    wait(driver, f"{ranges}.every((range) => range[0] > {near[0][0]})")
+    plot.send_keys("0")
+    wait(driver, f"{ranges}.every((range) => range[0] <= 0)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
+    play(driver, page, scheme)
+    found = texts(driver)
+    assert {"Play", "The pool at that moment, block by block", "over estimate"} <= {text for text, *_ in found}
+    assert poor_texts(found) == []
+
+
+@pytest.mark.parametrize("width_px", [1400, 400])
+def test_nothing_sticks_out_of_the_window(driver, page, width_px):
+    play(driver, page, "light", width_px)
+    widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1] == width_px
+
+
+class TestColours:
+    @pytest.mark.parametrize("is_dark", [False, True])
+    def test_no_two_are_alike(self, is_dark):
+        colours = palette(is_dark)
+        assert len(set(colours)) == len(colours) == 6 * SHADES + 4 <= 256
+
+    @pytest.mark.parametrize("is_dark", [False, True])
+    @pytest.mark.parametrize("blind", ["protan", "deutan"])
+    def test_use_and_waste_are_told_apart_by_the_colour_blind(self, is_dark, blind):
+        """Every shade of what is of use, or free, against every shade of what is wasted: as a dichromat sees them,
+        six times farther apart than what is just noticeable (2.3 in CIE 1976 L*a*b*)."""
+        useful = of_kinds(is_dark, blind, "live", "reserved", "free")
+        wasted = of_kinds(is_dark, blind, "over_estimate", "block_tail", "round_up", "finished_hold", "given_up")
+        assert min(np.linalg.norm(one - other) for one in useful for other in wasted) > 6 * 2.3
+
+    def test_neighbours_in_order_of_arrival_differ(self):
+        shades = indices(np.zeros(100, dtype=np.uint8), np.arange(100))
+        colours = palette()
+        apart = [contrast(colours[one], colours[other]) for one, other in zip(shades, shades[1:])]
+        assert min(apart) > 1.05
+
+
+#: Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
+DICHROMAT = {
+    "protan": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
+    "deutan": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
+}
+
+
+#: Linear sRGB to CIE XYZ with the white point at (1, 1, 1) (IEC 61966-2-1).
+XYZ = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+
+
+def of_kinds(is_dark: bool, blind: str, *kinds: str) -> list[np.ndarray]:
+    """Every shade of some kinds of block."""
+    pixels = [indices(np.full(SHADES, KINDS.index(kind), np.uint8), np.arange(SHADES)) for kind in kinds]
+    return [seen(palette(is_dark)[index], blind) for index in np.unique(np.concatenate(pixels))]
+
+
+def seen(colour: str, blind: str) -> np.ndarray:
+    """A colour as a dichromat sees it, in L*a*b*."""
+    linear = (np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255) ** 2.2
+    x, y, z = np.cbrt(XYZ @ np.clip(DICHROMAT[blind] @ linear, 0, 1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_a_large_map_of_a_busy_pool_is_small():
+    """2048 x 2000 pixels of requests that come and go, in less than 300 kB."""
+    rng = np.random.default_rng(0)
+    kind = np.zeros((2048, 2000), dtype=np.uint8)
+    holder = np.zeros((2048, 2000), dtype=np.int64)
+    for row in range(2048):
+        ends = np.sort(rng.integers(0, 2000, size=12))
+        holder[row] = np.searchsorted(ends, np.arange(2000)) * 2048 + rng.integers(2048)
+        kind[row, ends] = KINDS.index("free")
+    assert len(paletted_png(indices(kind, holder), palette())) < 300_000
