@@ -123,7 +123,7 @@ class Inputs:
         """
         seed = self.settings.seed
         requests = paced(lengths, self.pacing, seed)
-        waiting = users(self.pacing, len(requests), seed)
+        waiting = users(self.pacing, requests, seed)
         return workload(requests, max_tokens=self.requests.told, n=self.requests.n, users=waiting)
 
     def describe(self, work: Workload) -> dict[str, Any]:

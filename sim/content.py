@@ -123,7 +123,9 @@ class TokenRuns:
             getattr(content, field).tolist() for field in ("offsets", "ids", "tokens")
         )
         self._prompts, self._outputs = prompt_tokens.tolist(), output_tokens.tolist()
-        self._before = _turns_before(content)
+        known_by_turns = content.session_id is not None and not len(content.ids)
+        # Where pieces say more, sessions say nothing.
+        self._before = turns_before(content.session_id) if known_by_turns else np.full(len(content), -1)
         history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[self._before])
         # Tokens of each prompt that are not its own.
         self._known = np.where(self._before < 0, content.piece_tokens(), history).tolist()
@@ -166,13 +168,11 @@ class TokenRuns:
         return tuple(reversed(runs))
 
 
-def _turns_before(content: PromptContent) -> np.ndarray:
-    """The turn before each request in its session, int64 [n]; -1 where there is none, or pieces say more."""
-    before = np.full(len(content), -1)
-    if content.session_id is None or len(content.ids):
-        return before
-    order = np.argsort(content.session_id, kind="stable")
-    session = content.session_id[order]
+def turns_before(session_id: np.ndarray) -> np.ndarray:
+    """The row of the turn before each one in its session, int64 [n]; -1 where there is none."""
+    before = np.full(len(session_id), -1)
+    order = np.argsort(session_id, kind="stable")
+    session = session_id[order]
     goes_on = np.flatnonzero((session[1:] == session[:-1]) & (session[1:] != NO_SESSION))
     before[order[goes_on + 1]] = order[goes_on]
     return before

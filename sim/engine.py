@@ -24,12 +24,13 @@ from typing import Any
 import simpy
 from simpy.core import NORMAL
 
+from .closed_loop import ClosedLoop
 from .cost.base import StepCost
 from .errors import SimulationFault
 from .memory.ledger import Leap, Ledger
 from .policy.base import Policy
 from .sequence import CARRY_ON, Plan, Sequence
-from .source import NEVER, ClosedLoop, Source
+from .source import NEVER, Source
 from .state import State
 from .steps import causal_pairs, whole_steps
 

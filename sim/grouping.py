@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .closed_loop import ClosedLoop, Maker
 from .errors import SettingError
-from .groups import Ancestry, GroupLoop, GroupState
+from .groups import Ancestry, Grouping, GroupLoop, GroupState
 from .memory import CopyingBuddyMemory, CopyingMemory, DialogueBuddyMemory, DialogueContiguousMemory, DialogueMemory
 from .memory import PagedMemory, SharingMemory
 from .policy import POLICIES, Policy
@@ -87,7 +88,7 @@ def grouped_memory(
 
 def grouped_source(
     settings: Settings, workload: Workload, policy: Policy, memory: Any, refused: np.ndarray
-) -> tuple[GroupLoop, GroupState]:
+) -> tuple[GroupLoop | ClosedLoop, GroupState]:
     """Where requests come from, and the state that knows their groups.
 
     Args:
@@ -99,7 +100,11 @@ def grouped_source(
     if workload.dialogue is not None:
         memory.expect(workload.dialogue.children(~refused))
     beams = partial(Ancestry, settings.beam_survival, settings.seed) if settings.use_beam_search else None
-    source = GroupLoop(workload, refused, policy.limits.max_model_len, prefix, beams)
+    grouping, longest = Grouping(prefix, beams), policy.limits.max_model_len
+    if workload.users is None:
+        source = GroupLoop(workload, refused, longest, grouping)
+    else:
+        source = ClosedLoop(workload, refused, Maker(workload, longest, grouping))
     return source, GroupState(policy.preempted_first, size, prefix)
 
 

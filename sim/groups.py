@@ -168,6 +168,25 @@ class GroupState(State):
         return sequence.prompt_tokens // self._block_size * self._block_size
 
 
+class Grouping:
+    """Makes groups of the sequences of requests.
+
+    Args:
+        prefix_tokens: Tokens at the start of every prompt that are always there.
+        ancestry: Makes the ancestry of a request's beams from its row; None for samples.
+    """
+
+    def __init__(self, prefix_tokens: int = 0, ancestry: Callable[[int], Ancestry] | None = None) -> None:
+        self._prefix_tokens, self._ancestry = prefix_tokens, ancestry
+
+    def leader(self, request: int, members: tuple[Sequence, ...]) -> Sequence:
+        """Who arrives for all sequences of a request: the first of them."""
+        members[0].computed_tokens = self._prefix_tokens
+        if len(members) > 1:
+            Group(members, self._ancestry(request) if self._ancestry else None)
+        return members[0]
+
+
 class GroupLoop(OpenLoop):
     """As ``OpenLoop``, for requests of several sequences: their leaders arrive.
 
@@ -175,22 +194,14 @@ class GroupLoop(OpenLoop):
         requests: The workload, a row a request.
         refused: bool [n], by request.
         max_model_len: See ``OpenLoop``.
-        prefix_tokens: Tokens at the start of every prompt that are always there.
-        ancestry: Makes the ancestry of a request's beams from its row; None for samples.
+        grouping: Makes a group of a request's sequences.
     """
 
-    def __init__(
-        self,
-        requests: Workload,
-        refused: np.ndarray,
-        max_model_len: int,
-        prefix_tokens: int = 0,
-        ancestry: Callable[[int], Ancestry] | None = None,
-    ) -> None:
+    def __init__(self, requests: Workload, refused: np.ndarray, max_model_len: int, grouping: Grouping) -> None:
         self._served = np.flatnonzero(~refused).tolist()
         self._counts = requests.num_sequences.tolist()
         self._first = requests.first_sequences
-        self._prefix_tokens, self._ancestry = prefix_tokens, ancestry
+        self._grouping = grouping
         super().__init__(requests.sequences, np.repeat(refused, requests.num_sequences), max_model_len)
 
     @property
@@ -203,8 +214,5 @@ class GroupLoop(OpenLoop):
         each = super()._arrivals()
         for request in self._served:
             ticks, leader = next(each)
-            leader.computed_tokens = self._prefix_tokens
             siblings = [next(each)[1] for _ in range(self._counts[request] - 1)]
-            if siblings:
-                Group((leader, *siblings), self._ancestry(request) if self._ancestry else None)
-            yield ticks, leader
+            yield ticks, self._grouping.leader(request, (leader, *siblings))

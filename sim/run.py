@@ -12,6 +12,7 @@ import numpy as np
 import simpy
 
 from . import ticks
+from .closed_loop import ClosedLoop, Maker
 from .cost import StepCost
 from .engine import Engine
 from .errors import SettingError, UserError
@@ -22,7 +23,7 @@ from .memory.integrals import Accounts, Window
 from .memory.ledger import CACHE_CHANGE, Ledger, Table
 from .replica import Replica, build
 from .settings import Settings
-from .source import ClosedLoop, OpenLoop
+from .source import OpenLoop
 from .workload import Workload
 
 #: Slices of the workload after each of which progress is told.
@@ -136,14 +137,12 @@ def _start(
     refused = needed > replica.num_blocks
     env = simpy.Environment(initial_time=0)
     if grouped:
-        if workload.users is not None:
-            remedy = "does not go with requests that share memory; leave one out"
-            raise SettingError("max_concurrency", workload.users.max_concurrency, remedy)
         source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
+    elif workload.users is not None:
+        source, state = ClosedLoop(workload, refused, Maker(workload, replica.max_model_len)), None
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        loop = OpenLoop if workload.users is None else ClosedLoop
-        source, state = loop(sequences, sequence_refused, replica.max_model_len), None
+        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
     edges = _edges(settings)
     engine = engine_of(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
     return replica, engine, needed

@@ -18,7 +18,8 @@ class Sequence:
     up here; all follows from the decode clock (steps begun since the run started).
 
     Attributes:
-        index: Row of the request in the workload, which is its place in arrival order.
+        index: Row of the sequence in the workload.
+        order: Its place in the order of arrival: the same number, unless users decide when requests are sent.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
         start_tokens: Tokens with KV after the first step of its next (or last) stay on the device: the
             prompt, and after a preemption also what had been generated. A prefill computes them all;
@@ -38,11 +39,11 @@ class Sequence:
 
     __slots__ = (
         "computed_tokens", "finish_clock", "generated_tokens", "grant", "group", "index", "kind", "lag",
-        "lost_tokens", "max_tokens", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
+        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
-        self.index = index
+        self.index = self.order = index
         self.prompt_tokens = self.start_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from itertools import chain
 from typing import Protocol
 
@@ -78,49 +77,3 @@ class OpenLoop:
             waiting.append(self._next)
             ticks, self._next = next(self._coming, _NOBODY)
         self.next_ticks = ticks
-
-
-class ClosedLoop(OpenLoop):
-    """Requests of users who wait for their answers.
-
-    When the next one is sent is known up to the next finish, and leaps end there: a finish is told at once.
-
-    Args:
-        workload: The requests, with ``users``.
-        refused, max_model_len: As for ``OpenLoop``. A refused request costs its user no time.
-
-    Attributes:
-        next_ticks: When the next request is sent, or ``NEVER`` while all users wait.
-    """
-
-    def __init__(self, workload: Workload, refused: np.ndarray, max_model_len: int) -> None:
-        super().__init__(workload, refused, max_model_len)
-        self._think_ticks = workload.users.think_ticks.tolist()
-        #: When each user who has no request under way can send one; a heap.
-        self._ready = [0] * min(workload.users.max_concurrency, len(workload))
-        self._sent_ticks = workload.arrival_ticks.copy()
-        self._earliest = self.next_ticks
-        self._look()
-
-    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """Append to ``waiting`` what has been sent by ``now``."""
-        while self.next_ticks <= now:
-            heappop(self._ready)
-            self._sent_ticks[self._next.index] = self.next_ticks
-            waiting.append(self._next)
-            self._earliest, self._next = next(self._coming, _NOBODY)
-            self._look()
-
-    def finish(self, leaving: list[Sequence], now: int) -> None:
-        """Requests have been answered: their users think."""
-        for sequence in leaving:
-            heappush(self._ready, now + self._think_ticks[sequence.index])
-        self._look()
-
-    def _look(self) -> None:
-        """See when the next request is sent."""
-        self.next_ticks = max(self._ready[0], self._earliest) if self._ready else NEVER
-
-    def sent(self) -> np.ndarray:
-        """When each request was sent, int64 [n], not decreasing; one that was refused, with the one before."""
-        return np.maximum.accumulate(self._sent_ticks)

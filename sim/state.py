@@ -67,7 +67,7 @@ class State:
         self.width += 1
         self.lag_sum += lag
         self.running[sequence] = None
-        heappush(self.calendar, (finish, sequence.index, sequence))
+        heappush(self.calendar, (finish, sequence.order, sequence))
 
     def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """Sequences go back to waiting, or to the host."""
@@ -109,7 +109,7 @@ class State:
         self.width -= 1
         self.lag_sum -= sequence.lag
         del self.running[sequence]
-        self.calendar.remove((sequence.finish_clock, sequence.index, sequence))
+        self.calendar.remove((sequence.finish_clock, sequence.order, sequence))
         sequence.kind = RECOMPUTED
         sequence.lost_tokens = sequence.held_tokens(self.clock)
         sequence.generated_tokens += self.clock - sequence.start_clock
@@ -146,6 +146,6 @@ class State:
 def _insert(queue: deque[Sequence], sequence: Sequence) -> None:
     """Put ``sequence`` back among those that arrived before and after it: nearly always the front."""
     place = 0
-    while place < len(queue) and queue[place].index < sequence.index:
+    while place < len(queue) and queue[place].order < sequence.order:
         place += 1
     queue.insert(place, sequence)

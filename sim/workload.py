@@ -28,7 +28,7 @@ class Workload:
         dialogue: Whose text each prompt begins with; None where prompts have no parents.
         n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
         users: Who waits for answers before sending more; None where requests come whatever the server does. Afterwards
-            ``arrival_ticks`` are the times at which requests were sent.
+            ``arrival_ticks`` are the times at which requests were sent, which of sessions need not ascend.
     """
 
     name: str
@@ -52,7 +52,8 @@ class Workload:
             least = 0 if field == "arrival_ticks" else 1
             if len(column) and column.min() < least:
                 raise SettingError(field, int(column.min()), f"must be at least {least}")
-        if (np.diff(self.arrival_ticks) < 0).any():
+        in_turn = self.users is not None and self.users.session_id is not None
+        if (np.diff(self.arrival_ticks) < 0).any() and not in_turn:
             raise SettingError("arrival_ticks", "unsorted", "sort the requests by arrival")
         if self.max_tokens is not None and (self.max_tokens < self.output_tokens).any():
             raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
@@ -64,11 +65,9 @@ class Workload:
             self._check_users(self.users)
 
     def _check_users(self, users: Users) -> None:
-        if len(users.think_ticks) != len(self):
-            raise SettingError("think_ticks", len(users.think_ticks), f"must be of {len(self)} requests")
-        if self.shares or self.dialogue is not None:
-            remedy = "is for requests of one sequence and without parents; leave it out"
-            raise SettingError("max_concurrency", users.max_concurrency, remedy)
+        users.check(len(self))
+        if self.dialogue is not None:
+            raise SettingError("max_concurrency", users.max_concurrency, "is for requests without parents; leave it out")
 
     def _check_dialogue(self, dialogue: Dialogue) -> None:
         if len(dialogue) != len(self):

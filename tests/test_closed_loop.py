@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import settings_of, times_of, workload_of
+from family_runs import CopyCost
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -16,8 +17,11 @@ from strategies import Case, LineCost, crowded_cases, long_cases
 from test_engine_leaps import same
 
 from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.sim.content import NO_SESSION, PromptContent
+from fragmeter.sim.dialogue import Dialogue
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.prefix_cache import cached_tokens
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.users import Users
@@ -113,18 +117,139 @@ def test_leap_and_step_are_the_same_bits(policy, case: Case, data):
     check_sent(leapt, asked, work.arrival_ticks)
 
 
-def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> None:
-    """Each request is sent by the user who is ready first, and not before it comes: told once more from the finishes."""
+def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
+    """Each request is sent when it should be, told once more from the finishes; the ticks that users were idle in all.
+
+    A later turn follows the answer to the one before it; a first one is sent by the user who is ready first, if there
+    are so few of them.
+    """
     times = request_times(run)
-    ready = [0] * asked.max_concurrency
-    done = sorted(zip(times.finish_ticks.tolist(), times.index.tolist()))
-    for index, sent in zip(times.index.tolist(), times.arrival_ticks.tolist()):
-        while done and done[0][0] <= sent:
-            finish, answered = done.pop(0)
-            ready.append(finish + int(asked.think_ticks[answered]))
-        first = min(ready)
-        ready.remove(first)
-        assert sent == max(first, arrivals[index])
+    sent, done = (dict(zip(times.index.tolist(), column.tolist())) for column in (times.arrival_ticks, times.finish_ticks))
+    turns = turns_by_session(asked, sent)
+    before = {turn: earlier for chain in turns for earlier, turn in zip(chain, chain[1:])}
+    last = {chain[-1] for chain in turns}
+    think = asked.think_ticks.tolist()
+    idle, firsts = 0, sorted((sent[chain[0]], chain[0]) for chain in turns)
+    for turn, earlier in before.items():
+        assert sent[turn] == done[earlier] + think[earlier]
+        idle += think[earlier]
+    assert [row for _, row in firsts] == sorted(row for _, row in firsts)
+    if asked.max_concurrency is None:
+        assert all(tick == arrivals[row] for tick, row in firsts)
+        return idle
+    # When each user is ready, and since when.
+    ready = [(0, 0)] * asked.max_concurrency
+    answers = sorted((done[row], done[row] + think[row]) for row in last)
+    for tick, row in firsts:
+        while answers and answers[0][0] <= tick:
+            since, from_then = answers.pop(0)
+            ready.append((from_then, since))
+        user = min(ready)
+        ready.remove(user)
+        assert tick == max(user[0], arrivals[row])
+        idle += tick - user[1]
+    return idle + sum(run.book.end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
+
+
+def turns_by_session(asked: Users, served: dict[int, int]) -> list[list[int]]:
+    """The rows of each session, in order."""
+    names = [NO_SESSION] * len(asked.think_ticks) if asked.session_id is None else asked.session_id.tolist()
+    chains: dict[object, list[int]] = {}
+    for row in sorted(served):
+        chains.setdefault(("alone", row) if names[row] == NO_SESSION else names[row], []).append(row)
+    return list(chains.values())
+
+
+class TestSessions:
+    """COST: a step takes 101 ticks, 13 for each decode and 7 for each token of a prompt."""
+
+    def test_a_turn_waits_for_the_answer_before_it(self):
+        # Both first turns come as traced; what the trace says of the second of 5, that it comes at 20, does not count.
+        requests = [Request(0, 10, 1), Request(10, 20, 1), Request(20, 3, 1), Request(30, 4, 1)]
+        run = served(requests, Users(None, [1000, 0, 0, 0], [5, 6, 5, 6]))
+        # 101 + 70 to 171; 101 + 140 to 412; then the second of 6, 101 + 28; and at 1171 the second of 5, 101 + 21.
+        assert sent_and_done(run) == [(0, 171), (10, 412), (1171, 1293), (412, 541)]
+
+    def test_a_user_keeps_a_session_to_its_end(self):
+        requests = [Request(0, 10, 1), Request(0, 10, 1), Request(0, 3, 1)]
+        run = served(requests, Users(1, [500, 0, 40], [1, 2, 1]))
+        # The second session begins 40 after the first is over.
+        assert sent_and_done(run) == [(0, 171), (833, 1004), (671, 793)]
+
+    def test_requests_without_a_session_are_sessions(self):
+        requests = [Request(0, 10, 1), Request(0, 10, 1), Request(0, 10, 1)]
+        run = served(requests, Users(1, [7, 8, 9], [NO_SESSION, NO_SESSION, NO_SESSION]))
+        assert sent_and_done(run) == sent_and_done(served(requests, Users(1, [7, 8, 9])))
+
+    def test_at_one_instant_requests_are_sent_in_order(self):
+        # At 171 row 2 is due, the second turn of 1, and row 1 comes. The pool holds one of them.
+        requests = [Request(0, 10, 1), Request(171, 10, 1), Request(171, 10, 1)]
+        run = served(requests, Users(None, [0, 0, 0], [1, 2, 1]), pool=Pool(3, 4, 0))
+        assert sent_and_done(run) == [(0, 171), (171, 342), (171, 513)]
+
+    def test_a_refused_turn_is_none(self):
+        requests = [Request(0, 10, 1), Request(1, 40, 9), Request(2, 10, 1)]
+        run = served(requests, Users(1, [30, 999, 0], [1, 1, 1]), pool=Pool(5, 4, 0))
+        assert run.refused.tolist() == [False, True, False]
+        assert sent_and_done(run) == [(0, 171), (201, 372)]
+
+    def test_samples_of_one_token_are_an_answer(self):
+        # Siblings of a group never begin where the leader's first token is the last one.
+        work = replace(workload_of([Request(0, 10, 1)] * 2, 64), n=np.array([2, 2]), users=Users(1, [0, 0]))
+        run = simulate(settings_of("vllm-sosp23", ROOMY, Limits(64)), work, CopyCost())
+        assert len(request_times(run).index) == 2
+
+    def test_who_was_sent_last_gives_way(self):
+        # Row 2 is sent at 229, while row 3 decodes; it is the last to arrive, though row 3 stands below it.
+        requests = [Request(0, 4, 1), Request(1, 4, 1), Request(1, 8, 12), Request(2, 8, 12)]
+        run = served(requests, Users(None, [100, 0, 0, 0], [1, 2, 1, 3]), pool=Pool(6, 4, 0))
+        assert request_times(run).recomputed.tolist() == [0, 0, 2, 0]
+
+    @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
+    def test_a_later_turn_finds_what_the_one_before_left(self, policy):
+        requests = [Request(0, 16, 9), Request(0, 32, 2)]
+        sessions = PromptContent.of_sessions(np.array([1, 1]))
+        work = replace(workload_of(requests, 64, sessions), users=Users(None, [0, 0], [1, 1]))
+        run = simulate(settings_of(policy, ROOMY, Limits(64)), work, COST)
+        # Of 25 tokens the last has no keys yet.
+        assert cached_tokens(run, run.replica.cache_log).tolist() == [0, 24]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=6)
+@given(case=st.one_of(crowded_cases(), long_cases()), data=st.data())
+def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
+    """Invariants 4, 5 and 6; N users spend their time on N = X (R + Z), to the tick."""
+    n = len(case.requests)
+    thinks = [data.draw(st.sampled_from([0, 0, 1, 150, 5000, 200_000])) for _ in range(n)]
+    names = [data.draw(st.sampled_from([NO_SESSION, 1, 2, 3])) for _ in range(n)]
+    asked = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
+    work = replace(workload_of(case.requests, case.limits.max_model_len, case.content), users=asked)
+    leapt, stepped = (
+        simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, case.cost) for leap in (True, False)
+    )
+    same(leapt, stepped)
+    idle = check_sent(leapt, asked, work.arrival_ticks)
+    times = request_times(leapt)
+    assert len(times.index) == n - leapt.refused.sum()
+    if asked.max_concurrency is not None:
+        busy = int((times.finish_ticks - times.arrival_ticks).sum())
+        assert busy + idle == asked.max_concurrency * leapt.book.end_ticks
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0", "orca-max", "vllm-v1"])
+@hypothesis_settings(max_examples=6)
+@given(case=crowded_cases(), data=st.data())
+def test_several_sequences_of_a_request_are_one_answer(policy, case: Case, data):
+    requests = case.requests[:8]
+    n = [data.draw(st.integers(1, 3)) for _ in requests]
+    asked = Users(data.draw(st.integers(1, 3)), [data.draw(st.sampled_from([0, 1, 5000])) for _ in requests])
+    work = replace(workload_of(requests, case.limits.max_model_len), n=np.array(n), users=asked)
+    leapt, stepped = (
+        simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, CopyCost()) for leap in (True, False)
+    )
+    same(leapt, stepped)
+    check_sent(leapt, asked, work.arrival_ticks)
 
 
 def test_the_interactive_response_time_law():
@@ -133,7 +258,7 @@ def test_the_interactive_response_time_law():
     pacing = Pacing(max_concurrency=20, think_time=think_s)
     trace = paced(Trace("alike", np.full(n, 100), np.full(n, 20)), pacing)
     chosen = settings_of("vllm-sosp23", Pool(4000, 16, 0), Limits(2048))
-    run = simulate(chosen, workload(trace, users=users(pacing, n)))
+    run = simulate(chosen, workload(trace, users=users(pacing, trace)))
     times = request_times(run)
     response_s = times.e2el_ms.mean() / 1000
     throughput = n / (run.book.end_ticks / 1e12)
@@ -146,7 +271,9 @@ def test_what_cannot_be_asked():
         ((0, [0, 0]), {}, "max_concurrency = 0: must be 1 or more"),
         ((1, [0, -1]), {}, "think_time = -1: must be 0 or more"),
         ((1, [0]), {}, "think_ticks = 1: must be of 2 requests"),
-        ((1, [0, 0]), {"n": np.array([2, 1])}, "max_concurrency = 1: is for requests of one sequence"),
+        ((1, [0, 0], [1]), {}, "session_id = 1: must be of 2 requests"),
+        ((None, [0, 0]), {}, "max_concurrency = None: must be given where there are no sessions"),
+        ((1, [0, 0]), {"dialogue": Dialogue([-1, 0], [0, 4], [0, 0])}, "max_concurrency = 1: is for requests without parents"),
     ):
         with pytest.raises(SettingError, match=refused):
             replace(work, users=Users(*asked), **more)
@@ -158,10 +285,11 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["completed"] == 40
     kept = json.loads((tmp_path / "out" / "run.json").read_text())["workload"]
     assert (kept["max_concurrency"], kept["think_time"]) == (4, 0.5)
+    assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
+    capsys.readouterr()
     for flags, told in (
-        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
-        ([*serve, "--n", "2"], "max_concurrency = 4: is for requests of one sequence and without parents"),
-        ([*serve, "--shared-prefix-tokens", "1"], "max_concurrency = 4: does not go with requests that share memory"),
+        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency, or give"),
+        ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE
         assert told in capsys.readouterr().err

@@ -34,11 +34,13 @@ class Before:
         origin: The first time as the file tells it, of a clock that starts with it; None where no row is above.
         last_ticks: The last arrival.
         zoned: Whether dates say their offset.
+        timed: Whether rows above have a time.
     """
 
     origin: float | int | None = None
     last_ticks: int = 0
     zoned: bool = False
+    timed: bool = False
 
 
 def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS) -> tuple[Arrays, Before]:
@@ -64,6 +66,14 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
     for name in (name for name in DIALOGUE if name in table.columns and name in form.names):
         arrays[name] = _optional(table, name)
     arrays |= _content(table, arrays["prompt_tokens"], form.block_tokens)
+    delay = next((name for name in form.delays if name in table.columns), None)
+    if delay is not None:
+        arrays["delay_ticks"] = delays = _delays(table, delay, form.delays[delay])
+        if SESSION in arrays:
+            alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
+            told = table.columns[delay].to_numpy(zero_copy_only=False)
+            table.refuse(alone, delay, told, "is of a turn, and the row has no session_id; give one")
+        table = _timed(table, delay, form, before)
     clock = next((name for name in form.clocks if name in table.columns), None)
     if clock is not None:
         arrays["arrival_ticks"], before = _arrivals(table, clock, form.clocks[clock], before)
@@ -139,11 +149,48 @@ def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
     return Dialogue(parent, tokens.astype(np.int64), child & ~np.isnan(cut))
 
 
+def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
+    """Ticks (int64 [n]) between each turn and the answer before it, 0 where the row says nothing."""
+    delays = _numbers_or_nan(table, field, "a time between a turn and the answer before it, 0 or more")
+    delays[np.isnan(delays)] = 0
+    latest = LATEST_S * PER_SECOND // unit_ticks
+    wrong = (delays < 0) | (delays >= latest)
+    table.refuse(wrong, field, delays, f"must be from 0 to {latest}; correct the row")
+    return to_ticks(delays, unit_ticks)
+
+
+def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
+    """The table, with the time of the row above where a row has a delay instead of a time of its own."""
+    field = next((name for name in form.clocks if name in table.columns), next(iter(form.clocks)))
+    unit_ticks = form.clocks[field].unit_ticks
+    times = table.columns.get(field, pa.nulls(len(table)))
+    if not (before.timed or times.null_count < len(times)) or unit_ticks is None:
+        return table
+    if pa.types.is_null(times.type):
+        times = times.cast(pa.float64())
+    if not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
+        return table
+    above = pc.fill_null_forward(times)
+    if before.timed:
+        # Exact: to_ticks finds the nanosecond again.
+        above = pc.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
+    told = pc.is_null(table.columns[delay])
+    return table.having(**{field: pc.if_else(told, times.cast(above.type), above)})
+
+
 def _optional(table: Table, field: str) -> np.ndarray:
     """A column of whole numbers that may be missing (NaN), float64."""
     meaning = "tokens of the parent's text, 1 or more"
     if field == "parent":
         meaning = "the row of an earlier request, the first being 0"
+    values = _numbers_or_nan(table, field, meaning)
+    broken = ~np.isnan(values) & (values != np.floor(values))
+    table.refuse(broken, field, values, f"must be {meaning}; correct the row")
+    return values
+
+
+def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
+    """A column of numbers that may be missing (NaN), float64."""
     column = table.columns[field]
     if pa.types.is_string(column.type):
         # So a column is read that is empty throughout, or in which some value is no number.
@@ -155,7 +202,7 @@ def _optional(table: Table, field: str) -> np.ndarray:
     if missing.all():
         return np.full(len(column), np.nan)
     values = numbers_of(table.having(**{field: column.fill_null(0)}), field, meaning).astype(np.float64)
-    table.refuse(~missing & (values != np.floor(values)), field, values, f"must be {meaning}; correct the row")
+    table.refuse(~np.isfinite(values), field, values, f"must be {meaning}; correct the row")
     values[missing] = np.nan
     return values
 
@@ -191,7 +238,7 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
     table.refuse(times >= latest, field, told, high)
     arrivals = to_ticks(times, unit_ticks)
     table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, told, early)
-    return arrivals, Before(origin, int(arrivals[-1]), zoned)
+    return arrivals, Before(origin, int(arrivals[-1]), zoned, timed=True)
 
 
 def _told(table: Table, field: str) -> np.ndarray:

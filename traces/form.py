@@ -61,6 +61,7 @@ class Form:
         clocks: Its names of the arrival, and how each tells the time.
         names: Our name of each column of numbers, and its names in the file.
         content: Columns that say what prompts are made of, by the file's names, and how they are read from JSON.
+        delays: Its names of the time between a turn of a session and the answer before it, and ticks of their units.
         clock_reader: How an arrival is read from JSON.
         preparer: Makes, for one file, what turns ``content`` into our own columns of that.
         failures: Whether a length of 0 says that a request failed; such rows are left out and counted.
@@ -72,6 +73,7 @@ class Form:
     clocks: Mapping[str, Clock]
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: OWN_NAMES)
     content: Mapping[str, Reader] = field(default_factory=lambda: CONTENT)
+    delays: Mapping[str, int] = field(default_factory=dict)
     clock_reader: Reader = numbers
     preparer: Callable[[], Callable[[Table], Table]] = lambda: as_it_is
     failures: bool = False
@@ -80,7 +82,7 @@ class Form:
     @property
     def numbers(self) -> list[str]:
         """Columns of the file that hold numbers or times."""
-        return [*(name for names in self.names.values() for name in names), *self.clocks]
+        return [*(name for names in self.names.values() for name in names), *self.clocks, *self.delays]
 
     def readers(self, content: bool) -> dict[str, Reader]:
         """How the file's keys are read from JSON; with ``content``, also those that say what prompts are made of."""

@@ -134,8 +134,8 @@ class Gathering:
 
 
 def _absent(field: str, rows: int) -> np.ndarray:
-    """What rows have that say nothing of a session, or of a parent."""
-    return np.full(rows, NO_SESSION if field == SESSION else np.nan)
+    """What rows have that say nothing of a session, of a delay, or of a parent."""
+    return np.full(rows, {SESSION: NO_SESSION, "delay_ticks": 0}.get(field, np.nan))
 
 
 def _content(ids: list[np.ndarray | None], sessions: np.ndarray | None) -> PromptContent | None:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ..sim import ticks
+from ..sim.content import turns_before
 from ..sim.errors import SettingError, TraceError
 from ..sim.users import Users
 from .checks import numbers_of
@@ -47,7 +48,9 @@ class Pacing:
             A request is sent when it comes and a user is free. Where neither trace nor rate says when requests come,
             all may be sent at once.
         think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
-            distribution.
+            distribution. Where a trace has sessions, a user sends the turns of one, each after the answer to the turn
+            before it; without max_concurrency each session has a user of its own, and begins when its first turn comes.
+            By default turns wait as long as the trace's delay says, where it says so.
     """
 
     request_rate: float | None = None
@@ -64,8 +67,6 @@ class Pacing:
             raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
         if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
             raise SettingError("burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve")
-        if self.think_time is not None and self.max_concurrency is None:
-            raise SettingError("think_time", self.think_time, "is of users; say how many by max_concurrency")
         return self
 
 
@@ -109,12 +110,37 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
     return replace(trace, arrival_ticks=at_rate(pacing.request_rate, gaps))
 
 
-def users(pacing: Pacing, n: int, seed: int = 0) -> Users | None:
-    """Who sends ``n`` requests and waits for the answers; None where they come whatever the server does."""
-    if pacing.max_concurrency is None:
+def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
+    """Who sends the requests of a trace and waits for the answers; None where they come whatever the server does.
+
+    Sessions wait for answers where it is said how long: by ``think_time`` or by the trace's delays. Else their turns
+    come as traced, and ``max_concurrency`` limits how many are under way.
+
+    Raises:
+        SettingError: A think time of nobody.
+    """
+    think_s, sessions = pacing.think_time, None
+    if think_s is not None or trace.delay_ticks is not None:
+        sessions = None if trace.content is None else trace.content.session_id
+    if pacing.max_concurrency is None and sessions is None:
+        if think_s is not None:
+            remedy = "is of users; say how many by max_concurrency, or give a trace with sessions"
+            raise SettingError("think_time", think_s, remedy)
         return None
-    think_s = stream(seed, "think times").exponential(size=n) * (pacing.think_time or 0)
-    return Users(pacing.max_concurrency, to_ticks(think_s, ticks.PER_SECOND))
+    if think_s is None and sessions is not None:
+        think_ticks = _before_next_turn(trace.delay_ticks, sessions)
+    else:
+        drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)
+        think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
+    return Users(pacing.max_concurrency, think_ticks, sessions)
+
+
+def _before_next_turn(delay_ticks: np.ndarray, sessions: np.ndarray) -> np.ndarray:
+    """What each answer is followed by, of delays that say what each turn is preceded by; int64 [n]."""
+    before = turns_before(sessions)
+    think_ticks = np.zeros(len(delay_ticks), dtype=np.int64)
+    think_ticks[before[before >= 0]] = delay_ticks[before >= 0]
+    return think_ticks
 
 
 def unit_gaps(n: int, burstiness: float, rng: np.random.Generator) -> np.ndarray:

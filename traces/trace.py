@@ -60,6 +60,8 @@ class Trace:
         dialogue: Whose text each prompt begins with, or None where the file is silent.
         content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
         left_out: Rows of the file that are not here.
+        delay_ticks: How long the user waits before each turn of a session, after the answer to the turn before it; or
+            None where the file is silent.
     """
 
     name: str
@@ -72,9 +74,10 @@ class Trace:
     n: np.ndarray | None = None
     dialogue: Dialogue | None = None
     left_out: LeftOut = LeftOut()
+    delay_ticks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n"):
+        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks"):
             values = getattr(self, field)
             if values is None:
                 continue
@@ -87,11 +90,11 @@ class Trace:
 
     def first(self, requests: int) -> Trace:
         """The first requests alone."""
-        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens, self.n)
+        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens, self.delay_ticks, self.n)
         content = None if self.content is None else self.content.first(requests)
-        *cut, n = (None if column is None else column[:requests] for column in columns)
+        *cut, delays, n = (None if column is None else column[:requests] for column in columns)
         dialogue = None if self.dialogue is None else self.dialogue.first(requests)
-        return Trace(self.name, *cut, self.rows, content, n, dialogue, self.left_out)
+        return Trace(self.name, *cut, self.rows, content, n, dialogue, self.left_out, delays)
 
     @property
     def pairs(self) -> LengthPairs:

@@ -40,6 +40,8 @@ def _frame(trace: Trace) -> pd.DataFrame:
     columns = {"prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
     if trace.arrival_ticks is not None:
         columns = {"arrival_s": to_seconds(trace.arrival_ticks), **columns}
+    if trace.delay_ticks is not None:
+        columns["delay_s"] = to_seconds(trace.delay_ticks)
     if trace.max_tokens is not None:
         columns["max_tokens"] = trace.max_tokens
     if trace.n is not None:

@@ -66,7 +66,7 @@ class HybridTables:
             place = step % self._size
             moving = self._takers[place] | self._givers[place] | self._prompts
             self._prompts.clear()
-            for sequence in sorted(moving, key=attrgetter("index")):
+            for sequence in sorted(moving, key=attrgetter("order")):
                 held = sequence.held_tokens(step)
                 self.reach(sequence, held, held + 1)
         self._grown_until = max(clock, self._grown_until)

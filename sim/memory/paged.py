@@ -261,8 +261,8 @@ class BlockTables:
     def join(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows from now on, in its turn by arrival."""
         members = self._members[phase]
-        if members and members[-1].index > sequence.index:
-            insort(members, sequence, key=attrgetter("index"))
+        if members and members[-1].order > sequence.order:
+            insort(members, sequence, key=attrgetter("order"))
         else:
             members.append(sequence)
 

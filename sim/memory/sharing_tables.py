@@ -66,7 +66,7 @@ class SharingTables(BlockTables):
     def _copy_and_grow(self, step: int) -> None:
         """One step, in the order of the sequences: a block for a full table, a copy for a shared last block."""
         full = dict.fromkeys(self._members[step % self._block_size])
-        for sequence in sorted(full | self._copiers, key=attrgetter("index")):
+        for sequence in sorted(full | self._copiers, key=attrgetter("order")):
             table = self.tables[sequence]
             if sequence in full:
                 table.append(self.pool.take())

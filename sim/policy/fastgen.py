@@ -50,7 +50,7 @@ class FastGen(VllmV1):
         free, size = transaction.free, transaction.block_size
         skipped: list[Sequence] = []
         resumed: list[Sequence] = []
-        in_order = sorted([*state.running, *state.stalled], key=lambda sequence: sequence.index)
+        in_order = sorted([*state.running, *state.stalled], key=lambda sequence: sequence.order)
         for sequence in in_order:
             stands = sequence.start_clock == NOT_DECODING
             held = sequence.computed_tokens if stands else sequence.held_tokens(state.clock)
@@ -66,6 +66,6 @@ class FastGen(VllmV1):
         newly = tuple(sequence for sequence in skipped if sequence.start_clock != NOT_DECODING)
         if decodes or plan.prefill_tokens:
             return plan._replace(steady=False, stalls=(newly, tuple(resumed)))
-        last = max([*in_order, *state.prefilling], key=lambda sequence: sequence.index)
+        last = max([*in_order, *state.prefilling], key=lambda sequence: sequence.order)
         others = tuple(sequence for sequence in newly if sequence is not last)
         return Plan(preempted=(last,), steady=False, stalls=(others, ()))

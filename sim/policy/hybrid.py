@@ -134,7 +134,7 @@ class HybridVllmSosp23(_OverGroups, VllmSosp23):
         return super().schedule(state, transaction)
 
     def _make_room(self, state: State, transaction: HybridTransaction) -> tuple[tuple, tuple]:
-        order = sorted(state.running, key=attrgetter("index"))
+        order = sorted(state.running, key=attrgetter("order"))
         preempted = _victims(order, len(order), transaction, state.clock, transaction.groups)
         # What is free matters only where nobody gave way: nobody is admitted past who did.
         transaction.free -= transaction.need

@@ -25,7 +25,7 @@ from .base import blocks_of
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 
-_arrival = attrgetter("index")
+_arrival = attrgetter("order")
 Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
@@ -95,7 +95,7 @@ class _Sharing(VllmSosp23):
         tokens, budget = 0, limits.max_num_batched_tokens - running
         steady, wakes = not preempted, True
         for leader in filter(leads, state.waiting):
-            if preempted and leader.index > preempted[-1].index:
+            if preempted and leader.order > preempted[-1].order:
                 break
             members, num_seqs = present(leader), seats(leader)
             memory.look_up(leader, state.clock)

@@ -13,7 +13,7 @@ from ..workload import Workload
 from .base import Limits, blocks_of
 
 
-_arrival = attrgetter("index")
+_arrival = attrgetter("order")
 
 
 class VllmSosp23:
@@ -125,7 +125,7 @@ class VllmSosp23:
         tokens, budget = 0, limits.max_num_batched_tokens - running
         steady, wakes = not preempted, True
         for sequence in state.waiting:
-            if preempted and sequence.index > preempted[-1].index:
+            if preempted and sequence.order > preempted[-1].order:
                 break
             prefill = sequence.start_tokens
             free += -prefill // size * groups

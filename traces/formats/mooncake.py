@@ -5,10 +5,11 @@
 ``hash_ids`` are blocks of the prompt, each with all that precedes it. The two differ in what the file does not say:
 Mooncake's blocks have 512 tokens and its times are milliseconds, vLLM's default to 16 tokens and to seconds
 (``--timed-trace-chunk-hash-size``, ``--timed-trace-sec-multiplier``). Which it is shows in how many ids a prompt has.
-``session_id`` says which requests are turns of one session. ``delay``, the time between the end of a turn and the next
-one, is not read: times are those of the file.
+``session_id`` says which requests are turns of one session. ``delay`` is the time between the answer to a turn and the
+next one, which carries it, in the unit of the times; a turn that has it needs no ``timestamp``.
 
-Sources: kvcache-ai/Mooncake, FAST25-release/traces; vllm-project/vllm, pull request 39795.
+Sources: kvcache-ai/Mooncake, FAST25-release/traces; vllm-project/vllm, pull request 39795; of ``delay``
+ai-dynamo/aiperf, pull requests 299 and 452.
 """
 
 from dataclasses import replace
@@ -27,4 +28,5 @@ def timed(block_tokens: int, reading: Reading) -> Form:
         title, clock = "vLLM timed_trace", SECONDS
     if reading.timed_trace_sec_multiplier is not None:
         clock = Clock(round(reading.timed_trace_sec_multiplier * ticks.PER_SECOND))
-    return replace(MOONCAKE, title=title, clocks={"timestamp": clock}, block_tokens=block_tokens)
+    delays = {"delay": clock.unit_ticks}
+    return replace(MOONCAKE, title=title, clocks={"timestamp": clock}, block_tokens=block_tokens, delays=delays)

@@ -1,8 +1,14 @@
 """Our own columns, the SOSP'23 pairs (``input``, ``output``), and whoever calls them alike.
 
-``arrival_s`` is in seconds. In any format; ``hash_ids``, ``block_tokens`` and ``session_id`` in JSON lines and Parquet.
+``arrival_s`` is in seconds, and so is ``delay_s``, between a turn and the answer before it. In any format; ``hash_ids``, ``block_tokens`` and ``session_id`` in JSON lines and Parquet.
 """
 
+from ...sim import ticks
 from ..form import MILLISECONDS, SECONDS, Form
 
-OWN = Form("our own columns", frozenset(), {"arrival_s": SECONDS, "timestamp": MILLISECONDS})
+OWN = Form(
+    "our own columns",
+    frozenset(),
+    {"arrival_s": SECONDS, "timestamp": MILLISECONDS},
+    delays={"delay_s": ticks.PER_SECOND, "delay": ticks.PER_MS},
+)
