@@ -38,13 +38,13 @@ class Widget(Protocol):
         kind: Names the templates.
         figures: Pictures that it holds; the page draws them as it does its others.
         data: What its script reads, as JSON.
-        constants: What the script of its kind is rendered with, the same for each widget of the kind.
+        constants: What script and style of its kind are rendered with, the same for each widget of the kind.
     """
 
     kind: str
     figures: Sequence[go.Figure]
     data: Any
-    constants: Mapping[str, Any]
+    constants: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     counter = count(1)
     widgets = [widget for section in sections for widget in section.widgets]
     kinds = dict.fromkeys(widget.kind for widget in widgets)
-    constants = {name: as_script(value) for widget in widgets for name, value in widget.constants.items()}
+    constants = {name: value for widget in widgets for name, value in widget.constants.items()}
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
@@ -106,7 +106,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def as_script(value: Any) -> str:
-    """A value as JSON that may stand in a script; "<" must not appear: "</script>" or "<!--" would end the block."""
+    """A value as JSON that may stand in a script, where "<" must not appear: "</script>" or "<!--" would end it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 

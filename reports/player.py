@@ -7,6 +7,7 @@ The picture says of each block what it is; who holds it, with how many tokens an
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Player:
         end_s = max(played["end_s"] for played in self.data)
         for figure in self.figures:
             figure.update_xaxes(range=[0, end_s])
-        self.constants = {"block_colours": _colours()}
+        self.constants = {"block_colours": json.dumps(_colours())}
 
 
 def _colours() -> dict[str, Any]:

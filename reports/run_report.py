@@ -1,6 +1,6 @@
 """The report of a run, or of several on the same load: which sections it has, and what they say.
 
-A section is made by a function of all results, which returns None where there is nothing to show; ``SECTIONS`` has
+A section is made by a function of what was asked, which returns None where there is nothing to show; ``SECTIONS`` has
 them in the order of the page.
 """
 
@@ -9,38 +9,54 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..sim.ticks import PER_SECOND
 from .figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
 from .page import Section, write_page
 from .player import PlayedMap, Player
 from .results import Result
+from .table_viewer import TableViewer, chosen_request
 
-Results = Sequence[Result]
+
+
+class Asked(NamedTuple):
+    """What a page is to be about.
+
+    Attributes:
+        results: One run, or several on the same load.
+        request: The request whose block tables are shown; None for one that is worth it.
+    """
+
+    results: Sequence[Result]
+    request: int | None = None
+
+
 #: Policies that admit nobody below the watermark.
 _WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
 
 
-def write_report(path: str | PathLike[str], results: Results) -> Path:
-    """Write the page about ``results`` to ``path``, and return that.
+def write_report(path: str | PathLike[str], asked: Asked) -> Path:
+    """Write the page to ``path``, and return that.
 
     Raises:
         UserError: It cannot be written.
     """
-    sections = [made for make in SECTIONS if (made := make(results)) is not None]
-    return write_page(path, title(results), _lead(results), sections)
+    sections = [made for make in SECTIONS if (made := make(asked)) is not None]
+    return write_page(path, title(asked), _lead(asked), sections)
 
 
-def title(results: Results) -> str:
+def title(asked: Asked) -> str:
     """What the page is called."""
-    names = [result.name for result in results]
+    names = [result.name for result in asked.results]
     return f"{' beside '.join(names)}: where the KV cache went"
 
 
-def _lead(results: Results) -> str:
-    loads = dict.fromkeys(_load_told(result) for result in results)
-    return "\n\n".join([*loads, *(_run_told(result) for result in results)])
+def _lead(asked: Asked) -> str:
+    loads = dict.fromkeys(_load_told(result) for result in asked.results)
+    return "\n\n".join([*loads, *(_run_told(result) for result in asked.results)])
 
 
 def _load_told(result: Result) -> str:
@@ -62,8 +78,8 @@ def _run_told(result: Result) -> str:
     )
 
 
-def _block_maps(results: Results) -> Section | None:
-    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in results if each.blocks is not None]
+def _block_maps(asked: Asked) -> Section | None:
+    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in asked.results if each.blocks is not None]
     if not maps:
         return None
     text = (
@@ -74,9 +90,9 @@ def _block_maps(results: Results) -> Section | None:
     return Section("The block map", text, widgets=[Player(maps)])
 
 
-def _memory(results: Results) -> Section:
+def _memory(asked: Asked) -> Section:
     figures = []
-    for result in results:
+    for result in asked.results:
         table = result.memory.assign(start_s=result.memory["start_ticks"] / PER_SECOND)
         replica, heeds = result.about["replica"], result.policy in _WATERMARKED
         watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
@@ -85,8 +101,8 @@ def _memory(results: Results) -> Section:
     return Section("Memory over time", text, figures)
 
 
-def _waste(results: Results) -> Section:
-    rows = [_waste_row(result) for result in results]
+def _waste(asked: Asked) -> Section:
+    rows = [_waste_row(result) for result in asked.results]
     text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
     return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
 
@@ -104,8 +120,8 @@ def _waste_row(result: Result) -> dict[str, Any]:
     }
 
 
-def _fragmentation(results: Results) -> Section | None:
-    recorded = [result for result in results if result.blocks is not None]
+def _fragmentation(asked: Asked) -> Section | None:
+    recorded = [result for result in asked.results if result.blocks is not None]
     if not recorded:
         return None
     figures = [
@@ -123,16 +139,41 @@ def _fragmentation(results: Results) -> Section | None:
     return Section("External fragmentation", text, figures)
 
 
-def _timeline(results: Results) -> Section:
-    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in results]
+def _timeline(asked: Asked) -> Section:
+    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in asked.results]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
 
 
-SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
+def _tables(asked: Asked) -> Section | None:
+    viewers = [viewer for result in asked.results if (viewer := _viewer(result, asked.request)) is not None]
+    if not viewers:
+        return None
+    told = ", ".join(f"request {viewer.data['request']} of {viewer.data['name']}" for viewer in viewers)
+    text = (
+        f"Logical blocks and the physical ones behind them, step by step, as the PagedAttention paper draws them in its"
+        f" Figs 6 to 8: {told}. A block that several tables name has a coloured edge: it is copied before one of them"
+        " writes into it."
+    )
+    return Section("Block tables", text, widgets=viewers)
+
+
+def _viewer(result: Result, request: int | None) -> TableViewer | None:
+    """The tables of one request, if a plan has them."""
+    plan, requests = result.plan, result.request_of_sequence
+    if plan is None or not plan.is_paged:
+        return None
+    chosen = chosen_request(plan, requests) if request is None else request
+    if chosen is None or not np.isin(np.flatnonzero(requests == chosen), plan.sequence).any():
+        return None
+    return TableViewer(result.name, plan, chosen, np.flatnonzero(requests == chosen).tolist())
+
+
+SECTIONS: tuple[Callable[[Asked], Section | None], ...] = (
     _block_maps,
     _memory,
     _waste,
     _fragmentation,
     _timeline,
+    _tables,
 )
 """The page, in order; what a function has nothing to show for is left out."""
