@@ -74,6 +74,8 @@ class ClosedLoop:
         delivered: Requests that have been sent so far.
     """
 
+    hears_of_finishes = True
+
     def __init__(self, workload: Workload, refused: np.ndarray, maker: Maker) -> None:
         users = workload.users
         self._maker, self._served = maker, np.flatnonzero(~refused)

@@ -18,13 +18,12 @@ With ``leap=False`` every step is an event of its own. Both give the same bits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import simpy
 from simpy.core import NORMAL
 
-from .closed_loop import ClosedLoop
 from .cost.base import StepCost
 from .errors import SimulationFault
 from .memory.ledger import Leap, Ledger
@@ -32,7 +31,7 @@ from .policy.base import Policy
 from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
-from .steps import causal_pairs, whole_steps
+from .steps import causal_pairs, steps_until, ticks_of, whole_steps
 
 #: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
 #: and wakes. None: everything carries on.
@@ -53,6 +52,9 @@ class Engine:
         state: Whoever waits and runs; None for the state of sequences that are alone.
     """
 
+    #: SimPy's order of what happens at one tick.
+    priority = NORMAL
+
     def __init__(
         self,
         env: simpy.Environment,
@@ -66,7 +68,7 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
-        self._shares = state is not None
+        self._shares = self.state.shares
         self.ledger = Ledger(memory.meter)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.
@@ -81,11 +83,11 @@ class Engine:
     def _serve(self) -> Generator[simpy.Event, None, None]:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
         # Bound once: a run makes millions of these calls.
-        wake, transaction, schedule = self.env.schedule, memory.transaction, policy.schedule
+        wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
         enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
-        release = self._release_and_tell if isinstance(source, ClosedLoop) else memory.release
-        alarm = _Alarm(self.env)
+        release = self._release_and_tell if source.hears_of_finishes else memory.release
+        alarm = Alarm(self.env)
         now = self.env.now
         while True:
             if source.next_ticks <= now:
@@ -102,15 +104,19 @@ class Engine:
                 steps, ticks, leap = self._leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
                 ticks, leap = self._stand_still(now, first_step, plan)
-            elif source.next_ticks < NEVER and not state.waiting:
-                ticks, leap = source.next_ticks - now, None
+            elif rest := self._rest(now):
+                ticks, leap = rest
             else:
                 self._check_done()
                 self.end_ticks = now
                 return
             alarm.callbacks = []
-            wake(alarm, NORMAL, ticks)
-            yield alarm
+            wake(alarm, priority, ticks)
+            cut = yield alarm
+            if cut:
+                # The alarm that was set is still to ring, with nobody to hear it.
+                alarm = Alarm(self.env)
+                steps, ticks, leap = cut
             # What SimPy's clock says too; adding up is cheaper than asking.
             now += ticks
             if leap:
@@ -118,6 +124,20 @@ class Engine:
                 state.clock = clock = state.clock + steps
                 if calendar and calendar[0][0] == clock:
                     release(take_finished(), clock)
+
+    def _waker(self) -> Callable[[simpy.Event, int, int], None]:
+        """What sets an alarm: takes it, its priority and the ticks until then.
+
+        An alarm that rings with a value cuts the leap, or the rest, that it ends: steps, ticks and the ledger's columns.
+        """
+        return self.env.schedule
+
+    def _rest(self, now: int) -> tuple[int, Leap | None] | None:
+        """Nothing can be done: how long until the source has something, and what the ledger says of it; None if it
+        never has."""
+        if self.source.next_ticks < NEVER and not self.state.waiting:
+            return self.source.next_ticks - now, None
+        return None
 
     def _carry_out(self, plan: Plan, now: int) -> FirstStep:
         """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
@@ -248,9 +268,7 @@ class Engine:
             second, growth = base + slope * (context + width), slope * width
         limit = state.calendar[0][0] - clock if steady else 1
         if wakes and limit > 1:
-            ahead = self.source.next_ticks - now - first - 1
-            # Up to the first boundary at or after the next arrival.
-            reach = 1 if ahead < 0 else 2 + (whole_steps(ahead, second, growth) if growth else ahead // second)
+            reach = steps_until(self.source.next_ticks - now, first, second, growth)
             if reach < limit:
                 limit = reach
         if limit > 1:
@@ -260,10 +278,7 @@ class Engine:
                 limit = self._stop_at_edge(limit, now, first, second, growth)
             if clock + limit > self._holds_until:
                 limit = self._ask_horizon(limit)
-        more = limit - 1
-        ticks = first + more * second
-        if growth:
-            ticks += growth * (more * (more - 1) // 2)
+        ticks = ticks_of(limit, first, second, growth)
         return limit, ticks, (now, limit, first, second, growth, width, prefill, swap, waiting)
 
     def _ask_horizon(self, limit: int) -> int:
@@ -304,9 +319,9 @@ class Engine:
             raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
 
 
-class _Alarm(simpy.Event):
+class Alarm(simpy.Event):
     """A timeout that its owner sets again and again: quicker than a new one for every leap."""
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: simpy.Environment, value: object = None) -> None:
         super().__init__(env)
-        self._ok, self._value = True, None
+        self._ok, self._value = True, value

@@ -116,6 +116,7 @@ class GroupState(State):
     """
 
     __slots__ = ("_block_size", "_prefix_tokens", "forking")
+    shares = True
 
     def __init__(self, preempted_first: bool, block_size: int, prefix_tokens: int = 0) -> None:
         super().__init__(preempted_first)

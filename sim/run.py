@@ -62,7 +62,7 @@ class Run:
         """The ledger over the settings' window, or over the whole run."""
         if self.settings.window is None:
             return self.accounts.window()
-        return self.accounts.window(*_edges(self.settings))
+        return self.accounts.window(*edges(self.settings))
 
 
 def simulate(
@@ -85,11 +85,31 @@ def simulate(
     """
     grouped = is_grouped(settings, workload)
     replica, engine, needed = _start(settings, workload, grouped, step_cost, engine_of)
-    with _no_cycle_collection():
+    with no_cycle_collection():
         _run(engine, workload, progress)
+    if workload.users is not None:
+        workload = replace(workload, arrival_ticks=engine.source.sent())
+    return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+
+
+def finished(
+    settings: Settings,
+    workload: Workload,
+    grouped: bool,
+    replica: Replica,
+    ledger: Ledger,
+    end_ticks: int,
+    smallest_pool_blocks: np.ndarray,
+) -> Run:
+    """A run, from what is left when it is over.
+
+    Args:
+        workload: Requests as they arrived; the ledger's sequences are theirs, by row.
+        smallest_pool_blocks: See ``Run``.
+    """
     sequences = workload.sequences
     book = Book.of(
-        engine.ledger,
+        ledger,
         prompt_tokens=sequences.prompt_tokens,
         output_tokens=sequences.output_tokens,
         leader=leaders(workload, grouped),
@@ -99,13 +119,11 @@ def simulate(
         residue=replica.memory.residue,
         together=isinstance(replica.memory, BatchMemory),
         pinned_slots=replica.memory.pinned_slots,
-        end_ticks=engine.end_ticks,
+        end_ticks=end_ticks,
         groups=replica.memory.groups if replica.layout else PageGroups(),
         cache_changes=_cache_changes(replica),
     )
-    if workload.users is not None:
-        workload = replace(workload, arrival_ticks=engine.source.sent())
-    return Run(settings, workload, replica, book, needed)
+    return Run(settings, workload, replica, book, smallest_pool_blocks)
 
 
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
@@ -117,7 +135,7 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
         UserError, SimulationFault: as ``simulate``.
     """
     _, engine, _ = _start(settings, workload, is_grouped(settings, workload))
-    with _no_cycle_collection():
+    with no_cycle_collection():
         engine.env.run(until=end_ticks)
     return engine.ledger
 
@@ -143,8 +161,8 @@ def _start(
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
         source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
-    edges = _edges(settings)
-    engine = engine_of(env, source, replica.policy, replica.memory, replica.cost, edges, settings.leap, state)
+    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
+    engine = engine_of(env, source, *parts)
     return replica, engine, needed
 
 
@@ -170,13 +188,14 @@ def check_fits(workload: Workload, max_model_len: int) -> None:
         )
 
 
-def _edges(settings: Settings) -> tuple[int, ...]:
+def edges(settings: Settings) -> tuple[int, ...]:
+    """Ticks at which the measured window begins and ends, if there is one."""
     return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
 
 
 def _run(engine: Engine, workload: Workload, progress: Callable[[int], None] | None) -> None:
     if progress is not None:
-        for tick in _milestones(workload):
+        for tick in milestones(workload):
             engine.env.run(until=tick)
             progress(engine.source.delivered)
     engine.env.run(until=engine.process)
@@ -184,7 +203,7 @@ def _run(engine: Engine, workload: Workload, progress: Callable[[int], None] | N
         progress(len(workload))
 
 
-def _milestones(workload: Workload) -> Iterator[int]:
+def milestones(workload: Workload) -> Iterator[int]:
     """Times of arrival about evenly spread over the requests."""
     last = 0
     for tick in workload.arrival_ticks[:: max(1, len(workload) // _SLICES)].tolist():
@@ -194,7 +213,7 @@ def _milestones(workload: Workload) -> Iterator[int]:
 
 
 @contextmanager
-def _no_cycle_collection() -> Iterator[None]:
+def no_cycle_collection() -> Iterator[None]:
     """The run makes no cycles, and looking for them takes a third of its time."""
     was_enabled = gc.isenabled()
     gc.disable()

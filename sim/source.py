@@ -23,6 +23,8 @@ class Source(Protocol):
     """What an engine asks of whoever sends it requests."""
 
     next_ticks: int
+    #: Whether it is told, by ``finish``, who is done.
+    hears_of_finishes: bool
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
@@ -40,6 +42,8 @@ class OpenLoop:
     Attributes:
         next_ticks: When the next request arrives, or ``NEVER``.
     """
+
+    hears_of_finishes = False
 
     def __init__(self, workload: Workload, refused: np.ndarray, max_model_len: int) -> None:
         self._workload = workload

@@ -41,6 +41,8 @@ class State:
         "waiting", "width",
     )  # fmt: skip
     forking: Iterable[Group] = ()
+    #: Whether sequences may have siblings.
+    shares = False
 
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first

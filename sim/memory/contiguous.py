@@ -167,6 +167,10 @@ class ContiguousMemory:
         self._asked += self._asked_for(sequence)
         self._finished_hold += padding
 
+    def room_after(self, state: State, steps: int) -> int:
+        """Free slots after so many steps: the same, as whatever grows grows into what it has reserved."""
+        return self.capacity_slots - self.used_slots
+
     def pass_steps(self, state: State, steps: int) -> Meter:
         """What the ledger integrates, see ``meter``."""
         # Where nobody decodes all is as after the last step.

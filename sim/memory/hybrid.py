@@ -222,6 +222,13 @@ class HybridMemory(PagedMemory):
         backs = self.skipped.cycle(clock)
         return [(groups.number * take, groups.sliding * back) for take, back in zip(takes, backs, strict=True)]
 
+    def room_after(self, state: State, steps: int) -> int:
+        """See ``PagedMemory``; within a leap every cycle of a block is as the first."""
+        cycles, rest = divmod(steps, self.block_size)
+        exchanges = [take - back for take, back in self._cycle(state.clock)]
+        taken = cycles * sum(exchanges) + sum(exchanges[:rest])
+        return (self.free - taken) * self.block_size
+
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``: live and held are those of a group that keeps every token, and so is the block_tail of
         prefills that go on; skipped are the slots of those that a sliding group has given back."""

@@ -57,9 +57,9 @@ class PagedTransaction:
         """Grant a sequence that waits the blocks for as many tokens as ``budget`` lets it compute.
 
         Returns:
-            Its tokens that need not be computed: none, where nothing is cached.
+            Its tokens that need not be computed: where nothing is cached, those that came with it.
         """
-        return 0
+        return sequence.computed_tokens
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Grant one whose prefill goes on the blocks for its first ``tokens``."""
@@ -196,6 +196,10 @@ class PagedMemory:
             left -= need
             steps += 1
         return steps
+
+    def room_after(self, state: State, steps: int) -> int:
+        """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
+        return (self.free - self.growth(state.clock, steps)) * self.block_size
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap.

@@ -210,6 +210,10 @@ class RadixMemory:
             self.free += freed
             self.evicted_blocks += freed
 
+    def room_after(self, state: State, steps: int) -> int:
+        """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
+        return self.room - state.width * steps
+
     def pass_steps(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
 

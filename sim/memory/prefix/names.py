@@ -38,6 +38,10 @@ class BlockNames:
         """Of all blocks that the request fills to the end of its output, in order."""
         return self.of_runs((*self._runs.runs(request), *self._runs.output_runs(request)))
 
+    def of_prompt(self, request: int) -> list[int]:
+        """Of all blocks that the prompt of the request fills, in order."""
+        return self.of_runs(self._runs.runs(request))
+
     def of_runs(self, runs: Iterable[Run]) -> list[int]:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
         size, numbers, names = self._block_size, self._numbers, []

@@ -1,0 +1,95 @@
+"""What a cluster is: how many replicas, who sends requests to them, and how the KV cache gets from one to another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from ..errors import SettingError
+from ..settings import setting_error
+
+Replicas = Annotated[int, Field(ge=1, le=1024)]
+ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
+#: Policies whose prefills can go on elsewhere: where the KV cache of a prompt may come from outside.
+DISAGGREGATED_POLICIES = ("vllm-v1", "sarathi")
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Cluster:
+    """Replicas that are all alike, behind a router.
+
+    Attributes:
+        num_replicas: How many, each of which prefills and decodes.
+        router: Which replica a request goes to: in turn ("round-robin"); the one with the fewest tokens of prompts and
+            outputs in hand ("least-outstanding-tokens"); with the most room in its KV cache ("kv-aware"); or the one
+            that was sent the longest prefix of it, as long as loads are even ("prefix-affine").
+        cache_threshold: Share of a prompt that must be known for prefix-affine to follow it.
+        balance_abs_threshold: Loads are uneven where the busiest replica has so many requests more than the idlest,
+        balance_rel_threshold: and so many times as many; then prefix-affine takes the idlest.
+        prefill_replicas: Replicas that only prefill. With them --decode-replicas decode, and there are no others.
+        decode_replicas: Replicas that only decode.
+        decode_router: Which of them a request goes to when it has been prefilled.
+        kv_transfer_bandwidth: GB/s (10**9 bytes) of the link from each prefill replica.
+        kv_transfer_latency: Milliseconds that each transfer takes on top.
+    """
+
+    num_replicas: Replicas = 1
+    router: str = "round-robin"
+    cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
+    balance_abs_threshold: Annotated[int, Field(ge=0, le=2**31)] = 64
+    balance_rel_threshold: Annotated[float, Field(ge=0, le=1e6)] = 1.5
+    prefill_replicas: Replicas | None = None
+    decode_replicas: Replicas | None = None
+    decode_router: str = "least-outstanding-tokens"
+    kv_transfer_bandwidth: Annotated[float, Field(gt=0, le=1e6)] = 50.0
+    kv_transfer_latency: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Cluster:
+        for field in ("router", "decode_router"):
+            if getattr(self, field) not in ROUTERS:
+                raise SettingError(field, getattr(self, field), f"one of {', '.join(ROUTERS)}")
+        pair = {"prefill_replicas": self.prefill_replicas, "decode_replicas": self.decode_replicas}
+        for field, other in (tuple(pair), tuple(reversed(pair))):
+            if pair[field] is None and pair[other] is not None:
+                raise SettingError(field, None, f"goes with {other} = {pair[other]}; give both or neither")
+        if self.disaggregated and self.num_replicas != 1:
+            remedy = "does not go with prefill_replicas and decode_replicas, which are all there are; leave it out"
+            raise SettingError("num_replicas", self.num_replicas, remedy)
+        if self.decode_router == "prefix-affine":
+            raise SettingError("decode_router", self.decode_router, "nothing is cached where requests only decode")
+        return self
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether requests are prefilled on one replica and decoded on another."""
+        return self.prefill_replicas is not None
+
+    @property
+    def size(self) -> int:
+        """Replicas in all."""
+        return self.prefill_replicas + self.decode_replicas if self.disaggregated else self.num_replicas
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a single replica, before which no router has a choice."""
+        return self.size == 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting, for ``run.json``."""
+        return asdict(self)
+
+
+def cluster(**fields: Any) -> Cluster:
+    """A cluster from plain values.
+
+    Raises:
+        SettingError: A field is unknown or its value cannot be; the text names it.
+    """
+    try:
+        return Cluster(**fields)
+    except ValidationError as error:
+        raise setting_error(error) from None

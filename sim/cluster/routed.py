@@ -1,0 +1,225 @@
+"""An engine that learns of a request when the router sends it, perhaps in the middle of a leap.
+
+An engine alone knows when the next request comes, and its leap ends there. This one leaps as if nobody came. When
+somebody does, the leap under way is cut at the first step boundary from then on, just where it would have ended
+had the arrival been known:
+
+    leap        |--------|--------|--------|--------|        five boundaries ahead
+    arrival                  ^
+    cut                               |                      the rest is leapt anew, with one more who waits
+
+Nothing has to be undone, as what a leap does to the memory is done when it ends. And a router that looks at the
+replica in the middle of a leap sees the last boundary before: what is counted there follows from the number of
+steps that are over, as ``width * steps`` tokens, and blocks from where sequences stand in theirs.
+
+Simultaneous events: requests arrive first, each sees those before it; then come the boundaries of the replicas, in
+the order of their numbers. So a request that arrives at a boundary is there when that step is decided, and a router
+then sees the replica as it was before the boundary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import simpy
+from simpy.core import NORMAL
+
+from ..cost.base import StepCost
+from ..engine import Alarm, Engine, FirstStep
+from ..memory.ledger import Leap
+from ..policy.base import Policy
+from ..sequence import Plan, Sequence
+from ..source import NEVER
+from ..state import State
+from ..steps import steps_until, ticks_of
+
+#: When the next request comes, while the router may yet send one.
+SOMEDAY = NEVER - 1
+
+
+class Mailbox:
+    """Requests that the router has sent to one replica.
+
+    Attributes:
+        next_ticks: When the first of those arrived that the engine has not taken; ``SOMEDAY`` while there is none,
+            and ``NEVER`` when no more will come.
+    """
+
+    hears_of_finishes = False
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, Sequence]] = deque()
+        self._nothing = SOMEDAY
+        self.next_ticks = SOMEDAY
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def send(self, ticks: int, sequence: Sequence) -> None:
+        """A request arrives."""
+        self._sent.append((ticks, sequence))
+        self._look()
+
+    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
+        """Append to ``waiting`` what has arrived by ``now``."""
+        while self._sent and self._sent[0][0] <= now:
+            waiting.append(self._sent.popleft()[1])
+        self._look()
+
+    def close(self) -> None:
+        """No more will come."""
+        self._nothing = NEVER
+        self._look()
+
+    def _look(self) -> None:
+        self.next_ticks = self._sent[0][0] if self._sent else self._nothing
+
+
+class RoutedState(State):
+    """As ``State``.
+
+    Attributes:
+        queued_tokens: Tokens, of prompts and of outputs so far, of all that do not decode: that were sent, wait,
+            prefill, stand still or are swapped out.
+    """
+
+    __slots__ = ("queued_tokens",)
+
+    def __init__(self, preempted_first: bool = False) -> None:
+        super().__init__(preempted_first)
+        self.queued_tokens = 0
+
+    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+        """See ``State``."""
+        self.queued_tokens -= sequence.start_tokens
+        super().start(sequence, clock, padded_tokens)
+
+    def _stop(self, sequence: Sequence) -> None:
+        super()._stop(sequence)
+        self.queued_tokens += sequence.start_tokens
+
+
+class RoutedEngine(Engine):
+    """As ``Engine``, for requests that are sent one by one.
+
+    Args:
+        number: Place among the replicas: at one tick, those before it come first.
+        source: Where requests are sent.
+        policy, memory, cost, edges, leap: See ``Engine``.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        number: int,
+        source: Mailbox,
+        policy: Policy,
+        memory: Any,
+        cost: StepCost,
+        edges: Iterable[int] = (),
+        leap: bool = True,
+    ) -> None:
+        super().__init__(env, source, policy, memory, cost, edges, leap, RoutedState(policy.preempted_first))
+        self.number, self.priority = number, NORMAL + number
+        # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is a rest,
+        # whether an arrival ends it, and how many start in a step in which the others pause.
+        self._since = self._until = self._steps = self._starting = 0
+        self._leap: Leap | None = None
+        self._resting = self._wakes = False
+        self._alarm: Alarm | None = None
+
+    def send(self, now: int, sequence: Sequence) -> None:
+        """A request arrives."""
+        self.source.send(now, sequence)
+        self.state.queued_tokens += sequence.start_tokens
+        if self._resting:
+            self._wake_up(now)
+        elif self._wakes and self._steps > 1:
+            start, _, first, second, growth, *others = self._leap
+            steps = steps_until(now - start, first, second, growth)
+            until = start + ticks_of(steps, first, second, growth)
+            self._cut(until, steps, (start, steps, first, second, growth, *others))
+
+    def close(self, now: int) -> None:
+        """No more requests will come."""
+        self.source.close()
+        if self._resting:
+            self._wake_up(now)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were sent and are not done; in a static batch also those that have ended."""
+        state = self.state
+        queues = (self.source, state.waiting, state.swapped, state.prefilling, state.running, state.stalled)
+        return sum(map(len, queues))
+
+    def outstanding_tokens(self, now: int) -> int:
+        """Their prompts and what they have generated, by the last boundary before ``now``; a static batch with its
+        padding."""
+        state = self.state
+        decoding = state.width * (state.clock + self._steps_over(now)) + state.lag_sum - self._starting
+        return state.queued_tokens + decoding
+
+    def kv_tokens(self, now: int) -> int:
+        """Slots of the pool that are taken, by the last boundary before ``now``, and the tokens that are to be
+        computed before those who wait decode."""
+        state, memory = self.state, self.memory
+        computed = sum(sequence.computed_tokens for sequence in state.prefilling)
+        room = memory.room_after(state, self._steps_over(now))
+        return memory.capacity_slots - room + state.queued_tokens - computed
+
+    def _steps_over(self, now: int) -> int:
+        """Steps of the leap under way that were over before ``now``."""
+        if self._steps < 2:
+            return 0
+        start, _, first, second, growth, *_ = self._leap
+        return steps_until(now - start, first, second, growth) - 1
+
+    def _wake_up(self, now: int) -> None:
+        """There is something to do, or there never will be."""
+        self._cut(now, 0, self._leap)
+
+    def _cut(self, until: int, steps: int, leap: Leap | None) -> None:
+        """End what is under way then, if that is sooner than it would."""
+        if until >= self._until:
+            return
+        ticks = until - self._since
+        alarm = Alarm(self.env, (steps, ticks, leap))
+        # Who waits for the old one waits for this one; the old one rings for nobody.
+        alarm.callbacks, self._alarm.callbacks = self._alarm.callbacks, []
+        self._alarm, self._until, self._steps, self._leap = alarm, until, steps, leap
+        self.env.schedule(alarm, self.priority, until - self.env.now)
+
+    def _waker(self) -> Callable[[simpy.Event, int, int], None]:
+        return self._wake
+
+    def _wake(self, alarm: simpy.Event, priority: int, ticks: int) -> None:
+        """Set the alarm, unless only the router knows when."""
+        self._alarm = alarm
+        if self._until < SOMEDAY:
+            self.env.schedule(alarm, priority, ticks)
+
+    def _begin(
+        self, now: int, steps: int, ticks: int, leap: Leap | None, wakes: bool = False, rests: bool = False, starting: int = 0
+    ) -> None:
+        """A leap or a rest is under way."""
+        self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap
+        self._wakes, self._resting, self._starting = wakes, rests, starting
+
+    def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
+        found = super()._leap_over(now, first_step)
+        self._begin(now, *found, wakes=first_step is None or first_step[4])
+        return found
+
+    def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
+        ticks, leap = super()._stand_still(now, first_step, plan)
+        self._begin(now, 0, ticks, leap, starting=len(plan.admitted))
+        return ticks, leap
+
+    def _rest(self, now: int) -> tuple[int, Leap | None] | None:
+        rest = super()._rest(now)
+        if rest:
+            self._begin(now, 0, *rest, rests=True)
+        return rest
