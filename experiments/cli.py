@@ -40,7 +40,7 @@ app = App(
 # Verbs are imported when they are called: pictures and tables take a second to load.
 for _place, (_verb, _help) in enumerate({
     "reproduce": "Rerun the PagedAttention paper's figures, published beside simulated.",
-    "simulate": "Serve a trace on one simulated replica, and write what happened.",
+    "simulate": "Serve a trace on a simulated replica, or on several, and write what happened.",
     "sweep": "Run every combination of some settings, into one Parquet file.",
     "compare": "Say by how much each metric moves from one run or setting to another.",
     "report": "Draw a run, or several side by side: one HTML page with the block map.",

@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ..sim.cluster import Cluster
 from ..sim.errors import SettingError, UserError
 from ..sim.settings import Settings
 from ..sim.spec import model
@@ -76,6 +77,7 @@ class Requests:
 SETTINGS = Annotated[Settings, Parameter(name="*", negative_iterable="", group=Group("Replica", sort_key=0))]
 REQUESTS = Annotated[Requests, Parameter(name="*", group=Group("Requests", sort_key=1))]
 PACING = Annotated[Pacing, Parameter(name="*", group=Group("Arrivals", sort_key=2))]
+CLUSTER = Annotated[Cluster, Parameter(name="*", group=Group("Cluster", sort_key=3))]
 
 
 @dataclass(frozen=True, kw_only=True)

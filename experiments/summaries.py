@@ -20,8 +20,9 @@ _VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
 
 def print_summary(content: Mapping[str, Any], console: Console) -> None:
     """What ``sim.summary`` says, in tables: throughput, latency, waste, and KV groups where there are any."""
-    groups = [_groups(content["kv_groups"])] if content["kv_groups"] else []
-    for table in (_throughput(content), _latency(content), _waste(content["waste"]), *groups):
+    groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
+    replicas = [_replicas(content["replicas"])] if "replicas" in content else []
+    for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
         console.print(table)
         console.print()
 
@@ -45,13 +46,30 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
     if content["copied_slots"]:
         table.add_row("copied", f"{content['copied_slots']:,}", "slots on the device")
-    host = content["host_pool"]
+    host = content.get("host_pool")
     if host is not None:
         table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")
     cache = content["prefix_cache"]
     if cache is not None:
         asked = f"of {cache['queried_tokens']:,} tokens looked up"
         table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", asked)
+    return table
+
+
+def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
+    for replica in content:
+        seconds, hits = replica["work"]["seconds"], replica["prefix_cache_hit_rate"]
+        busy = 1 - seconds["idle"] / sum(seconds.values()) if sum(seconds.values()) else 0.0
+        counts = (f"{replica[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
+        table.add_row(
+            f"{replica['replica']}",
+            *counts,
+            f"{replica['mean_batch']:,.2f}",
+            f"{replica['kv_usage_pct']:.1f} %",
+            "-" if hits is None else f"{hits:.1%}",
+            f"{busy:.1%}",
+        )
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..sim.blocks import record as blocks_of
+from ..sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
 from ..sim.errors import SettingError
 from ..sim.files import require_writable, user_paths
 from ..sim.plan import Plan, record
@@ -23,7 +25,7 @@ from ..sim.settings import Settings
 from ..sim.summary import summary
 from ..sim.workload import Workload
 from ..traces import Pacing, Reading, Trace
-from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from .inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
 from .output import RESULTS, JsonTarget, Report
 from .plan_flags import WantedPlan, wanted_plan
 from .summaries import print_summary
@@ -38,6 +40,7 @@ def simulate(
     reading: READING = Reading(),
     pacing: PACING = Pacing(),
     requests: REQUESTS = Requests(),
+    cluster: CLUSTER = Cluster(),
     *,
     out: Annotated[Path | None, RESULTS] = None,
     record_plan: Annotated[bool | Path | None, Parameter(negative=""), RESULTS] = None,
@@ -46,7 +49,7 @@ def simulate(
     record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     json: JsonTarget = None,
 ) -> None:
-    """Serve a trace on one simulated replica, and write what happened.
+    """Serve a trace on a simulated replica, or on several, and write what happened.
 
     Flags and units are vLLM's wherever vLLM has one.
 
@@ -68,17 +71,24 @@ def simulate(
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
+    if cluster != Cluster():
+        _refuse_recordings(record_plan, record_blocks)
+        with _progress(len(work)) as progress:
+            served = simulate_cluster(settings, work, cluster, progress=progress)
+        _keep(partial(write_cluster, served), out, inputs.describe(work))
+        _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out)
+        return
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
         blocks = blocks_of(settings, work, progress=progress)[1] if record_blocks else None
     if plan is not None and not plan.num_steps:
         raise SettingError("record_steps", record_steps or "0:", "no step is in the window; begin earlier, or serve more")
-    _keep(run, out, inputs.describe(work))
+    _keep(partial(write, run), out, inputs.describe(work))
     if plan is not None:
         plan.save(wanted.path(out))
     if blocks is not None:
         blocks.save(out / "blocks.npz")
-    _tell(run, lengths if requests.trace else None, report, out)
+    _tell(settings, work, summary(run), lengths if requests.trace else None, report, out)
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None:
@@ -101,10 +111,17 @@ def _served(
     return record(settings, work, *wanted[1:], progress=progress)
 
 
-def _keep(run: Run, out: Path | None, request: dict[str, Any]) -> None:
+def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> None:
+    """What is recorded is what one replica does."""
+    for field, value in (("record_plan", record_plan), ("record_blocks", record_blocks)):
+        if value:
+            raise SettingError(field, value, "is for a single replica; leave out --num-replicas and the like")
+
+
+def _keep(write_to: Callable[[Path, dict[str, Any]], Path], out: Path | None, request: dict[str, Any]) -> None:
     if out is not None:
         with user_paths(out):
-            write(run, out, request)
+            write_to(out, request)
 
 
 @contextmanager
@@ -118,11 +135,11 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _tell(run: Run, trace: Trace | None, report: Report, out: Path | None) -> None:
+def _tell(
+    chosen: Settings, work: Workload, content: dict[str, Any], trace: Trace | None, report: Report, out: Path | None
+) -> None:
     """The summary; ``trace`` is where the requests are from, if it is a file."""
-    content = summary(run)
-    chosen, work = run.settings, run.workload
-    gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size
+    gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
     report.say(f"{work.name}, {len(work):,} requests")
     print_summary(content, report.console)

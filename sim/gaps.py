@@ -7,6 +7,7 @@ for an arithmetic progression of them. Order statistics are found by bisection o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import floor, sqrt
@@ -42,6 +43,12 @@ class Gaps:
         first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         some = (count > 0) & (weight > 0)
         return cls(first[some], slope[some], count[some], weight[some])
+
+    @classmethod
+    def pooled(cls, parts: Sequence[Gaps]) -> Gaps:
+        """The gaps of all of them."""
+        names = ("first", "slope", "count", "weight")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     @property
     def number(self) -> int:

@@ -14,7 +14,6 @@ Same settings, same bytes.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -26,13 +25,17 @@ import numpy as np
 import pandas as pd
 
 from .errors import SettingError
+from .files import as_json
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
-from .requests import request_times
+from .requests import RequestTimes, request_times
+from .replica import Replica
 from .run import Run
+from .settings import Settings
 from .stays import stays_table
 from .summary import summary
+from .workload import Workload
 
 #: Written into run.json; raised when a table changes its meaning.
 SCHEMA_VERSION = 1
@@ -44,23 +47,7 @@ _STEP_COLUMNS = (
 
 def requests_table(run: Run) -> pd.DataFrame:
     """A row a request, in the workload's order; times in ticks, null for a request that was refused."""
-    times, work = request_times(run), run.workload
-    table = pd.DataFrame(
-        {
-            "arrival_ticks": work.arrival_ticks,
-            "prompt_tokens": work.prompt_tokens,
-            "output_tokens": work.output_tokens,
-            "refused": run.refused,
-        }
-    )
-    for name in ("max_tokens", "n"):
-        if name in work.columns():
-            table[name] = getattr(work, name)
-    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
-        column = pd.array(np.zeros(len(work), dtype=np.int64), dtype="Int64")
-        column[run.refused] = pd.NA
-        column[times.index] = getattr(times, name)
-        table[name] = column
+    table = asked_and_served(run.workload, run.refused, request_times(run))
     log = run.replica.cache_log
     if log is not None:
         table["cached_tokens"] = pd.array(cached_tokens(run, log), dtype="Int64")
@@ -68,6 +55,29 @@ def requests_table(run: Run) -> pd.DataFrame:
     # The smallest pool that could serve it says why a request was refused.
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
     return table
+
+
+def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
+    """What was asked and what each request went through: the first columns of ``requests_table``."""
+    table = pd.DataFrame(
+        {
+            "arrival_ticks": work.arrival_ticks,
+            "prompt_tokens": work.prompt_tokens,
+            "output_tokens": work.output_tokens,
+            "refused": refused,
+        }
+    )
+    for name in ("max_tokens", "n"):
+        if name in work.columns():
+            table[name] = getattr(work, name)
+    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
+        table[name] = known_of(len(work), times.index, getattr(times, name))
+    return table
+
+
+def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
+    """A column of whole numbers that some requests have, null for the others."""
+    return pd.Series(values, index=index, dtype="Int64").reindex(range(requests))
 
 
 def steps_table(run: Run) -> pd.DataFrame:
@@ -130,12 +140,27 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
         SettingError: The directory holds something else.
         OSError: It cannot be written.
     """
+    tables = {"requests": requests_table, "stays": stays_table, "steps": steps_table, "memory": memory_table}
+    return write_whole_folder(
+        directory,
+        {name: table(run) for name, table in tables.items()},
+        {"summary": summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
+    )
+
+
+def write_whole_folder(
+    directory: str | Path, tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Mapping[str, Any]]
+) -> Path:
+    """Write tables (as Parquet) and documents (as JSON) by their names, whole or not at all; raises as ``write``."""
     target = Path(directory)
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     parts = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _write_parts(run, parts, request)
+        for name, table in tables.items():
+            table.to_parquet(parts / f"{name}.parquet", index=False)
+        for name, content in documents.items():
+            (parts / f"{name}.json").write_text(as_json(content), encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
         parts.chmod(0o755)
@@ -146,26 +171,18 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
     return target
 
 
-def _write_parts(run: Run, parts: Path, request: Mapping[str, Any]) -> None:
-    tables = {"requests": requests_table, "stays": stays_table, "steps": steps_table, "memory": memory_table}
-    for name, table in tables.items():
-        table(run).to_parquet(parts / f"{name}.parquet", index=False)
-    for name, content in (("summary", summary(run)), ("run", describe(run, request))):
-        (parts / f"{name}.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def describe(run: Run, request: Mapping[str, Any]) -> dict[str, Any]:
+def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:
     """All that a run follows from: what ``run.json`` holds."""
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": {name: version(name) for name in ("fragmeter", "simpy", "numpy")},
-        "settings": run.settings.as_dict(),
-        "replica": run.replica.describe(),
-        "cost": run.replica.cost.describe(),
+        "settings": settings.as_dict(),
+        "replica": replica.describe(),
+        "cost": replica.cost.describe(),
         "workload": {
-            "name": run.workload.name,
-            "requests": len(run.workload),
-            "sha256": run.workload.sha256(),
+            "name": workload.name,
+            "requests": len(workload),
+            "sha256": workload.sha256(),
             **request,
         },
     }

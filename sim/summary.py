@@ -16,7 +16,8 @@ from .requests import RequestTimes, request_times
 from .run import Run
 from .ticks import PER_SECOND
 from .views import PAPER_VIEW, POPULAR_VIEW, percent
-from .work import work
+from .work import Work, work
+from .workload import Workload
 
 PERCENTILES = (50, 90, 95, 99)
 #: Refused requests that are named; ``requests.parquet`` has them all.
@@ -29,18 +30,11 @@ def summary(run: Run) -> dict[str, Any]:
     Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
     window. Times are in ms, as in ``vllm bench serve``, but for ``duration`` (s).
     """
-    times = request_times(run)
     return {
-        **_throughput(run, times),
-        **_distribution("ttft", times.ttft_ms),
-        **_distribution("tpot", times.tpot_ms),
-        **_gap_distribution(Gaps.of(run.book)),
-        **_distribution("e2el", times.e2el_ms),
-        "mean_normalized_latency_s": _mean(times.normalized_latency_s),
-        "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
+        **serving(run.workload, request_times(run), Gaps.of(run.book), run.book.end_ticks),
         "copied_slots": int(run.book.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
-        "refused_requests": _refused(run),
+        "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         "host_pool": host_pool(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,
@@ -49,8 +43,21 @@ def summary(run: Run) -> dict[str, Any]:
         "waste": waste(run.window),
         "kv_groups": kv_groups(run),
         "external_fragmentation_index": _external_fragmentation(run),
-        "work": _work(run),
+        "work": work_told(work(run.book)),
         "prefix_cache": prefix_cache(run),
+    }
+
+
+def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int) -> dict[str, Any]:
+    """Throughput, latencies and preemptions, by the keys of ``vllm bench serve``."""
+    return {
+        **_throughput(workload, times, end_ticks),
+        **_distribution("ttft", times.ttft_ms),
+        **_distribution("tpot", times.tpot_ms),
+        **_gap_distribution(gaps),
+        **_distribution("e2el", times.e2el_ms),
+        "mean_normalized_latency_s": _mean(times.normalized_latency_s),
+        "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
     }
 
 
@@ -72,10 +79,10 @@ def waste(window: Window) -> dict[str, Any]:
     return result
 
 
-def _throughput(run: Run, times: RequestTimes) -> dict[str, Any]:
-    seconds = run.book.end_ticks / PER_SECOND
-    prompts = int(run.workload.prompt_tokens[times.index].sum())
-    outputs = int((times.output_tokens * run.workload.num_sequences[times.index]).sum())
+def _throughput(workload: Workload, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
+    seconds = end_ticks / PER_SECOND
+    prompts = int(workload.prompt_tokens[times.index].sum())
+    outputs = int((times.output_tokens * workload.num_sequences[times.index]).sum())
     per_second = 1 / seconds if seconds else 0.0
     return {
         "duration": seconds,
@@ -115,10 +122,10 @@ def _external_fragmentation(run: Run) -> dict[str, float]:
     return {"mean_over_iterations": over_steps, "mean_over_time": over_time}
 
 
-def _refused(run: Run) -> list[dict[str, int]]:
+def refused_requests(refused: np.ndarray, smallest_pool_blocks: np.ndarray) -> list[dict[str, int]]:
     """The first requests that the pool can never hold, each with the smallest pool that could."""
-    first = np.flatnonzero(run.refused)[:MOST_REFUSED]
-    needed = run.smallest_pool_blocks[first]
+    first = np.flatnonzero(refused)[:MOST_REFUSED]
+    needed = smallest_pool_blocks[first]
     return [
         {"request": int(request), "smallest_pool_blocks": int(blocks)}
         for request, blocks in zip(first, needed, strict=True)
@@ -129,9 +136,8 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _work(run: Run) -> dict[str, Any]:
-    """The time ledger, and whether the run thrashed: most of what it computed it had computed before."""
-    done = work(run.book)
+def work_told(done: Work) -> dict[str, Any]:
+    """The time ledger, and whether it is one of thrashing: most of what was computed had been computed before."""
     return {
         "tokens": done.tokens,
         "seconds": {name: value / PER_SECOND for name, value in done.ticks.items()},

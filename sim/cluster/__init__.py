@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from .config import Cluster, cluster
+from .result import cluster_requests_table, write_cluster
 from .run import ClusterRun, simulate_cluster
+from .summary import cluster_summary, cluster_times
 
-__all__ = ["Cluster", "ClusterRun", "cluster", "simulate_cluster"]
+__all__ = [
+    "Cluster",
+    "ClusterRun",
+    "cluster",
+    "cluster_requests_table",
+    "cluster_summary",
+    "cluster_times",
+    "simulate_cluster",
+    "write_cluster",
+]

@@ -16,9 +16,10 @@ by their hashes:
     else if more than 30 % of the prompt is on record somewhere: where most of it is
     else: the one with the smallest record
 
-and enters the prompt into the record of the one it takes. Records are of blocks instead of letters, and of as many
-as the replica's pool has, the least recently used go first. It is not asked what the replica still holds; that the
-replica's own prefix cache decides.
+and enters the prompt into the record of the one it takes. Here records are of blocks instead of letters, and of as
+many as the replica's pool has, of which the least recently used go first; so in the end all records are of one size,
+and of equals the one with the fewest requests is taken. What a replica still holds the router does not ask: whether
+there is a hit the replica's own prefix cache decides.
 """
 
 from __future__ import annotations
@@ -124,9 +125,8 @@ class PrefixAffine:
             return loads.index(least)
         known = [_leading(names, record) for record in self._records]
         if max(known) > limits.cache_threshold * len(names):
-            return known.index(max(known))
-        sizes = [len(record) for record in self._records]
-        return sizes.index(min(sizes))
+            return min(range(len(loads)), key=lambda place: (-known[place], loads[place]))
+        return min(range(len(loads)), key=lambda place: (len(self._records[place]), loads[place]))
 
     def _enter(self, names: list[int], record: OrderedDict[int, None]) -> None:
         # From the end on, so that the beginning of a prefix outlives what follows it.

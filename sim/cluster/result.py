@@ -1,0 +1,68 @@
+"""What a cluster's run leaves: the directory of a single replica's, whose tables say which replica each row is of.
+
+    summary.json      one number for each question (``cluster_summary``), and a row a replica
+    requests.parquet  a row a request, with its ``replica``
+    stays.parquet, steps.parquet, memory.parquet     as of one replica, one after the other, with its ``replica``
+    run.json          every setting, those of the cluster, versions, seed and the trace's hash
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..prefix_cache import cached_tokens
+from ..result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
+from ..run import Run
+from ..stays import stays_table
+from .run import ClusterRun
+from .summary import cluster_summary, cluster_times
+
+
+def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
+    """A row a request, in the workload's order, as of one replica; and the replica that it was sent to."""
+    requests = len(run.workload)
+    table = asked_and_served(run.workload, run.refused, cluster_times(run))
+    rows = np.concatenate(run.rows)
+    if run.runs[0].replica.cache_log is not None:
+        found = [cached_tokens(part, part.replica.cache_log) for part in run.runs]
+        table["cached_tokens"] = known_of(requests, rows, np.concatenate(found))
+    table["smallest_pool_blocks"] = run.smallest_pool_blocks
+    table["replica"] = known_of(requests, rows, np.repeat(np.arange(len(run.rows)), [len(own) for own in run.rows]))
+    return table
+
+
+def cluster_stays_table(run: ClusterRun) -> pd.DataFrame:
+    """As ``stays_table``, of all replicas; requests are rows of the workload."""
+    table = _of_each(run, stays_table)
+    for name in ("request", "sequence"):
+        table[name] = np.concatenate(
+            [rows[stays_table(part)[name]] for rows, part in zip(run.rows, run.runs, strict=True)]
+        )
+    return table
+
+
+def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
+    """Write the result directory, whole or not at all; see ``result.write``."""
+    tables = {
+        "requests": cluster_requests_table(run),
+        "stays": cluster_stays_table(run),
+        "steps": _of_each(run, steps_table),
+        "memory": _of_each(run, memory_table),
+    }
+    told = describe(run.settings, run.runs[0].replica, run.workload, request)
+    return write_whole_folder(
+        directory, tables, {"summary": cluster_summary(run), "run": told | {"cluster": run.cluster.as_dict()}}
+    )
+
+
+def _of_each(run: ClusterRun, table: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
+    """A table of every replica, one after the other, with the replica's number before."""
+    parts = [table(part) for part in run.runs]
+    for number, part in enumerate(parts):
+        part.insert(0, "replica", number)
+    return pd.concat(parts, ignore_index=True)

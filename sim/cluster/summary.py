@@ -1,0 +1,117 @@
+"""A cluster's run in one dictionary: the keys of a single replica's, over all requests, and a row a replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ..gaps import Gaps
+from ..memory.integrals import Window
+from ..prefix_cache import prefix_cache
+from ..requests import RequestTimes, request_times
+from ..run import Run
+from ..summary import refused_requests, serving, waste, work_told
+from ..work import Work, work
+from .run import ClusterRun
+
+_HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_hit_tokens", "evicted_blocks")
+
+
+def cluster_summary(run: ClusterRun) -> dict[str, Any]:
+    """Everything that is said of a cluster in numbers.
+
+    As ``summary`` says it of a replica: latencies are those of all requests, ``waste`` and ``batch`` those of all
+    pools together. ``num_gpu_blocks`` is the size of each pool.
+    """
+    first = run.runs[0]
+    window = _together([part.window for part in run.runs])
+    return {
+        **serving(run.workload, cluster_times(run), _gaps(run), run.end_ticks),
+        "copied_slots": sum(int(part.book.copies["slots"].sum()) for part in run.runs),
+        "refused": int(run.refused.sum()),
+        "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
+        "num_replicas": len(run.runs),
+        "router": run.cluster.router,
+        "num_gpu_blocks": first.replica.num_blocks,
+        "block_size": first.replica.block_size,
+        "num_steps": sum(part.book.num_steps for part in run.runs),
+        "mean_batch": window.mean_batch,
+        "waste": waste(window),
+        "work": work_told(_work(run)),
+        "prefix_cache": _prefix_cache(run),
+        "replicas": [_replica(number, part) for number, part in enumerate(run.runs)],
+    }
+
+
+def cluster_times(run: ClusterRun) -> RequestTimes:
+    """Times of every request that was served, by row of the workload."""
+    parts = [(rows, request_times(part)) for rows, part in zip(run.rows, run.runs, strict=True)]
+    index = np.concatenate([rows[times.index] for rows, times in parts])
+    order = np.argsort(index)
+    names = ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped")
+    columns = {name: np.concatenate([getattr(times, name) for _, times in parts])[order] for name in names}
+    index = index[order]
+    return RequestTimes(
+        index=index,
+        arrival_ticks=run.workload.arrival_ticks[index],
+        output_tokens=run.workload.output_tokens[index],
+        **columns,
+    )
+
+
+def _gaps(run: ClusterRun) -> Gaps:
+    return Gaps.pooled([Gaps.of(part.book) for part in run.runs])
+
+
+def _together(windows: list[Window]) -> Window:
+    """One span of time, and what was in it on all replicas."""
+    slot_steps, slot_ticks = Counter(), Counter()
+    for window in windows:
+        slot_steps.update(window.slot_steps)
+        slot_ticks.update(window.slot_ticks)
+    return Window(
+        start_ticks=windows[0].start_ticks,
+        end_ticks=windows[0].end_ticks,
+        num_steps=sum(window.num_steps for window in windows),
+        batch_steps=sum(window.batch_steps for window in windows),
+        slot_steps=dict(slot_steps),
+        slot_ticks=dict(slot_ticks),
+    )
+
+
+def _work(run: ClusterRun) -> Work:
+    tokens, ticks = Counter(), Counter()
+    for part in run.runs:
+        done = work(part.book)
+        tokens.update(done.tokens)
+        ticks.update(done.ticks)
+    return Work(dict(tokens), dict(ticks))
+
+
+def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
+    """Look-ups, hits and evictions of all replicas; None where nothing is cached."""
+    told = [cache for cache in map(prefix_cache, run.runs) if cache is not None]
+    if not told:
+        return None
+    sums = {name: sum(cache[name] for cache in told) for name in _HITS}
+    return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
+
+
+def _replica(number: int, part: Run) -> dict[str, Any]:
+    """One replica: what it was sent, what it did, and where its slots and its time went."""
+    window, cache = part.window, prefix_cache(part)
+    return {
+        "replica": number,
+        "requests": len(part.workload),
+        "input_tokens": int(part.workload.prompt_tokens.sum()),
+        "output_tokens": int(part.workload.output_tokens.sum()),
+        "num_steps": part.book.num_steps,
+        "mean_batch": window.mean_batch,
+        "preemptions": int(np.isin(part.book.cuts["swapped"], (0, 1)).sum()),
+        "kv_usage_pct": 100 * (1 - window.share_of_time("free") - window.share_of_time("cached")),
+        "prefix_cache_hit_rate": None if cache is None else cache["hit_rate"],
+        "waste": waste(window),
+        "work": work_told(work(part.book)),
+    }

@@ -1,0 +1,117 @@
+"""``fragmeter simulate`` with several replicas: flags, results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.sim.cluster import Cluster
+
+SMALL = ("--policy", "vllm-v1", "--request-rate", "6", "--num-prompts", "60")
+
+
+def simulated(*tokens: object, out: Path) -> Path:
+    assert status(["simulate", *map(str, (*SMALL, *tokens)), "--out", str(out)]) == DONE
+    return out
+
+
+def documents(out: Path) -> tuple[dict, dict]:
+    return tuple(json.loads((out / f"{name}.json").read_text("utf-8")) for name in ("summary", "run"))
+
+
+def test_the_results_say_which_replica_did_what(tmp_path):
+    out = simulated("--num-replicas", 3, "--router", "least-outstanding-tokens", out=tmp_path / "out")
+    summary, rerun = documents(out)
+    requests = pd.read_parquet(out / "requests.parquet")
+    assert summary["num_replicas"] == 3 and summary["completed"] == len(requests) == 60
+    sent = requests.groupby("replica").agg({"prompt_tokens": ["size", "sum"], "output_tokens": "sum"}).to_numpy()
+    told = [[r["requests"], r["input_tokens"], r["output_tokens"]] for r in summary["replicas"]]
+    assert told == sent.tolist() and len(told) == 3
+    assert rerun["cluster"] == Cluster(num_replicas=3, router="least-outstanding-tokens").as_dict()
+    ttft = (requests["first_token_ticks"] - requests["arrival_ticks"]).to_numpy(dtype=float) / 1e9
+    assert summary["mean_ttft_ms"] == pytest.approx(ttft.mean())
+    assert summary["duration"] == requests["finish_ticks"].max() / 1e12
+    for name in ("steps", "memory", "stays"):
+        assert pd.read_parquet(out / f"{name}.parquet")["replica"].unique().tolist() == [0, 1, 2]
+    stays = pd.read_parquet(out / "stays.parquet")
+    assert stays.sort_values("request")["replica"].tolist() == requests["replica"].tolist()
+    last = stays.groupby("request")["end_ticks"].max()
+    assert last.tolist() == requests["finish_ticks"].tolist()
+
+
+def test_every_slot_of_every_pool_is_told(tmp_path):
+    out = simulated("--num-replicas", 2, "--router", "kv-aware", out=tmp_path / "out")
+    summary, _ = documents(out)
+    for content in (summary, *summary["replicas"]):
+        shares = content["waste"]["mean_over_time_pct"]["buckets"]
+        assert sum(shares.values()) == pytest.approx(100)
+        assert content["waste"]["window_s"] == [0, summary["duration"]]
+    assert sum(summary["work"]["seconds"].values()) == pytest.approx(2 * summary["duration"])
+    memory = pd.read_parquet(out / "memory.parquet")
+    buckets = ["live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free"]
+    # vLLM's null block is none of them.
+    assert (memory[buckets].sum(axis=1) == 982 * 16).all()
+
+
+def test_the_same_settings_are_the_same_bytes(tmp_path):
+    flags = ("--num-replicas", 2, "--router", "prefix-affine")
+    one, other = (simulated(*flags, out=tmp_path / name) for name in ("one", "other"))
+    files = sorted(path.name for path in one.iterdir())
+    assert files == ["memory.parquet", "requests.parquet", "run.json", "stays.parquet", "steps.parquet", "summary.json"]
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
+
+
+def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,40,5\n0,900,5\n1,40,5\n2,40,5\n")
+    flags = ["--trace", str(trace), "--num-replicas", "2", "--num-gpu-blocks-override", "10"]
+    assert status(["simulate", *flags, "--out", str(tmp_path / "out")]) == DONE
+    assert "line 3 of the trace: needs a pool of 57 blocks" in capsys.readouterr().out
+    requests = pd.read_parquet(tmp_path / "out" / "requests.parquet")
+    # Turned away before the router, which goes on with the next one.
+    assert requests["replica"].fillna(-1).tolist() == [0, -1, 1, 0]
+    assert requests["refused"].tolist() == [False, True, False, False]
+    assert requests["finish_ticks"].isna().tolist() == requests["refused"].tolist()
+
+
+MISTAKES = {
+    "an unknown router": (["--router", "luck"], "router = 'luck': one of round-robin, least-outstanding-tokens"),
+    "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
+    "users who wait": (["--num-replicas", "2", "--max-concurrency", "3"], "max_concurrency = 3: is for a single replica"),
+    "samples": (["--num-replicas", "2", "--n", "2"], "n = 2: is for a single replica"),
+    "a shared prefix": (
+        ["--num-replicas", "2", "--policy", "vllm-v0", "--shared-prefix-tokens", "1"],
+        "shared_prefix_tokens = 1: is for a single replica",
+    ),
+    "a recorded plan": (["--num-replicas", "2", "--record-plan", "p.npz"], "is for a single replica"),
+}
+
+
+@pytest.mark.parametrize(("flags", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_is_refused_in_one_line(flags, told, capsys):
+    assert status(["simulate", "--num-prompts", "20", "--request-rate", "5", *flags]) == MISTAKE
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path):
+    """Whatever is said of both is the same."""
+    alone, behind = (
+        documents(simulated(*flags, out=tmp_path / str(place)))[0]
+        for place, flags in enumerate([(), ("--router", "kv-aware")])
+    )
+    common = alone.keys() & behind.keys()
+    assert len(common) > 40 and {name: alone[name] for name in common} == {name: behind[name] for name in common}
+
+
+def test_replicas_without_requests_are_idle(tmp_path):
+    out = simulated("--num-replicas", 70, out=tmp_path / "out")
+    summary, _ = documents(out)
+    last = summary["replicas"][-1]
+    assert (last["requests"], last["num_steps"], last["kv_usage_pct"]) == (0, 0, 0)
+    assert np.isclose(last["work"]["seconds"]["idle"], summary["duration"])
