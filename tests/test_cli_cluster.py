@@ -82,7 +82,7 @@ def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys)
 MISTAKES = {
     "an unknown router": (["--router", "luck"], "router = 'luck': one of round-robin, least-outstanding-tokens"),
     "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
-    "users who wait": (["--num-replicas", "2", "--max-concurrency", "3"], "max_concurrency = 3: is for a single replica"),
+    "users who wait": (["--num-replicas", "2", "--max-concurrency", "3"], "max_concurrency = 3: users who wait for answers are for a single replica"),
     "samples": (["--num-replicas", "2", "--n", "2"], "n = 2: is for a single replica"),
     "a shared prefix": (
         ["--num-replicas", "2", "--policy", "vllm-v0", "--shared-prefix-tokens", "1"],

@@ -138,7 +138,7 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse what only a single replica serves."""
     remedy = "is for a single replica; leave out num_replicas and the like"
     if workload.users is not None:
-        raise SettingError("max_concurrency", workload.users.max_concurrency, remedy)
+        raise SettingError("max_concurrency", workload.users.max_concurrency, "users who wait for answers are for a single replica; leave it out")
     if workload.shares:
         raise SettingError("n", int(workload.n.max()), remedy)
     if is_grouped(settings, workload):
