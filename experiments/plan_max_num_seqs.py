@@ -64,11 +64,11 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Se
     most = _most(settings, work)
     run = simulate(replace(settings, max_num_seqs=most), work)
     # A prompt that goes on after a step has a seat and computes no token of its own.
-    peak = int(run.book.rows["width"].max(initial=0)) + 1
+    peak = min(most, int(run.book.rows["width"].max(initial=0)) + 1)
     sure = _in_any_order(run)
     if not len(run.book.cuts["index"]):
         return Seats(most, peak, most, sure, 1)
-    values, runs = range(min(peak, most), 0, -1), 1
+    values, runs = range(peak, 0, -1), 1
     for value in watch(values, "Fewer seats", len(values)):
         runs += 1
         if not preempts(replace(settings, max_num_seqs=value), work):

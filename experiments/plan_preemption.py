@@ -65,7 +65,7 @@ def preemptions(settings: Settings, lengths: list[int]) -> list[Preemption]:
 
 
 def break_evens(settings: Settings) -> list[tuple[int, str]]:
-    """From which lengths on which way is the cheaper one, in whole blocks, from one block up to the longest sequence."""
+    """From which lengths on which way is the cheaper one, in whole blocks, from one up to the longest sequence."""
     replica = build(settings)
     size, found = replica.block_size, []
     for tokens in range(size, max(replica.max_model_len, size) + 1, size):

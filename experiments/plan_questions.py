@@ -10,7 +10,7 @@ it prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,6 +26,11 @@ from .output import Report, track
 
 #: Samples that are asked about where the load does not say.
 SAMPLES = 4
+#: Metrics that every run is told with.
+METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")
+_SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
+#: Turns from one way to the other that are told.
+_MOST_TURNS = 3
 Data = dict[str, Any]
 
 
@@ -93,18 +98,17 @@ def _answer_seats(asked: Asked, report: Report) -> Data:
         null = getattr(replica.policy, "null_blocks", 0)
         sure = (replica.num_blocks - null) // -(-max(1, asked.mean_tokens - 1) // replica.block_size)
         report.say(
-            f"max-num-seqs: up to {sure:,} sequences of {asked.mean_tokens:,} tokens each cannot preempt, however they"
-            " come. What a load does beyond that is found with one."
+            f"max-num-seqs: up to {sure:,} sequences of {asked.mean_tokens:,} tokens each cannot preempt, however"
+            " they come. What a load does beyond that is found with one."
         )
         return {"in_any_order": sure}
     seats = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
     report.say(_seats_told(seats))
     values = [own] if seats.largest in (None, own) else [own, seats.largest]
     rows = [_seats_row(asked, value) for value in values if value is not None]
-    table = _table("max-num-seqs", "preemptions", "requests/s", "mean TTFT, ms", "mean E2EL, ms")
+    table = _table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
-        metrics = (row["request_throughput"], row["mean_ttft_ms"], row["mean_e2el_ms"])
-        table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *map("{:,.2f}".format, metrics))
+        table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
     report.console.print(table)
     return seats.as_dict() | {"runs_of": rows}
 
@@ -115,8 +119,8 @@ def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
         return "max-num-seqs: with every value some request of this load is preempted, with one too."
     if seats.unlimited:
         return (
-            f"max-num-seqs: as many as you like; with {seats.most:,}, the most that a step takes, none of this load is"
-            f" preempted, as no more than {seats.peak:,} run at once. {sure}"
+            f"max-num-seqs: no limit is needed. With {seats.most:,}, which limits nobody, none of this load is"
+            f" preempted; no more than {seats.peak:,} run at once. {sure}"
         )
     return (
         f"max-num-seqs: {seats.largest:,} is the largest with which none of this load is preempted, by {seats.runs:,}"
@@ -126,7 +130,7 @@ def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
 
 def _seats_row(asked: Asked, value: int) -> Data:
     told = summary(simulate(replace(asked.settings, max_num_seqs=value), asked.work))
-    metrics = {name: told[name] for name in ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")}
+    metrics = {name: told[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(told["preemptions"].values()), **metrics}
 
 
@@ -141,7 +145,8 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
     report.console.print(table)
-    report.say("vLLM V1 only recomputes; to swap takes vLLM up to 0.10 with its V0 engine.")
+    # vllm-project/vllm#18115: with --preemption-mode releases that had both fell back to V0.
+    report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
     rows = [] if asked.work is None else plan_preemption.simulated(asked.settings, asked.work)
     if rows:
         report.say()
@@ -162,16 +167,15 @@ def _breaks_told(breaks: list[tuple[int, str]]) -> str:
     first, *rest = (mode for _, mode in breaks)
     if not rest:
         return f"one preemption costs less by {first} whatever the sequence's length."
-    turns = ", ".join(f"from {tokens:,} tokens on by {mode}" for tokens, mode in breaks[1:])
+    turns = ", ".join(f"from {tokens:,} tokens on by {mode}" for tokens, mode in breaks[1 : 1 + _MOST_TURNS])
     return f"one preemption costs less by {first}, {turns}."
 
 
 def _modes_table(rows: list[Data]) -> Table:
-    table = _table("policy", "mode", "swapped", "recomputed", "requests/s", "mean TTFT, ms", "mean E2EL, ms")
+    table = _table("policy", "mode", "swapped", "recom-\nputed", *_SERVING)
     for row in rows:
-        metrics = (row["request_throughput"], row["mean_ttft_ms"], row["mean_e2el_ms"])
         counts = (f"{row['swapped']:,}", f"{row['recomputed']:,}")
-        table.add_row(row["policy"], row["preemption_mode"], *counts, *map("{:,.2f}".format, metrics))
+        table.add_row(row["policy"], row["preemption_mode"], *counts, *_serving(row))
     return table
 
 
@@ -182,20 +186,25 @@ def _answer_samples(asked: Asked, report: Report) -> Data:
         raise SettingError("ask", "samples", remedy)
     found = plan_samples.memory_of_samples(*asked.lengths(), asked.n, replica.block_size)
     report.say(
-        f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with n = {asked.n},"
-        f" {found.separate / found.one:.2f} times as many, as V1 has samples find their prompt in its prefix cache"
+        f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with"
+        f" n = {asked.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
         f" ({found.forking:,.1f} where they fork as up to V0). Requests that share nothing would hold"
         f" {found.unshared:,.1f}: sharing saves {1 - found.separate / found.unshared:.0%}."
     )
     rows = [] if asked.work is None else plan_samples.simulated(asked.settings, asked.work, asked.n)
     if rows:
-        table = _table("policy", "n", "KV usage, mean", "max", "preemptions", "output tokens/s", "mean E2EL, ms")
+        table = _table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
         for row in rows:
             usage = (f"{row[name]:.1%}" for name in ("mean_kv_cache_usage", "max_kv_cache_usage"))
-            metrics = map("{:,.1f}".format, (row["output_throughput"], row["mean_e2el_ms"]))
-            table.add_row(row["policy"], str(row["n"]), *usage, f"{row['preemptions']:,}", *metrics)
+            table.add_row(row["policy"], str(row["n"]), *usage, f"{row['preemptions']:,}", *_serving(row))
         report.console.print(table)
     return asdict(found) | {"runs": rows}
+
+
+def _serving(row: Data) -> Iterator[str]:
+    """The cells of ``_SERVING``."""
+    yield f"{row['request_throughput']:,.2f}"
+    yield from (f"{row[name] / 1e3:,.2f}" for name in ("mean_ttft_ms", "mean_e2el_ms"))
 
 
 def _table(*headings: str) -> Table:

@@ -1,10 +1,10 @@
 """How much memory n samples of a prompt cost: by arithmetic from the lengths, and by simulation.
 
-A prompt of P tokens and an output of O hold, in blocks of B, ceil((P + O - 1) / B) blocks at their end; the last token
-is never stored. Of n samples
+A prompt of P tokens and an output of O hold, in blocks of B, ceil((P + O - 1) / B) blocks at their end; the last
+token is never stored. Of n samples
 
-    that fork (vLLM up to V0)       the full blocks of the prompt are there once, floor(P / B) of them; a last one that
-                                    is not full is copied when samples write to it, so with outputs of one token never
+    that fork (vLLM up to V0)       the full blocks of the prompt are there once, floor(P / B) of them; a last one
+                                    that is not full is copied when samples write to it: never, for one token
     as requests of their own (V1)   each finds the others' prompt in the prefix cache, but for the block of its last
                                     token, which must be computed: floor((P - 1) / B) blocks are there once
 
@@ -94,5 +94,6 @@ def _row(settings: Settings, work: Workload, n: int) -> dict[str, Any]:
         "prefix_cache_hit_rate": pool.hit_rate,
         "request_throughput": told["request_throughput"],
         "output_throughput": told["output_throughput"],
+        "mean_ttft_ms": told["mean_ttft_ms"],
         "mean_e2el_ms": told["mean_e2el_ms"],
     }

@@ -1,4 +1,5 @@
-"""``fragmeter plan``: what to buy and how to set it. So far, whether a pasted ``vllm serve`` line starts."""
+"""``fragmeter plan``: what to buy and how to set it. So far, whether a pasted ``vllm serve`` line starts, and what is
+asked of it by name."""
 
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ from rich.table import Table
 from ..sim.errors import SettingError
 from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
+from ..traces import Pacing, Reading
+from .inputs import PACING, REQUESTS, Requests
 from .output import JsonTarget, Report
+from .plan_asking import answers, questions_of
 from .serve_checks import Refusal, gib, refusal
 from .serve_line import parse_serve, version
 from .serve_log import StartupLog, read_log
 from .serve_remedies import Remedy, remedies
 from .serve_start import Started, started
+from .trace_files import READING
 
 _LINE = Parameter(group=Group("Command line", sort_key=0))
 
@@ -32,6 +37,10 @@ def plan(
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
+    ask: Annotated[str | None, _LINE] = None,
+    requests: REQUESTS = Requests(),
+    reading: READING = Reading(),
+    pacing: PACING = Pacing(),
     json: JsonTarget = None,
 ) -> None:
     """Say whether a vllm serve command line starts, how much KV cache it has, and what would start if it does not.
@@ -45,8 +54,13 @@ def plan(
         startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
             holds them; they count in place of the reckoning.
         mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
+        ask: max-num-seqs (which one runs without preemption), preemption-mode (swap or recompute), samples (how much
+            memory n samples cost, 4 where --n does not say), or several with commas between them: of a load, given as
+            to simulate, or of sequences of --mean-tokens.
     """
     report = Report(json)
+    load = (requests, reading, pacing)
+    asked = questions_of(ask, load)
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(_pasted(startup_log))
@@ -56,6 +70,7 @@ def plan(
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
         data = _tell_start(answer, log, mean_tokens, report)
+        data["answers"] = answers(asked, answer.settings(), mean_tokens, load, report)
     else:
         data = _tell_refusal(answer, refused, report)
     _tell_flags(answer, report)

@@ -34,6 +34,18 @@ EXAMPLES = [
     for place, block in enumerate(blocks(page, "python"))
 ]
 
+#: What vllm bench serve says of a few requests, all alike.
+BENCHMARK = {
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "duration": 6.0,
+    "request_rate": 8.0,
+    "input_lens": [300] * 40,
+    "output_lens": [50] * 40,
+    "start_times": [place / 8 for place in range(40)],
+    "ttfts": [0.06] * 40,
+    "itls": [[0.009] * 49] * 40,
+}
+
 
 def test_there_are_commands_and_examples():
     assert len(COMMANDS) >= 8
@@ -47,6 +59,8 @@ def test_the_command_runs(command, tmp_path):
     turns = [{"arrival_s": place / 4, "prompt_tokens": 20 + 10 * place // 4, "output_tokens": 10} for place in range(80)]
     sessions = [turn | {"session_id": place % 4} for place, turn in enumerate(turns)]
     (tmp_path / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
+    (tmp_path / "my-bench.json").write_text(json.dumps(BENCHMARK))
+    (tmp_path / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     done = subprocess.run(

@@ -1,0 +1,48 @@
+"""From the flags of ``fragmeter plan --ask`` to the load that is asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..sim import Settings
+from ..sim.errors import SettingError
+from ..traces import Pacing, Reading
+from .inputs import Inputs, Requests
+from .output import Report
+from .plan_questions import SAMPLES, Asked, answer, questions
+from .trace_files import left_out_told
+
+Flags = tuple[Requests, Reading, Pacing]
+NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
+
+
+def questions_of(ask: str | None, flags: Flags) -> list[str]:
+    """The questions that are asked.
+
+    Raises:
+        SettingError: One is not known, or there is a load and no question.
+    """
+    if ask is None and flags != NO_FLAGS:
+        raise SettingError("ask", None, "is missing: a load is given, and nothing is asked of it; give --ask")
+    return [] if ask is None else questions(ask)
+
+
+def answers(
+    names: list[str], settings: Settings, mean_tokens: int | None, flags: Flags, report: Report
+) -> dict[str, Any]:
+    """Answer questions about a load under settings; nothing where nothing is asked.
+
+    Raises:
+        UserError: The load cannot be read or made, or a question does not go with it.
+    """
+    if not names:
+        return {}
+    requests, reading, pacing = flags
+    if flags == NO_FLAGS:
+        return answer(names, Asked(settings, None, mean_tokens), report)
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    lengths = inputs.lengths()
+    work = inputs.workload(lengths)
+    for text in left_out_told(lengths):
+        report.say(text)
+    return answer(names, Asked(settings, work, mean_tokens, requests.n or SAMPLES), report)
