@@ -14,6 +14,7 @@ from ..sim.settings import settings
 from ..sim.summary import waste
 from ..sim.ticks import PER_SECOND
 from ..sim.workload import Workload
+from .context_cost import ContextCost
 from .output import track
 from .paper import Experiment, Source
 from .parallel import in_parallel
@@ -23,12 +24,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a measurement under a policy, with a seed and a scale of the step time."""
+    """One run: a measurement under a policy, with a seed and a scale of the step time.
+
+    Attributes:
+        by_context: Whether steps depend on the context (``ContextCost``).
+    """
 
     experiment: Experiment
     seed: int
     policy: str
     scale: float
+    by_context: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def measure(workload: Workload, case: Case) -> Measured:
 
 def _run(workload: Workload, case: Case) -> Run:
     chosen = settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
-    return simulate(chosen, workload)
+    return simulate(chosen, workload, ContextCost(case.scale) if case.by_context else None)
 
 
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:

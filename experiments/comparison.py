@@ -1,4 +1,4 @@
-"""Figs 2 and 13a rerun: published beside simulated, and how each value hangs on the step time."""
+"""Figs 2, 13a and 13b rerun: published beside simulated, and how each value hangs on the step time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from .bench import Bench, Case, Measured
 from .facts import published_mean_tokens, published_slots
 from .fit import FITTED_ON, SCALES, Fit
 from .paper import FIG2, FIG13A, MAX_MODEL_LEN, SERIES, Experiment
+from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
 
-Row = dict[str, Any]
 Payload = dict[str, Any]
-_DECIMALS = 3
+_DECIMALS, _SCALE_DECIMALS = 3, 6
 
 
-def compare(experiment: Experiment, bench: Bench, fit: Fit) -> Payload:
-    """The figure as a document: design.md's table, and what it rests on."""
+def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[float] = SCALES) -> Payload:
+    """The figure as a document: design.md's table, and what it rests on.
+
+    Args:
+        scales: Scales of the step time at which every value is told, too.
+    """
     source = bench.source
     rows = compared_rows(experiment, bench, fit)
-    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale)], "pool")[0]
-    sensitivity_seeds = source.seeds if experiment is FIG2 else source.seeds[:1]
+    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.by_context)], "pool")[0]
+    told = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
     return {
         "figure": experiment.figure,
         "workload": source.told(experiment),
@@ -32,67 +36,76 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit) -> Payload:
         "step_scale": fit.scale,
         "fit": fit.describe(),
         "seeds": list(source.seeds),
-        "sensitivity": {
-            "workload": source.told(experiment, sensitivity_seeds),
-            "seeds": list(sensitivity_seeds),
-            "rows": sensitivity(experiment, bench, sensitivity_seeds),
-        },
+        **told,
         "basis": [pool_told(one), fit.told()],
         "remarks": [*lengths_told(bench), *_wandering_told(rows, len(source.seeds))],
     }
 
 
+def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]) -> dict[str, Any]:
+    seeds = bench.source.seeds[: len(WANDERING_SEEDS) if experiment is FIG2 else 1]
+    rows = sensitivity(experiment, bench, seeds, scales)
+    return {"workload": bench.source.told(experiment, seeds), "seeds": list(seeds), "rows": rows}
+
+
 def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
-    """Every value of the figure, published and simulated with all seeds of the source."""
+    """Every value of the figure, published and simulated with all seeds of the source.
+
+    Where the source has but one seed, others say how far it wanders. What 1 % of step time moves is a mean over the
+    first seeds of the source.
+    """
+    seeds = bench.source.seeds
+    few = seeds[: len(WANDERING_SEEDS)]
+    wandering = seeds if len(seeds) > 1 else WANDERING_SEEDS
+    asked = {"asked": (seeds, 1), "wandering": (wandering, 1), "few": (few, 1)}
+    asked |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
-        name: [Case(experiment, seed, policy, fit.scale) for seed in bench.source.seeds]
+        (name, what): [
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context) for seed in chosen
+        ]
         for name, policy in SERIES.items()
+        for what, (chosen, change) in asked.items()
     }
     runs = bench.measure_groups(cases, experiment.figure)
-    return [row for name in SERIES for row in _rows(experiment, name, runs[name])]
+    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in asked})]
 
 
-def _rows(experiment: Experiment, series: str, runs: list[Measured]) -> Iterator[Row]:
+def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     published = experiment.published()
     for metric in experiment.metrics:
         fitted = experiment is FIG13A and series == FITTED_ON
-        yield row(series, metric, published[series, metric], runs, "fitted" if fitted else "predicted")
+        values = {what: [run.values[metric] for run in mine] for what, mine in runs.items()}
+        yield row(
+            series,
+            metric,
+            published[series, metric],
+            runs["asked"],
+            kind="fitted" if fitted else "predicted",
+            wandering=values["wandering"],
+            step_1pct=moved(values["few"], *(values[change] for change in STEP_CHANGES)),
+        )
 
 
-def row(series: str, metric: str, published: float | None, runs: list[Measured], kind: str = "predicted") -> Row:
-    """One value beside the published one, in design.md's form.
-
-    ``simulated`` is the mean over the runs, with ``minimum`` and ``maximum`` where there are several;
-    ``over_time`` is the same value as a mean over time in place of iterations.
-    """
-    values = [run.values[metric] for run in runs]
-    simulated = round(fmean(values), _DECIMALS)
-    cells = {
-        "series": series,
-        "metric": metric,
-        "x": None,
-        "published": published,
-        "how": None if published is None else "label",
-        "simulated": simulated,
-        "error": None if published is None else round(simulated - published, _DECIMALS),
-        "kind": kind,
-    }
-    if len(runs) > 1:
-        cells |= {"minimum": round(min(values), _DECIMALS), "maximum": round(max(values), _DECIMALS)}
+def row(series: str, metric: str, published: float | None, runs: list[Measured], **more: Any) -> Row:
+    """One value beside the published one, as ``value_row``, with its mean over time in place of iterations
+    (``over_time``)."""
+    cells = value_row(series, metric, published, [run.values[metric] for run in runs], **more)
     if metric in runs[0].over_time:
         cells["over_time"] = round(fmean(run.over_time[metric] for run in runs), _DECIMALS)
     return cells
 
 
-def sensitivity(experiment: Experiment, bench: Bench, seeds: Sequence[int]) -> list[Row]:
-    """Every value of the figure at every scale of ``SCALES``, as a mean over the seeds."""
+def sensitivity(
+    experiment: Experiment, bench: Bench, seeds: Sequence[int], scales: Sequence[float] = SCALES
+) -> list[Row]:
+    """Every value of the figure at every scale, as a mean over the seeds."""
     published = experiment.published()
     cases = {
         (scale, name): [Case(experiment, seed, policy, scale) for seed in seeds]
         for name, policy in SERIES.items()
-        for scale in SCALES
+        for scale in scales
     }
-    measured = bench.measure_groups(cases, f"{experiment.figure}, s = {SCALES[0]:.2f} to {SCALES[-1]:.2f}")
+    measured = bench.measure_groups(cases, f"{experiment.figure}, s = {scales[0]:.2f} to {scales[-1]:.2f}")
     return [
         {
             "scale": scale,

@@ -28,9 +28,17 @@ def published_fig2() -> Published:
 
 def published_fig13a() -> Published:
     """SOSP'23 Fig 13a: mean number of batched requests at 2 requests/s of ShareGPT."""
+    return _published_fig13("ShareGPT 2 req/s")
+
+
+def published_fig13b() -> Published:
+    """SOSP'23 Fig 13b: mean number of batched requests at 30 requests/s of Alpaca."""
+    return _published_fig13("Alpaca 30 req/s")
+
+
+def _published_fig13(load: str) -> Published:
     figure = paper_figures()["fig13"]
-    values = zip(figure["columns"], figure["ShareGPT 2 req/s"], strict=True)
-    return {(name, "batched_requests"): value for name, value in values}
+    return {(name, "batched_requests"): value for name, value in zip(figure["columns"], figure[load], strict=True)}
 
 
 def published_fig15() -> Published:
@@ -46,6 +54,12 @@ def published_mean_tokens() -> tuple[float, float]:
     """SOSP'23 Fig 11: mean prompt and mean output of ShareGPT, in tokens."""
     means = paper_figures()["fig11"]["mean_tokens"]["ShareGPT"]
     return means["input"], means["output"]
+
+
+def usual_length() -> int:
+    """Tokens of a sequence half way through ShareGPT's mean request."""
+    prompt, output = published_mean_tokens()
+    return round(prompt + output / 2)
 
 
 def published_slots() -> float:

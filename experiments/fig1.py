@@ -15,9 +15,9 @@ from ..sim.cost.paper import MS_PER_DECODE
 from ..sim.spec import gpu, model
 from ..sim.ticks import PER_SECOND
 from .comparison import Payload
-from .facts import paper_figures
+from .facts import paper_figures, usual_length
 from .rows import Row, value_row, within
-from .step_time import MODEL, usual_length
+from .step_time import MODEL
 
 FIGURE, GPU = "fig1", "a100-40gb"
 METRIC = "decode_tokens_per_s"

@@ -13,10 +13,12 @@ from ..reports import figures
 from ..reports.page import Section
 from . import sections
 from .bench import Bench
+from .block_sizes import fig18b, fig19b
 from .comparison import Payload, compare
 from .fig1 import fig1
 from .fig3 import fig3
 from .fig11 import fig11
+from .fig13b import fig13b
 from .fig15 import compare_sharing
 from .fig19a import fig19a
 from .fit import fit
@@ -65,6 +67,15 @@ FIGURES: dict[str, Figure] = {
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
     "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2),
     "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a),
+    "fig13b": Figure(
+        fig13b, sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a), seeds=1, traced=False
+    ),
     "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1),
+    "fig18b": Figure(
+        fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1
+    ),
+    "fig19b": Figure(
+        fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1
+    ),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
 }

@@ -17,6 +17,8 @@ from .scanning import scan
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"
+#: Fitted as ``FITTED_STEP_SCALE`` is, on the paper's own pairs, with steps that depend on the context.
+CONTEXT_STEP_SCALE = 1.07
 #: Thousandths of s.
 _COARSE, _FINE_STEP = range(1000, 1251, 50), 5
 #: The scales at which every bar is told.
@@ -31,11 +33,13 @@ class Fit:
         scale: s.
         published: The value that it was fitted on.
         scan: (s, value) as scanned, by s; empty where the scale was fitted beforehand.
+        by_context: Whether it is the scale of ``ContextCost``.
     """
 
     scale: float
     published: float
     scan: tuple[tuple[float, float], ...] = ()
+    by_context: bool = False
 
     def describe(self) -> dict[str, Any]:
         """As data."""
@@ -55,17 +59,21 @@ class Fit:
         return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
 
 
-def fit(bench: Bench) -> Fit:
-    """The scale for the bench's source: scanned for a file of pairs, known beforehand for drawn ones."""
+def fit(bench: Bench, by_context: bool = False) -> Fit:
+    """The scale for the bench's source: scanned for a file of pairs, known beforehand for drawn ones.
+
+    Args:
+        by_context: Of steps that depend on the context (``ContextCost``).
+    """
     published = FIG13A.published()[FITTED_ON, METRIC]
     if bench.source.exact is None:
-        return Fit(FITTED_STEP_SCALE, published)
-    best, values = scan(partial(_measure, bench), published, _COARSE, _FINE_STEP)
-    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()))
+        return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
+    best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)
+    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), by_context)
 
 
-def _measure(bench: Bench, thousandths: range) -> dict[int, float]:
+def _measure(bench: Bench, by_context: bool, thousandths: range) -> dict[int, float]:
     seed = bench.source.seeds[0]
-    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000) for at in thousandths]
+    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, by_context) for at in thousandths]
     measured = bench.measure(cases, "fitting the step time")
     return {at: result.values[METRIC] for at, result in zip(thousandths, measured, strict=True)}

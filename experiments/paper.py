@@ -12,7 +12,7 @@ from os import PathLike
 from ..sim.errors import SettingError
 from ..sim.workload import Workload
 from ..traces import LengthPairs, catalogue, paper_workload, read, sample, stream
-from .facts import Published, published_fig2, published_fig13a, published_fig15
+from .facts import Published, published_fig2, published_fig13a, published_fig13b, published_fig15
 
 #: The paper's names of the systems, and ours of their policies.
 SERIES = {
@@ -63,6 +63,8 @@ FIG13A = Experiment(
     metrics=("batched_requests",),
     published=published_fig13a,
 )
+#: The same with Alpaca.
+FIG13B = replace(FIG13A, figure="fig13b", request_rate=30.0, published=published_fig13b)
 #: With several sequences a request, on Alpaca.
 FIG15 = Experiment(
     figure="fig15",

@@ -16,9 +16,10 @@ from rich.table import Table
 from ..sim.errors import SettingError
 from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..traces import HashedTrace, read_hashed
-from .comparison import Payload, Row
+from .comparison import Payload
 from .output import Report, track
 from .prefix_cache_replay import INFINITE, POLICIES, PrefixTrace, hit_tokens, prefix_trace
+from .rows import Row
 from .telling import findings_told
 
 FIGURE = "prefix-cache"

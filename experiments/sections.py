@@ -12,8 +12,9 @@ from ..reports.fig_scale import sensitivity_numbers
 from ..reports.labels import comparison_numbers
 from ..reports.page import Section
 from .bench import Bench, Case
-from .comparison import Payload, Row
+from .comparison import Payload
 from .paper import FIG2
+from .rows import Row
 from .stories import all_stories
 from .telling import findings_told, for_reports
 from .waste import NAMES

@@ -34,12 +34,14 @@ class SharingCase:
 
     Attributes:
         survival: Of beams, the probability to live on for a step; None for samples.
+        step_scale: Factor on the paper's step time; None takes the one fitted to Fig 13a.
     """
 
     experiment: Experiment
     seed: int
     n: int
     survival: float | None = None
+    step_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ def measure_sharing(
 def measure(workload: Workload, case: SharingCase) -> Saved:
     """Serve a workload up to the end of the window, step by step, and average over the window's steps."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
-    chosen = settings(policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, **beams)
+    chosen = settings(
+        policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, step_scale=case.step_scale, **beams
+    )
     asked = replace(workload, n=np.full(len(workload), case.n))
     start_ticks, end_ticks = map(from_seconds, case.experiment.window_s)
     ledger = ledger_until(chosen, asked, end_ticks)

@@ -14,9 +14,10 @@ from rich.table import Table
 from ..sim.cost import StepCost, cost
 from ..sim.spec import gpu, model
 from ..sim.ticks import PER_MS
-from .comparison import Payload, Row
-from .facts import published_mean_tokens
+from .comparison import Payload
+from .facts import usual_length
 from .output import Report
+from .rows import Row
 
 FIGURE = "step-time"
 MODEL = "opt-13b"
@@ -72,12 +73,6 @@ def _values(fact: Mapping[str, Any]) -> Iterator[tuple[int, int, float]]:
         for batch in BATCHES:
             context = fact["ms_per_context_token"] * batch * length
             yield batch, length, fact["ms"] + context + fact["ms_per_sequence"] * batch
-
-
-def usual_length() -> int:
-    """Half way through ShareGPT's mean request."""
-    prompt, output = published_mean_tokens()
-    return round(prompt + output / 2)
 
 
 def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from ..reports.labels import is_percent, metric_label
 from ..reports.tables import print_payload
-from .comparison import Payload, Row
+from .comparison import Payload
 from .output import Report
+from .rows import Row
 from .waste import by_policy
 
 SUMMARY_NOTE = (

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from .bench import Bench, Case, Measured
-from .comparison import Payload, Row, pool_told, row
+from .comparison import Payload, pool_told, row
 from .facts import published_fig2
 from .fit import Fit
 from .paper import FIG2, SERIES
+from .rows import Row
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",

@@ -53,7 +53,7 @@ def comparison_table(payload: Payload) -> Table:
     ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x = any(row.get("x") is not None for row in rows)
-    table = _table(gap=1 if ranged and not is_percent(rows[0]["metric"]) else 2)
+    table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
     # Where there are many columns, the names of series give way.
     table.add_column("" if grouped else "series", no_wrap=not at_x)
     for heading in _headings(ranged, moving, at_x):

@@ -54,7 +54,7 @@ class TestTheDocumentOfFig2:
     def test_a_row_has_the_keys_of_the_contract_and_says_how_far_it_is_off(self, fig2):
         for row in fig2["rows"]:
             contract = ["series", "metric", "x", "published", "how", "simulated", "error"]
-            assert list(row) == [*contract, "kind", "minimum", "maximum", "over_time"]
+            assert list(row) == [*contract, "kind", "minimum", "maximum", "step_1pct", "over_time"]
             assert row["x"] is None and row["kind"] == "predicted"
             assert row["minimum"] <= row["simulated"] <= row["maximum"]
             if row["published"] is None:

@@ -80,7 +80,7 @@ class TestRow:
         }  # fmt: skip
 
     def test_one_seed_has_no_range_and_what_is_not_published_no_error(self):
-        assert row("vLLM", "internal_pct", None, [self.measured(1.00049)], "fitted") == {
+        assert row("vLLM", "internal_pct", None, [self.measured(1.00049)], kind="fitted") == {
             "series": "vLLM", "metric": "internal_pct", "x": None, "published": None, "how": None,
             "simulated": 1.0, "error": None, "kind": "fitted", "over_time": 0.5,
         }  # fmt: skip

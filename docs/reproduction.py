@@ -1,0 +1,109 @@
+"""Write docs/reproduction.md from what ``fragmeter reproduce all --out FOLDER`` left.
+
+    python docs/reproduction.py FOLDER docs/reproduction.md [FOLDER-OF-THE-EXACT-PAIRS]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fragmeter.experiments.figures import FIGURES
+from fragmeter.experiments.telling import SUMMARY_NOTE, findings_told, summary_lines, summary_rows
+from fragmeter.reports.labels import difference, metric_label, number, origin, step_told
+
+Document = dict[str, Any]
+_HEAD = """# The paper, rerun
+
+Every figure of the PagedAttention paper (Kwon et al., SOSP 2023) that a simulation can rerun, published beside simulated,
+and what is said of paged attention elsewhere, put to the test. This file is written by `make docs`; `fragmeter reproduce all
+--out out` makes the same as a page with pictures, out/reproduction.html.
+
+"how" is how the published value is known: a label in the paper, digitised from its plot (1 to 2 % accurate), or its text.
+"per 1 %" is how far a value moves if all steps are 1 % longer or shorter, "seeds" how far it lies with single seeds.
+"""
+_EXACT = """
+Where a column says "exact pairs", it was simulated on the paper's own length pairs, which are not redistributed; the others
+drew lengths from the summaries that come with the package.
+"""
+
+
+def main(folder: str, target: str, exact: str | None = None) -> None:
+    """Write the file."""
+    drawn, on_pairs = _documents(folder), _documents(exact) if exact else {}
+    parts = [_HEAD, _EXACT if on_pairs else "", *_summary("How near it comes", drawn)]
+    parts += _summary("How near it comes on the exact pairs", on_pairs) if on_pairs else []
+    for name, document in drawn.items():
+        parts += _figure(name, document, on_pairs.get(name) if FIGURES[name].traced else None)
+    Path(target).write_text("\n".join(filter(None, parts)), "utf-8")
+
+
+def _documents(folder: str) -> dict[str, Document]:
+    paths = {name: Path(folder) / f"{name}.json" for name, figure in FIGURES.items() if figure.in_all}
+    missing = [name for name, path in paths.items() if not path.exists()]
+    if missing:
+        sys.exit(f"{folder}: has no {', '.join(missing)}; run fragmeter reproduce all --out {folder}")
+    return {name: json.loads(path.read_text("utf-8")) for name, path in paths.items()}
+
+
+def _summary(title: str, documents: dict[str, Document]) -> Iterator[str]:
+    lines = summary_lines(summary_rows(documents.values()))
+    yield f"\n## {title}\n"
+    yield f"{SUMMARY_NOTE}\n"
+    yield table(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterator[str]:
+    yield f"\n## {heading(name)}\n"
+    yield f"{document['workload']}.\n"
+    yield _rows(document["rows"], on_pairs["rows"] if on_pairs else [])
+    yield ""
+    # Findings of the pairs are of more worth than those of drawn lengths.
+    told = on_pairs or document
+    kind = "On the exact pairs: " if on_pairs else ""
+    yield from (f"- {kind}{text}" for text in findings_told(told))
+    yield from (f"- {text}" for text in [*told["basis"], *told.get("remarks", ())])
+
+
+def heading(name: str) -> str:
+    """A figure's name as the paper writes it: Fig 12a, Table 1."""
+    paper = re.fullmatch(r"(fig|table)(.+)", name)
+    return f"{paper[1].capitalize()} {paper[2]}" if paper else name.replace("-", " ").capitalize()
+
+
+def _rows(rows: Sequence[Document], on_pairs: Sequence[Document]) -> str:
+    if "published" not in rows[0]:
+        return table([key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+    exact = {_key(row): row for row in on_pairs}
+    columns = ["series", "value", "at", "published", "how", "simulated", "seeds", "per 1 %", "error"]
+    columns += [*(["exact pairs", "error"] if exact else []), "origin"]
+    return table(columns, [_line(row, exact.get(_key(row)), bool(exact)) for row in rows])
+
+
+def _key(row: Document) -> tuple[Any, ...]:
+    return row["series"], row["metric"], row["x"]
+
+
+def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[str]:
+    metric = row["metric"]
+    low, high = row.get("minimum"), row.get("maximum")
+    cells = [row["series"], metric_label(metric), "" if row["x"] is None else f"{row['x']:g}"]
+    cells += [number(metric, row["published"]), row.get("how") or "", number(metric, row["simulated"])]
+    cells += ["" if low is None else f"{number(metric, low)} to {number(metric, high)}", step_told(row), difference(row)]
+    if with_pairs:
+        cells += [number(metric, on_pairs["simulated"]), difference(on_pairs)] if on_pairs else ["", ""]
+    return [*cells, origin(row | {"fitted": row["kind"] == "fitted"})]
+
+
+def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """A table of Markdown."""
+    texts = [columns, ["---"] * len(columns), *lines]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in texts)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
