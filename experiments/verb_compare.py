@@ -13,17 +13,20 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError, UserError
+from ..sim.files import require_writable_file
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
-from .output import JsonTarget, Report
+from .output import RESULTS, JsonTarget, Report
 from .paired import Difference, differences
 from .parallel import Workers
 from .points import flat
 from .sweeping import sweep_points
 from .trace_files import READING
 from .verb_sweep import WORKERS
+from .waste_cost_told import BASIS, check, page, tables, waste_costs
+from .waste_cost_told import Side as WasteSide
 
 COMPARISON = Group("Comparison", sort_key=-1)
 #: Metrics that the terminal shows, and what it calls them.
@@ -64,6 +67,9 @@ def compare(
     sets: Annotated[list[str] | None, Parameter(name="--set", group=COMPARISON, negative_iterable="")] = None,
     seeds: Annotated[int, Parameter(group=COMPARISON)] = 5,
     confidence: Annotated[float, Parameter(group=COMPARISON)] = 0.95,
+    waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
+    price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
+    out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
     """Say by how much each metric moves from the first to each of the others.
@@ -77,8 +83,19 @@ def compare(
         sets: Settings as NAME=VALUE, or several with commas between them.
         seeds: Runs of each side, with seeds from --seed on.
         confidence: Of the intervals, between 0 and 1.
+        waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the same
+            load with the slots of that bucket given back. All requests are there at the start.
+        price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
+        out: With --waste, a file for the page with the picture.
     """
     report = Report(json)
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    if waste:
+        _tell_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
+        return
+    unused = next((name for name, value in (("price", price), ("out", out)) if value is not None), None)
+    if unused:
+        raise UserError(f"--{unused} goes with --waste; add it, or leave --{unused} out")
     if not 0 < confidence < 1:
         raise SettingError("confidence", confidence, "must lie between 0 and 1, such as 0.95")
     if bool(folders) == bool(sets) or len(folders or sets) < 2:
@@ -86,7 +103,6 @@ def compare(
     if folders:
         sides = [_read(folder) for folder in folders]
     else:
-        inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
         sides = _run(inputs, sets, seeds, workers)
     base, *others = sides
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
@@ -108,6 +124,36 @@ def compare(
     )
 
 
+def _tell_waste(
+    report: Report,
+    inputs: Inputs,
+    folders: Sequence[Path],
+    sets: Sequence[str],
+    seeds: int,
+    workers: Workers,
+    price: float | None,
+    out: Path | None,
+) -> None:
+    """What each kind of waste costs each side."""
+    if folders:
+        raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
+    if inputs.pacing != Pacing():
+        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
+    check(seeds, price)
+    if out is not None:
+        require_writable_file(out)
+    _check_twice(sets)
+    asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
+    rows = waste_costs([WasteSide(*each) for each in asked], seeds, workers, price)
+    for found in tables(rows):
+        report.console.print(found)
+        report.say()
+    report.say(BASIS)
+    if out is not None:
+        report.point_to("Page", page(rows, f"Means over {seeds} seeds, the first of them {inputs.settings.seed}.", out))
+    report.data({"seeds": seeds, "first_seed": inputs.settings.seed, "price_per_gpu_hour": price, "rows": rows})
+
+
 def _read(folder: Path) -> Side:
     """The one run of a result folder."""
     try:
@@ -125,8 +171,7 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
     """Each side's runs, with the same seeds."""
     if seeds < 1:
         raise SettingError("seeds", seeds, "must be 1 or more")
-    if len(set(sets)) < len(sets):
-        raise SettingError("set", sets[0], "is compared with itself; change one of the two")
+    _check_twice(sets)
     numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
     asked = [{**_values(text), "seed": number} for text in sets for number in numbers]
     swept = sweep_points([Point(values, changed(inputs, values)) for values in asked], workers)
@@ -139,6 +184,11 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
         metrics = [_metrics(each.outcome.summary) for each in runs]
         sides.append(Side(text, metrics, [each.work_sha256 for each in runs]))
     return sides
+
+
+def _check_twice(sets: Sequence[str]) -> None:
+    if len(set(sets)) < len(sets):
+        raise SettingError("set", sets[0], "is compared with itself; change one of the two")
 
 
 def _values(text: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from .fig_timeline import request_timeline
 from .fig_trace import arrivals, lengths
 from .fig_values import bars, curves
 from .fig_waste import waste
+from .fig_waste_cost import waste_cost
 
 __all__ = [
     "arrivals",
@@ -35,4 +36,5 @@ __all__ = [
     "seeds",
     "story",
     "waste",
+    "waste_cost",
 ]
