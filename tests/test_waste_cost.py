@@ -9,8 +9,10 @@ import pytest
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.waste_cost import ALL, WASTE, saturated, waste_cost
 from fragmeter.reports import figures
-from fragmeter.sim import settings
+from fragmeter.sim import settings, simulate
 from fragmeter.sim.errors import UserError
+from fragmeter.sim.requests import request_times
+from fragmeter.sim.ticks import PER_SECOND
 from fragmeter.sim.workload import Workload
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -66,6 +68,15 @@ def test_half_of_every_reservation_gone_is_a_pool_of_twice_the_size():
     assert (found["over_estimate"].num_blocks, found["over_estimate"].charged) == (250, 1)
     twice = saturated(settings(policy="orca", num_gpu_blocks_override=250, block_size=16), alike(40, 20, 80, 180))
     assert found["over_estimate"].request_throughput == twice.request_throughput
+
+
+def test_what_counts_is_done_while_some_wait():
+    """Four tens, one after the other: nobody waits once the last ten have begun."""
+    chosen, work = settings(policy="orca", num_gpu_blocks_override=125, block_size=16), alike(40, 20, 80, 180)
+    third_ends = np.sort(request_times(simulate(chosen, work)).finish_ticks)[29] / PER_SECOND
+    base = saturated(chosen, work)
+    assert base.request_throughput == pytest.approx(30 / third_ends)
+    assert base.output_throughput == pytest.approx(30 * 80 / third_ends)
 
 
 def test_what_is_not_there_costs_nothing_and_is_not_told():
