@@ -12,7 +12,7 @@ help:
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make benchmark    how fast the simulator is, on one core"
-	@echo "make screenshots  the pictures of the README, from a page made afresh"
+	@echo "make screenshots  the pictures of the README, from pages made afresh"
 
 # A virtual environment of its own, installed anew when setup.cfg changes.
 $(VENV)/.core: setup.cfg pyproject.toml
@@ -41,6 +41,13 @@ benchmark: $(VENV)/.test
 screenshots: $(VENV)/.test
 	$(BIN)/fragmeter reproduce all --out out
 	$(BIN)/python docs/screenshots.py out/reproduction.html docs/images
+	$(BIN)/fragmeter simulate --policy orca-max --request-rate 2.2 --num-prompts 250 --record-blocks --out out/orca-max
+	$(BIN)/fragmeter simulate --policy vllm-sosp23 --request-rate 2.2 --num-prompts 250 --record-blocks --out out/vllm-sosp23
+	$(BIN)/fragmeter report out/orca-max out/vllm-sosp23 --out out/report.html
+	$(BIN)/python docs/screenshots.py out/report.html docs/images
+	$(BIN)/fragmeter simulate --n 2 --request-rate 1 --num-prompts 1 --record-plan --out out/samples
+	$(BIN)/fragmeter report out/samples --out out/tables.html
+	$(BIN)/python docs/screenshots.py out/tables.html docs/images
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -49,7 +49,7 @@ def block_map(found: BlockMap, title: str, requests: np.ndarray | None = None, f
     if follows:
         _follow(figure, found, holders)
     figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
-    figure.update_xaxes(title_text="time", ticksuffix=" s", fixedrange=False, showgrid=False, range=[0, end_s])
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, range=[0, end_s])
     figure.update_yaxes(title_text="physical block", fixedrange=False, showgrid=False, range=[blocks - 0.5, -0.5])
     return figure
 

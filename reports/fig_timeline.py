@@ -30,7 +30,7 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
     drawn = served[np.unique(np.linspace(0, len(served) - 1, min(len(served), MOST_REQUESTS)).round().astype(int))]
     figure = blank(title, _subtitle(len(drawn), len(served)), _HEIGHT_PX, _numbers(spans))
     shown = spans[spans["request"].isin(drawn)]
-    width_px = min(8.0, max(1.2, 0.75 * (_HEIGHT_PX - 90) / max(1, len(drawn))))
+    width_px = min(8.0, max(1.2, 0.9 * (_HEIGHT_PX - 90) / max(1, len(drawn))))
     for state, hue in TIMELINE.items():
         own = shown[shown["state"] == state]
         if len(own):
@@ -43,7 +43,7 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
                 hovertemplate="request %{y:,d} " + state + "<br>%{x:,.2f} s<extra></extra>",
             )
     figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
-    figure.update_xaxes(title_text="time", ticksuffix=" s", fixedrange=False, showgrid=False, rangemode="tozero")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, rangemode="tozero")
     figure.update_yaxes(title_text="request", fixedrange=False, showgrid=False, autorange="reversed")
     return figure
 

@@ -1,7 +1,8 @@
 """What a page needs to play block maps: pictures, and beside them what the pixels leave out.
 
-The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: int32
-[rows, columns], deflated and written as base64, which the page's script inflates.
+The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
+[rows, columns], deflated and written as base64, which the page's script inflates. In a long run hardly a request is
+there for two columns, so that its number would not be short: a plane says which of the requests of its column it is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from ..sim.blocks import NOBODY, BlockMap
 from ..sim.ticks import PER_SECOND
 from .block_palette import KIND_LABELS, KINDS, SHADES, palette
 from .fig_blocks import block_map, request_of
+from .look import note
+
+#: Of the longest run: so much shorter ones leave room to say when they were done.
+_MUCH_SOONER = 0.8
+#: Arrays of JavaScript, the smallest first, and what they hold.
+_ARRAYS = {"Uint8Array": (0, 2**8 - 1), "Uint16Array": (0, 2**16 - 1), "Int32Array": (-(2**31), 2**31 - 1)}
+_DTYPES = {"Uint8Array": "<u1", "Uint16Array": "<u2", "Int32Array": "<i4"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +54,9 @@ class PlayedMap:
         request = request_of(found, self.requests)
         first = np.searchsorted(self.requests, np.arange(len(self.requests)))
         sample = np.where(found.sequence == NOBODY, 0, found.sequence - first[self.requests[found.sequence]])
-        planes = {"request": request, "sample": sample, "live": found.live_slots, "references": found.references}
+        holders = [np.unique(column, return_inverse=True) for column in request]
+        place = np.stack([each for _, each in holders])
+        planes = {"holder": place, "sample": sample, "live": found.live_slots, "references": found.references}
         return {
             "name": self.name,
             "rows": len(found.block_ids),
@@ -56,16 +66,20 @@ class PlayedMap:
             "block_ids": packed(found.block_ids),
             "start_s": (found.start_ticks / PER_SECOND).round(6).tolist(),
             "planes": {name: packed(plane.T) for name, plane in planes.items()},
+            "requests": packed(np.concatenate([names for names, _ in holders])),
+            "first_requests": packed(np.cumsum([0, *(len(names) for names, _ in holders)])),
             "census": packed(found.census_slots),
             "largest_free": packed(found.largest_free_blocks),
             "preemptions": packed(np.searchsorted(found.preempted_ticks, found.at_ticks, side="right")),
         }
 
 
-def packed(values: np.ndarray) -> str:
-    """Integers as int32, deflated, in base64."""
-    content = np.ascontiguousarray(values, dtype="<i4").tobytes()
-    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+def packed(values: np.ndarray) -> dict[str, str]:
+    """Integers, deflated, in base64, and the kind of JavaScript array that holds them."""
+    lowest, highest = (int(bound) for bound in (values.min(initial=0), values.max(initial=0)))
+    kind = next(kind for kind, (least, most) in _ARRAYS.items() if least <= lowest and highest <= most)
+    content = np.ascontiguousarray(values, dtype=_DTYPES[kind]).tobytes()
+    return {"kind": kind, "text": base64.b64encode(zlib.compress(content)).decode("ascii")}
 
 
 class Player:
@@ -76,9 +90,14 @@ class Player:
     def __init__(self, maps: Sequence[PlayedMap]) -> None:
         self.figures = [played.figure() for played in maps]
         self.data = [played.data() for played in maps]
-        end_s = max(played["end_s"] for played in self.data)
-        for figure in self.figures:
-            figure.update_xaxes(range=[0, end_s])
+        longest_s = max(played["end_s"] for played in self.data)
+        for figure, played in zip(self.figures, self.data, strict=True):
+            # Legends of one and of two lines leave the maps side by side at one height.
+            figure.update_layout(margin_t=58)
+            figure.update_xaxes(range=[0, longest_s])
+            if played["end_s"] < _MUCH_SOONER * longest_s:
+                told = f"all served<br>after {played['end_s']:,.0f} s"
+                note(figure, told, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
         self.constants = {"block_colours": json.dumps(_colours())}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "gpu" / "RUNBOOK.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -63,9 +64,28 @@ def test_the_command_runs(command, tmp_path):
     (tmp_path / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
-    done = subprocess.run(
-        [sys.executable, "-m", "fragmeter", *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
+    if arguments[0] == "report":
+        simulate_results(tmp_path, [name for name in arguments[1:] if name.startswith("out/")])
+    done = fragmeter(arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def simulate_results(cwd: Path, folders: list[str]) -> None:
+    """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it."""
+    for folder in folders:
+        load = ["--request-rate", "4", "--num-prompts", "20", "--record-blocks", "--record-plan"]
+        done = fragmeter(["simulate", "--policy", folder.removeprefix("out/"), *load, "--out", folder], cwd)
+        assert done.returncode == 0, done.stderr
+
+
+def fragmeter(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fragmeter", *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_example_script_runs(script, tmp_path):
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

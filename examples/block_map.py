@@ -1,0 +1,31 @@
+"""Figures of two policies on one load, as in a notebook: ``python examples/block_map.py [FOLDER]``.
+
+Each figure is a plotly figure over tables of a run: ``figure.show()`` draws it in a notebook, ``write_html`` keeps it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fragmeter.reports.figures import block_map, largest_free_run, request_timeline
+from fragmeter.sim import settings
+from fragmeter.sim.blocks import record
+from fragmeter.sim.result import requests_table
+from fragmeter.sim.stays import stays_table
+from fragmeter.traces import synthetic_pairs, workload
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "out/figures")
+folder.mkdir(parents=True, exist_ok=True)
+load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 80, seed=0, max_model_len=2048), request_rate=3)
+for policy in ("orca-max", "vllm-sosp23"):
+    run, blocks = record(settings(policy=policy, num_gpu_blocks_override=400), load)
+    figures = {
+        "blocks": block_map(blocks, f"{policy}: every block over time"),
+        "free": largest_free_run(blocks, f"{policy}: free blocks, and the longest run of them"),
+        "requests": request_timeline(requests_table(run), stays_table(run), f"{policy}: requests over time"),
+    }
+    for name, figure in figures.items():
+        figure.write_html(folder / f"{policy}-{name}.html", include_plotlyjs="directory")
+    live = blocks.census_slots[:, 0].sum() / blocks.census_slots.sum()
+    print(f"{policy}: {live:.1%} of the pool held tokens, {len(blocks.preempted_ticks)} preemptions; see {folder}")
