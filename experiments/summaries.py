@@ -49,6 +49,9 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     host = content.get("host_pool")
     if host is not None:
         table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")
+    moved = content.get("kv_transfer")
+    if moved is not None:
+        table.add_row("KV transferred, GB", f"{moved['bytes'] / 1e9:,.2f}", f"in {moved['mean_ms']:,.2f} ms on average")
     cache = content["prefix_cache"]
     if cache is not None:
         asked = f"of {cache['queried_tokens']:,} tokens looked up"
@@ -63,7 +66,7 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
         busy = 1 - seconds["idle"] / sum(seconds.values()) if sum(seconds.values()) else 0.0
         counts = (f"{replica[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
         table.add_row(
-            f"{replica['replica']}",
+            f"{replica['replica']}" if replica["role"] == "both" else f"{replica['replica']} {replica['role']}",
             *counts,
             f"{replica['mean_batch']:,.2f}",
             f"{replica['kv_usage_pct']:.1f} %",

@@ -45,6 +45,11 @@ class Gaps:
         return cls(first[some], slope[some], count[some], weight[some])
 
     @classmethod
+    def single(cls, ticks: np.ndarray) -> Gaps:
+        """Gaps that occur once each, int64."""
+        return cls(*_single(ticks))
+
+    @classmethod
     def pooled(cls, parts: Sequence[Gaps]) -> Gaps:
         """The gaps of all of them."""
         names = ("first", "slope", "count", "weight")

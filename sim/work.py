@@ -41,7 +41,8 @@ def work(book: Book) -> Work:
         "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["width"]),
         "swapping": total(rows["swap_ticks"]) - total(book.copies["ticks"]),
         "copying": total(book.copies["ticks"]),
-        "idle": book.end_ticks - total(rows["ticks"]),
+        # Also rows in which nothing is computed nor moved: blocks are only held.
+        "idle": book.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
     }
     ticks["useful"] = book.end_ticks - sum(ticks.values())
     return Work(tokens, ticks)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import simpy
 from engine_runs import settings_of, times_of, workload_of
-from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
+from fragmeter.sim.cluster import ClusterRun, cluster, fleet, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
 from fragmeter.sim.policy.static import FasterTransformer
@@ -30,6 +30,22 @@ def serve_cluster(
     asked = cluster(num_replicas=num_replicas, router=router, **TIGHT)
     with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens), asking(looks):
         return simulate_cluster(chosen, work, asked, case.cost)
+
+
+def serve_apart(
+    policy: str,
+    case: Case,
+    prefill_replicas: int = 1,
+    decode_replicas: int = 1,
+    window: tuple[int, int] | None = None,
+    link: dict[str, float] | None = None,
+    **switches: Any,
+) -> ClusterRun:
+    """Run a case with prefill and decode on different replicas; ``link`` and routers are settings of the cluster."""
+    chosen = settings_of(policy, case.pool, case.limits, window, **switches)
+    work = workload_of(case.requests, case.limits.max_model_len, case.content)
+    asked = cluster(prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {}))
+    return simulate_cluster(chosen, work, asked, case.cost)
 
 
 @contextmanager
@@ -95,7 +111,7 @@ def watched() -> Iterator[list[Watch]]:
         env.engines.append(engine)
 
     with (
-        mock.patch.object(cluster_run.simpy, "Environment", clock),
+        mock.patch.object(fleet.simpy, "Environment", clock),
         mock.patch.object(RoutedEngine, "__init__", registered),
     ):
         yield clocks

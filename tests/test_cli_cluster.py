@@ -11,6 +11,7 @@ import pytest
 
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.memory import BUCKETS
 
 SMALL = ("--policy", "vllm-v1", "--request-rate", "6", "--num-prompts", "60")
 
@@ -53,17 +54,16 @@ def test_every_slot_of_every_pool_is_told(tmp_path):
         assert content["waste"]["window_s"] == [0, summary["duration"]]
     assert sum(summary["work"]["seconds"].values()) == pytest.approx(2 * summary["duration"])
     memory = pd.read_parquet(out / "memory.parquet")
-    buckets = ["live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free"]
-    # vLLM's null block is none of them.
-    assert (memory[buckets].sum(axis=1) == 982 * 16).all()
+    # vLLM's null block is in no bucket.
+    assert (memory[list(BUCKETS)].sum(axis=1) == 982 * 16).all()
 
 
 def test_the_same_settings_are_the_same_bytes(tmp_path):
     flags = ("--num-replicas", 2, "--router", "prefix-affine")
     one, other = (simulated(*flags, out=tmp_path / name) for name in ("one", "other"))
-    files = sorted(path.name for path in one.iterdir())
-    assert files == ["memory.parquet", "requests.parquet", "run.json", "stays.parquet", "steps.parquet", "summary.json"]
-    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
+    tables = ["memory.parquet", "requests.parquet", "run.json", "stays.parquet", "steps.parquet", "summary.json"]
+    assert sorted(path.name for path in one.iterdir()) == tables
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in tables)
 
 
 def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys):
@@ -82,7 +82,15 @@ def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys)
 MISTAKES = {
     "an unknown router": (["--router", "luck"], "router = 'luck': one of round-robin, least-outstanding-tokens"),
     "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
-    "users who wait": (["--num-replicas", "2", "--max-concurrency", "3"], "max_concurrency = 3: users who wait for answers are for a single replica"),
+    "users who wait": (
+        ["--num-replicas", "2", "--max-concurrency", "3"],
+        "max_concurrency = 3: users who wait for answers are for a single replica",
+    ),
+    "half of two kinds": (["--prefill-replicas", "2"], "decode_replicas = None: goes with prefill_replicas = 2"),
+    "a policy that cannot": (
+        ["--prefill-replicas", "1", "--decode-replicas", "1", "--policy", "orca"],
+        "prefill_replicas = 1: orca cannot go on from a prompt computed elsewhere; take vllm-v1 or sarathi",
+    ),
     "samples": (["--num-replicas", "2", "--n", "2"], "n = 2: is for a single replica"),
     "a shared prefix": (
         ["--num-replicas", "2", "--policy", "vllm-v0", "--shared-prefix-tokens", "1"],
@@ -97,6 +105,22 @@ def test_what_cannot_be_is_refused_in_one_line(flags, told, capsys):
     assert status(["simulate", "--num-prompts", "20", "--request-rate", "5", *flags]) == MISTAKE
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
+
+
+def test_prefill_and_decode_apart(tmp_path, capsys):
+    flags = ("--prefill-replicas", 1, "--decode-replicas", 2, "--kv-transfer-bandwidth", 25, "--kv-transfer-latency", 2)
+    out = simulated(*flags, out=tmp_path / "out")
+    summary, rerun = documents(out)
+    requests = pd.read_parquet(out / "requests.parquet")
+    assert rerun["cluster"]["kv_transfer_bandwidth"] == 25
+    assert [replica["role"] for replica in summary["replicas"]] == ["prefill", "decode", "decode"]
+    moved = requests[requests["output_tokens"] > 1]
+    # OPT-13B: 40 layers, 5,120 elements of K and of V, two bytes each.
+    assert summary["kv_transfer"]["bytes"] == moved["prompt_tokens"].sum() * 2 * 40 * 5120 * 2
+    assert f"{summary['kv_transfer']['bytes'] / 1e9:,.2f}" in capsys.readouterr().out
+    assert (moved["transfer_ticks"] >= moved["prompt_tokens"] * 819_200 * 40 + 2_000_000_000).all()
+    assert (requests["prefill_replica"] == 0).all() and set(moved["replica"]) == {1, 2}
+    assert summary["completed"] == 60
 
 
 def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path):

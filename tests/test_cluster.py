@@ -1,20 +1,15 @@
-"""Several replicas behind a router: leap and step, one replica and none, what routers see and what they do with it."""
+"""Several replicas behind a router: leap and step, one replica and many, what routers see and what they do with it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from cluster_runs import ROUTERS, Views, all_times, same_cluster, serve_cluster, watched
-from engine_runs import serve, settings_of, workload_of
-from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
-from fragmeter.sim.cluster.routing import PrefixAffine
-from fragmeter.sim.errors import SettingError
+from engine_runs import serve
+from fragmeter.sim.cluster import ClusterRun, cluster
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import simulate
-from fragmeter.sim.users import Users
-from fragmeter.sim.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -86,7 +81,7 @@ def test_a_cluster_of_one_is_a_replica_alone(policy, case, router, leap):
 
 
 def all_times_alone(run) -> dict[int, tuple[int, ...]]:
-    return all_times(ClusterRun(run.settings, cluster(), run.workload, (run,), (np.arange(len(run.workload)),), None))
+    return all_times(ClusterRun(run.settings, cluster(), run.workload, (run,), (np.arange(len(run.workload)),), None, {}))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -124,7 +119,8 @@ def token_ticks(run: ClusterRun) -> dict[int, np.ndarray]:
     for rows, part in zip(run.rows, run.runs, strict=True):
         book = part.book
         for stay, index in enumerate(book.stays["index"].tolist()):
-            own, start, end = ticks.setdefault(int(rows[index]), []), book.stays["start_clock"][stay], book.stay_end[stay]
+            own = ticks.setdefault(int(rows[index]), [])
+            start, end = book.stays["start_clock"][stay], book.stay_end[stay]
             if end > start:
                 own += [book.first_token_ticks[stay], *book.end_of(np.arange(start + 2, end + 1))]
     return {row: np.array(own) for row, own in ticks.items()}

@@ -28,9 +28,12 @@ class Fake:
         return self.kv
 
 
-def choices(name: str, replicas: list[Fake], prompts: list[list[int]], most_blocks: int = 100, **thresholds) -> list[int]:
+def choices(
+    name: str, replicas: list[Fake], prompts: list[list[int]], most_blocks: int = 100, **thresholds: float
+) -> list[int]:
     """Where requests with prompts of these blocks go, one after the other, while nothing else changes."""
-    chooser = router(name, len(replicas), cluster(num_replicas=len(replicas), **thresholds), prompts.__getitem__, most_blocks)
+    asked = cluster(num_replicas=len(replicas), **thresholds)
+    chooser = router(name, len(replicas), asked, prompts.__getitem__, most_blocks)
     return [chooser.choose(row, replicas, 0) for row in range(len(prompts))]
 
 

@@ -23,9 +23,9 @@ class Cluster:
 
     Attributes:
         num_replicas: How many, each of which prefills and decodes.
-        router: Which replica a request goes to: in turn ("round-robin"); the one with the fewest tokens of prompts and
-            outputs in hand ("least-outstanding-tokens"); with the most room in its KV cache ("kv-aware"); or the one
-            that was sent the longest prefix of it, as long as loads are even ("prefix-affine").
+        router: Which replica a request goes to: in turn ("round-robin"); the one with the fewest tokens of prompts
+            and outputs in hand ("least-outstanding-tokens"); with the most room in its KV cache ("kv-aware"); or the
+            one that was sent the longest prefix of it, as long as loads are even ("prefix-affine").
         cache_threshold: Share of a prompt that must be known for prefix-affine to follow it.
         balance_abs_threshold: Loads are uneven where the busiest replica has so many requests more than the idlest,
         balance_rel_threshold: and so many times as many; then prefix-affine takes the idlest.
@@ -44,7 +44,7 @@ class Cluster:
     prefill_replicas: Replicas | None = None
     decode_replicas: Replicas | None = None
     decode_router: str = "least-outstanding-tokens"
-    kv_transfer_bandwidth: Annotated[float, Field(gt=0, le=1e6)] = 50.0
+    kv_transfer_bandwidth: Annotated[float, Field(gt=0, le=1e9)] = 50.0
     kv_transfer_latency: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     @model_validator(mode="after")
@@ -72,11 +72,6 @@ class Cluster:
     def size(self) -> int:
         """Replicas in all."""
         return self.prefill_replicas + self.decode_replicas if self.disaggregated else self.num_replicas
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it is a single replica, before which no router has a choice."""
-        return self.size == 1
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting, for ``run.json``."""

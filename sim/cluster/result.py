@@ -24,15 +24,26 @@ from .summary import cluster_summary, cluster_times
 
 
 def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
-    """A row a request, in the workload's order, as of one replica; and the replica that it was sent to."""
+    """A row a request, in the workload's order, as of one replica; with the ``replica`` that it was done on.
+
+    Where prefill and decode are on different ones, also with its ``prefill_replica`` and ``transfer_ticks``: from its
+    first token to the arrival of its KV, null where that token was all.
+    """
     requests = len(run.workload)
     table = asked_and_served(run.workload, run.refused, cluster_times(run))
-    rows = np.concatenate(run.rows)
+    arrived = run.rows[: run.num_arriving]
+    rows = np.concatenate(arrived)
     if run.runs[0].replica.cache_log is not None:
-        found = [cached_tokens(part, part.replica.cache_log) for part in run.runs]
+        found = [cached_tokens(part, part.replica.cache_log) for part in run.runs[: run.num_arriving]]
         table["cached_tokens"] = known_of(requests, rows, np.concatenate(found))
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
-    table["replica"] = known_of(requests, rows, np.repeat(np.arange(len(run.rows)), [len(own) for own in run.rows]))
+    at = known_of(requests, rows, np.repeat(np.arange(len(arrived)), [len(own) for own in arrived]))
+    table["replica"] = at
+    if run.cluster.disaggregated:
+        moved = run.transfers
+        table["replica"] = known_of(requests, moved["row"], moved["replica"]).fillna(at)
+        table["prefill_replica"] = at
+        table["transfer_ticks"] = known_of(requests, moved["row"], moved["end_ticks"] - moved["ready_ticks"])
     return table
 
 

@@ -123,17 +123,24 @@ class RoutedEngine(Engine):
     ) -> None:
         super().__init__(env, source, policy, memory, cost, edges, leap, RoutedState(policy.preempted_first))
         self.number, self.priority = number, NORMAL + number
-        # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is a rest,
-        # whether an arrival ends it, and how many start in a step in which the others pause.
+        # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is
+        # a rest, whether an arrival ends it, and how many start in a step in which the others pause.
         self._since = self._until = self._steps = self._starting = 0
         self._leap: Leap | None = None
         self._resting = self._wakes = False
+        # Requests on their way.
+        self._expected = 0
         self._alarm: Alarm | None = None
 
-    def send(self, now: int, sequence: Sequence) -> None:
-        """A request arrives."""
-        self.source.send(now, sequence)
+    def expect(self, sequence: Sequence) -> None:
+        """A request is on its way here; from now on routers count it."""
         self.state.queued_tokens += sequence.start_tokens
+        self._expected += 1
+
+    def send(self, now: int, sequence: Sequence) -> None:
+        """A request that was expected arrives."""
+        self._expected -= 1
+        self.source.send(now, sequence)
         if self._resting:
             self._wake_up(now)
         elif self._wakes and self._steps > 1:
@@ -153,7 +160,7 @@ class RoutedEngine(Engine):
         """Requests that were sent and are not done; in a static batch also those that have ended."""
         state = self.state
         queues = (self.source, state.waiting, state.swapped, state.prefilling, state.running, state.stalled)
-        return sum(map(len, queues))
+        return self._expected + sum(map(len, queues))
 
     def outstanding_tokens(self, now: int) -> int:
         """Their prompts and what they have generated, by the last boundary before ``now``; a static batch with its
@@ -179,7 +186,8 @@ class RoutedEngine(Engine):
 
     def _wake_up(self, now: int) -> None:
         """There is something to do, or there never will be."""
-        self._cut(now, 0, self._leap)
+        leap = self._leap and (*self._leap[:2], now - self._since, *self._leap[3:])
+        self._cut(now, 0, leap)
 
     def _cut(self, until: int, steps: int, leap: Leap | None) -> None:
         """End what is under way then, if that is sooner than it would."""
@@ -202,7 +210,14 @@ class RoutedEngine(Engine):
             self.env.schedule(alarm, priority, ticks)
 
     def _begin(
-        self, now: int, steps: int, ticks: int, leap: Leap | None, wakes: bool = False, rests: bool = False, starting: int = 0
+        self,
+        now: int,
+        steps: int,
+        ticks: int,
+        leap: Leap | None,
+        wakes: bool = False,
+        rests: bool = False,
+        starting: int = 0,
     ) -> None:
         """A leap or a rest is under way."""
         self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap

@@ -151,6 +151,15 @@ def router(
     """A router by its name, for so many replicas; the rest is as for ``PrefixAffine``."""
     if name == "prefix-affine":
         return PrefixAffine(count, cluster, names_of, most_blocks)
+    return _plain(name, count)
+
+
+def decode_router(cluster: Cluster) -> Router:
+    """The router of requests that have been prefilled."""
+    return _plain(cluster.decode_router, cluster.decode_replicas)
+
+
+def _plain(name: str, count: int) -> Router:
     if name == "round-robin":
         return RoundRobin(count)
     return {"least-outstanding-tokens": LeastOutstandingTokens, "kv-aware": KvAware}[name]()

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 
 from ..gaps import Gaps
+from ..memory.exact import total
 from ..memory.integrals import Window
 from ..prefix_cache import prefix_cache
 from ..requests import RequestTimes, request_times
 from ..run import Run
 from ..summary import refused_requests, serving, waste, work_told
+from ..ticks import PER_MS
 from ..work import Work, work
 from .run import ClusterRun
 
+#: What is known where a request begins, where it ends, and what of that is counted on both.
+_BEGIN = ("first_scheduled_ticks", "first_token_ticks")
+_END = ("finish_ticks", "recomputed", "swapped")
+_COUNTS = _END[1:]
 _HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_hit_tokens", "evicted_blocks")
 
 
@@ -34,6 +40,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         "num_replicas": len(run.runs),
         "router": run.cluster.router,
+        "kv_transfer": _kv_transfer(run),
         "num_gpu_blocks": first.replica.num_blocks,
         "block_size": first.replica.block_size,
         "num_steps": sum(part.book.num_steps for part in run.runs),
@@ -41,28 +48,55 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "waste": waste(window),
         "work": work_told(_work(run)),
         "prefix_cache": _prefix_cache(run),
-        "replicas": [_replica(number, part) for number, part in enumerate(run.runs)],
+        "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
     }
 
 
 def cluster_times(run: ClusterRun) -> RequestTimes:
-    """Times of every request that was served, by row of the workload."""
-    parts = [(rows, request_times(part)) for rows, part in zip(run.rows, run.runs, strict=True)]
-    index = np.concatenate([rows[times.index] for rows, times in parts])
-    order = np.argsort(index)
-    names = ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped")
-    columns = {name: np.concatenate([getattr(times, name) for _, times in parts])[order] for name in names}
-    index = index[order]
+    """Times of every request that was served, by row of the workload: begun where it was prefilled, done where its
+    last token came, and preempted on either."""
+    columns = {name: np.zeros(len(run.workload), dtype=np.int64) for name in (*_BEGIN, *_END)}
+    for number, (rows, part) in enumerate(zip(run.rows, run.runs, strict=True)):
+        times = request_times(part)
+        own = rows[times.index]
+        for name in _END if run.only_decodes(number) else (*_BEGIN, *_END):
+            columns[name][own] = getattr(times, name) + (columns[name][own] if name in _COUNTS else 0)
+    index = np.sort(np.concatenate(run.rows[: run.num_arriving]))
     return RequestTimes(
         index=index,
         arrival_ticks=run.workload.arrival_ticks[index],
         output_tokens=run.workload.output_tokens[index],
-        **columns,
+        **{name: column[index] for name, column in columns.items()},
     )
 
 
 def _gaps(run: ClusterRun) -> Gaps:
-    return Gaps.pooled([Gaps.of(part.book) for part in run.runs])
+    """All gaps: those on each replica, and those in which a request went from one to another."""
+    times, moved = cluster_times(run), run.transfers["row"]
+    first_token, second_token = (np.zeros(len(run.workload), dtype=np.int64) for _ in range(2))
+    first_token[times.index] = times.first_token_ticks
+    for rows, part in zip(run.rows[run.num_arriving :], run.runs[run.num_arriving :], strict=True):
+        decoded = request_times(part)
+        second_token[rows[decoded.index]] = decoded.first_token_ticks
+    between = Gaps.single(second_token[moved] - first_token[moved])
+    return Gaps.pooled([*(Gaps.of(part.book) for part in run.runs), between])
+
+
+def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
+    """What went from replicas that prefill to those that decode; None where there are none."""
+    if not run.cluster.disaggregated:
+        return None
+    moved = run.transfers
+    took_ms, waited_ms = (
+        (moved[name] - moved["ready_ticks"]) / PER_MS for name in ("end_ticks", "start_ticks")
+    )
+    return {
+        "requests": len(moved["row"]),
+        "bytes": total(moved["bytes"]),
+        "mean_ms": float(took_ms.mean()) if len(took_ms) else 0.0,
+        "p99_ms": float(np.percentile(took_ms, 99)) if len(took_ms) else 0.0,
+        "mean_wait_ms": float(waited_ms.mean()) if len(waited_ms) else 0.0,
+    }
 
 
 def _together(windows: list[Window]) -> Window:
@@ -99,11 +133,12 @@ def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
     return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
 
 
-def _replica(number: int, part: Run) -> dict[str, Any]:
+def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
     """One replica: what it was sent, what it did, and where its slots and its time went."""
     window, cache = part.window, prefix_cache(part)
     return {
         "replica": number,
+        "role": role,
         "requests": len(part.workload),
         "input_tokens": int(part.workload.prompt_tokens.sum()),
         "output_tokens": int(part.workload.output_tokens.sum()),

@@ -115,6 +115,12 @@ class CachedMemory(ChunkedMemory):
         # Also of victims: somebody decoded in the step before.
         self.cache_log.settle(self.tables.pool.num_cached, after_step(clock))
 
+    def let_go(self, sequence: Sequence, clock: int) -> None:
+        """See ``ChunkedMemory``; between two rows of the ledger."""
+        super().let_go(sequence, clock)
+        self._count_shared_once()
+        self.cache_log.settle(self.tables.pool.num_cached, at_row(self.cache_log.row))
+
     def _count_shared_once(self) -> None:
         shared = self.tables.pool.num_shared
         self.free += shared - self._shared

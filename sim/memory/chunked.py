@@ -55,14 +55,18 @@ class ChunkedMemory(PagedMemory):
             self.tables.grow_until(clock)
             self.tables.park(sequence, phase)
 
+    def let_go(self, sequence: Sequence, clock: int) -> None:
+        """One that stands still, or whose prefill goes on, gives up its blocks."""
+        self.free += self.partial.pop(sequence)
+        if self.tables:
+            self.tables.grow_until(clock)
+            self.tables.drop(sequence)
+
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its blocks too."""
         for sequence in preempted:
             if sequence in self.partial:
-                self.free += self.partial.pop(sequence)
-                if self.tables:
-                    self.tables.grow_until(clock)
-                    self.tables.drop(sequence)
+                ChunkedMemory.let_go(self, sequence, clock)
         super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
 
     def steps_unhelped(self, state: State, steps: int) -> int:

@@ -1,0 +1,210 @@
+"""Prefill on some replicas, decode on others; the KV cache of the prompt goes over a link.
+
+    prefill replica    |--prefill--|first token   its blocks are held   |
+    link                           |--others' transfers--|--its own-----|
+    decode replica                                                      |queue|--second token--|--third--| ...
+
+A request is prefilled as if one token were asked for. If that was not all, the decode router chooses a replica at
+once, and the prompt's KV goes there: each prefill replica has one link, which carries one prompt after the other at
+its bandwidth, and the latency comes on top. Until then the blocks stay held on the prefill replica, with their
+contents; they come free at its first step boundary from then on, or at once if it has nothing to do.
+
+On the decode replica the request waits in the queue, with its prompt computed and one token generated; blocks are
+taken when it is admitted, and until then its KV lies beside the pool. Its first step computes the first token's KV
+and gives the second token. If it is preempted there it is computed again there, prompt and all, as vLLM does.
+
+So what is transferred is the prompts of all requests of more than one token: tokens times the bytes of a slot, once
+each. A transfer takes a tick at least; what arrives at one tick arrives before step boundaries, in the order in which
+it was sent off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+import simpy
+from simpy.core import URGENT
+
+from .. import ticks
+from ..engine import Alarm
+from ..memory.ledger import Leap, Table
+from ..sequence import NOT_DECODING, Sequence
+from ..source import NEVER
+from .routed import Mailbox, RoutedEngine
+from .routing import Router
+from .sent import Lengths, Sent
+
+#: Columns of the transfers: which request, from where to where, when its prompt was done, when the transfer began and
+#: when it was over, and how much it was.
+TRANSFER = ("row", "prefill_replica", "replica", "ready_ticks", "start_ticks", "end_ticks", "bytes")
+#: Bytes of a gigabyte, of which links carry so many a second.
+GIGABYTE = 10**9
+
+
+class Link:
+    """Carries one transfer after the other.
+
+    Args:
+        bandwidth: GB/s.
+        latency_ms: Milliseconds on top of each, in which the next one may begin.
+    """
+
+    def __init__(self, bandwidth: float, latency_ms: float) -> None:
+        self._ticks_a_byte = Fraction(ticks.PER_SECOND, GIGABYTE) / Fraction(bandwidth)
+        self._latency_ticks = ticks.from_ms(latency_ms)
+        self._free_ticks = 0
+
+    def carry(self, now: int, size_bytes: int) -> tuple[int, int]:
+        """When a transfer that is ready now begins, and when it is over."""
+        start = max(now, self._free_ticks)
+        self._free_ticks = start - (-size_bytes * self._ticks_a_byte // 1)
+        return start, self._free_ticks + self._latency_ticks
+
+
+class PrefillMailbox(Mailbox):
+    """As ``Mailbox``; whose turn it is may also be that of blocks which are held no longer.
+
+    Args:
+        let_go: Is told whose.
+
+    Attributes:
+        held: Who holds blocks, and until when; a heap.
+    """
+
+    hears_of_finishes = True
+
+    def __init__(self, let_go: Callable[[Sequence], None]) -> None:
+        self.held: list[tuple[int, int, Sequence]] = []
+        self._let_go = let_go
+        super().__init__()
+
+    def hold(self, until: int, sequence: Sequence) -> None:
+        """The blocks of a sequence are held for so long."""
+        heappush(self.held, (until, sequence.index, sequence))
+        self._look()
+
+    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
+        """See ``Mailbox``."""
+        while self.held and self.held[0][0] <= now:
+            self._let_go(heappop(self.held)[2])
+        super().deliver(now, waiting)
+
+    def _look(self) -> None:
+        super()._look()
+        if self.held:
+            self.next_ticks = min(self.next_ticks, self.held[0][0])
+
+
+class PrefillEngine(RoutedEngine):
+    """A replica that only prefills.
+
+    Args:
+        hand_over: Takes a sequence whose prefill is over, and the time; returns until when its blocks are held, or
+            None where it is done.
+        others: As for ``RoutedEngine``.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, number: int, hand_over: Callable[[int, Sequence, int], int | None], *others: Any
+    ) -> None:
+        super().__init__(env, number, PrefillMailbox(self._let_go), *others)
+        self._hand_over = hand_over
+
+    def _let_go(self, sequence: Sequence) -> None:
+        self.memory.let_go(sequence, self.state.clock)
+
+    def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
+        """See ``Engine``; whose prompt goes elsewhere keeps its blocks until it is there."""
+        for sequence in leaving:
+            until = self._hand_over(self.number, sequence, self.env.now)
+            if until is None:
+                self.memory.release((sequence,), clock)
+                continue
+            self.memory.stall(sequence, clock)
+            sequence.start_clock, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens
+            self.source.hold(until, sequence)
+
+    def _rest(self, now: int) -> tuple[int, Leap | None] | None:
+        """See ``Engine``. Blocks may be held meanwhile, so the ledger has a row of it; who waits may wait for them."""
+        until = self.source.next_ticks
+        if until >= NEVER or (self.state.waiting and not self.source.held):
+            return None
+        rest = until - now, (now, 0, until - now, 0, 0, 0, 0, 0, len(self.state.waiting))
+        self._begin(now, 0, *rest, rests=True)
+        return rest
+
+
+class HandOver:
+    """Sends prompts from where they were computed to where their outputs will be.
+
+    Args:
+        lengths: Of the workload's requests.
+        sent: Of every replica, those that prefill before those that decode.
+        decoders: Engines of the latter.
+        router: Chooses among them.
+        links: Of the former.
+        slot_bytes: Bytes of a token's KV.
+        to_come: Requests of more than one token that will be served.
+
+    Attributes:
+        transfers: A record of ``TRANSFER`` each.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        sent: list[Sent],
+        decoders: list[RoutedEngine],
+        router: Router,
+        links: list[Link],
+        slot_bytes: int,
+        to_come: int,
+    ) -> None:
+        self._lengths, self._sent, self.decoders, self._router = lengths, sent, decoders, router
+        self._links, self._slot_bytes, self._to_come = links, slot_bytes, to_come
+        self.transfers = Table(TRANSFER)
+        if not to_come:
+            self._close(0)
+
+    def __call__(self, number: int, sequence: Sequence, now: int) -> int | None:
+        """See ``PrefillEngine``."""
+        row = self._sent[number].rows[sequence.index]
+        if self._lengths.outputs[row] == 1:
+            return None
+        decoder = self.decoders[self._router.choose(row, self.decoders, now)]
+        size_bytes = sequence.prompt_tokens * self._slot_bytes
+        start, end = self._links[number].carry(now, size_bytes)
+        self.transfers.append((row, number, decoder.number, now, start, end, size_bytes))
+        coming = self._lengths.sequence(row)
+        # Its prompt is computed, and its first token is there.
+        coming.computed_tokens, coming.generated_tokens = coming.prompt_tokens, 1
+        coming.start_tokens += 1
+        decoder.expect(coming)
+        self._at(decoder, end - now, row, coming)
+        return end
+
+    def _at(self, decoder: RoutedEngine, delay: int, row: int, sequence: Sequence) -> None:
+        """Let it arrive so much later, before anything else that happens then."""
+        alarm = Alarm(decoder.env)
+        alarm.callbacks = [lambda _: self._arrive(decoder, row, sequence)]
+        decoder.env.schedule(alarm, URGENT, delay)
+
+    def _arrive(self, decoder: RoutedEngine, row: int, sequence: Sequence) -> None:
+        now = decoder.env.now
+        decoder.send(now, self._sent[decoder.number].number(row, sequence))
+        self._to_come -= 1
+        if not self._to_come:
+            self._close(now)
+
+    def _close(self, now: int) -> None:
+        for decoder in self.decoders:
+            decoder.close(now)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The transfers as int64 columns, in the order in which prompts were done."""
+        return self.transfers.columns()
