@@ -59,6 +59,11 @@ class Benchmark:
         """Whether the client sent a request whenever another was answered."""
         return self.measured.max_concurrency is not None and self.measured.request_rate == inf
 
+    @property
+    def drawn(self) -> bool:
+        """Whether nobody knows when single requests were sent."""
+        return self.trace.arrival_ticks is None and self.measured.request_rate != inf
+
     @cached_property
     def arrivals(self) -> Trace:
         """The trace with arrivals: as sent, or as drawn where the file, of an older release, does not say."""

@@ -57,7 +57,7 @@ def _requests_told(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
     if trace.left_out.failed:
         yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; it had their load, too."
-    if trace.arrival_ticks is None and not benchmark.unlimited:
+    if benchmark.drawn:
         yield "The file has no start_times: arrivals are drawn at its rate, and single requests are not comparable."
     refused = int(base.run.refused.sum())
     if refused:

@@ -14,7 +14,7 @@ from fragmeter.experiments.against_start import Server as Described
 from fragmeter.experiments.against_start import benchmark, replica
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.pool_use import pool_use
-from fragmeter.sim import settings, simulate
+from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.ticks import PER_MS, PER_SECOND
 from fragmeter.sim.users import Users
 from fragmeter.sim.workload import Workload
@@ -89,6 +89,39 @@ class TestPlanted:
         ]
 
 
+class TestValues:
+    def test_of_a_benchmark_they_are_what_vllm_prints(self, tmp_path):
+        """By hand: the first token after 0.2 and 0.4 s; then gaps of 0.1 and 0.3 s, and one of 0.6 s. From the first
+        request at 10 s to the last answer at 12 s; outputs of 3 and 2 tokens, prompts of 10 and 20."""
+        told = {
+            "model_id": "opt-13b", "duration": 2.5, "request_rate": 1.0, "input_lens": [10, 20], "output_lens": [3, 2],
+            "start_times": [10.0, 11.0], "ttfts": [0.2, 0.4], "itls": [[0.1, 0.3], [0.6]],
+        }  # fmt: skip
+        (tmp_path / "bench.json").write_text(json.dumps(told))
+        found = benchmark(tmp_path / "bench.json", None, CHOSEN).values()
+        expected = {
+            "request_throughput": 1.0, "output_throughput": 2.5, "total_token_throughput": 17.5,
+            "mean_ttft_ms": 300, "median_ttft_ms": 300, "p99_ttft_ms": 398,
+            "mean_tpot_ms": 400, "median_tpot_ms": 400, "p99_tpot_ms": 596,
+            "mean_itl_ms": 1000 / 3, "median_itl_ms": 300, "p99_itl_ms": 594,
+            "mean_e2el_ms": 800, "median_e2el_ms": 800, "p99_e2el_ms": 996,
+        }  # fmt: skip
+        assert found == pytest.approx(expected)
+
+    def test_of_a_replay_they_are_those_of_its_summary(self, tmp_path):
+        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
+        replayed = against.replay(bench, CHOSEN)
+        told = summary(replayed.run)
+        assert replayed.values() == pytest.approx({name: told[name] for name in replayed.values()}, rel=1e-12)
+
+    def test_behind_an_offset_throughput_has_it_once(self, tmp_path):
+        """It delays the last answer, too."""
+        knobs = {knob.name: knob for knob in held(tmp_path, Server(offset_s=0.5))[2]}
+        bench = benchmark(written(tmp_path, Server(offset_s=0.5), ASKED)[0], None, CHOSEN)
+        for row in against.compared(bench, knobs["ttft_offset_ms"].replayed):
+            assert row["error"] == pytest.approx(0, abs=1e-9), row["metric"]
+
+
 def closed_loop(offset_ms: float = 0.0) -> dict:
     """What four clients see of our own replica, who send when they have an answer; a token's time is its step's end."""
     prompts = np.array([one.prompt_tokens for one in ASKED])
@@ -114,6 +147,8 @@ class TestClosedLoop:
         bench, base, _ = held(tmp_path, Server(), **closed_loop())
         assert against.total_error(against.compared(bench, base)) == pytest.approx(0, abs=1e-9)
         assert bench.under_way().max() == 3
+        # Nothing but an answer lets a client send: a replica that is faster than the server is not held back.
+        assert not bench.arrivals.arrival_ticks.any() and bench.trace.arrival_ticks.any()
 
     def test_an_offset_delays_every_round(self, tmp_path):
         knobs = held(tmp_path, Server(), **closed_loop(offset_ms=80))[2]
@@ -166,6 +201,15 @@ class TestWhatTheFileSays:
         bench = held(tmp_path, Server())[0]
         assert (np.isnan(bench.tpot_s) == (bench.trace.output_tokens == 1)).all()
         assert np.isnan(bench.tpot_s).any()
+
+    def test_of_requests_that_all_come_at_once_nothing_is_drawn(self, tmp_path, capsys):
+        path, _ = written(tmp_path, Server(), ASKED, request_rate="inf")
+        document = json.loads(path.read_text())
+        del document["start_times"]
+        path.write_text(json.dumps(document))
+        assert benchmark(path, None, CHOSEN).arrivals.arrival_ticks.tolist() == [0] * len(ASKED)
+        assert validate("--against", path, *FLAGS) == DONE
+        assert "arrivals are drawn" not in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("field", "value", "complaint"),
@@ -329,6 +373,21 @@ class TestRoot:
         assert abs(left) < against_knobs.CLOSE
         assert scale == pytest.approx(2.0 ** (1 / elasticity), rel=2e-3)
         assert len(tries) <= against_knobs.MOST_RUNS + 1
+
+    def test_a_jump_is_closed_in_on(self):
+        """Too long from a scale of 1.5 on, too short below: every try lies between the nearest two of those before."""
+        tries = []
+
+        def attempt(scale: float):
+            tries.append(scale)
+            return scale, None, 1.0 if scale < 1.5 else -1.0
+
+        against_knobs._root(attempt, attempt(1.0))
+        for place, scale in enumerate(tries[2:], 2):
+            below = [one for one in tries[:place] if one < 1.5]
+            above = [one for one in tries[:place] if one >= 1.5]
+            assert max(below) < scale < min(above)
+        assert len(tries) == against_knobs.MOST_RUNS + 1
 
     def test_where_nothing_helps_the_best_is_kept(self):
         assert against_knobs._root(lambda scale: (scale, None, 1.0), (1.0, None, 0.5))[0] == 1.0
