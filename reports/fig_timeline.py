@@ -51,7 +51,8 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
 def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
     """What each request did from when to when: columns ``request``, ``state``, ``start_s``, ``end_s``.
 
-    States are the keys of ``palette.TIMELINE``. Spans without a length are left out.
+    States are the keys of ``palette.TIMELINE``. Spans without a length are left out. Who stood still and was then
+    preempted is told as stalled until it runs again.
     """
     first = stays.groupby("request")["sequence"].transform("min") == stays["sequence"]
     own = stays[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
@@ -59,8 +60,8 @@ def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
     arrival = requests["arrival_ticks"].to_numpy()[own["request"]]
     away_since = np.where(before, own["end_ticks"].shift(fill_value=0), arrival)
     why = np.where(before, own["ended"].astype(str).shift(fill_value=""), "queued")
-    # Who comes back from the host, or goes on, has nothing to prefill.
-    computes = np.where(np.isin(why, ("swapped", "stalled")), "decode", "prefill")
+    # Who comes back from the host, goes on, or forks, has nothing to prefill.
+    computes = np.where(own["begun"].isin(("prefilled", "recomputed")), "prefill", "decode")
     parts = [
         (why, away_since, own["start_ticks"]),
         (computes, own["start_ticks"], own["first_token_ticks"]),

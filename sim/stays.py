@@ -11,6 +11,8 @@ from .run import Run
 
 #: How a stay ended, by what the ledger's cuts say, and after them that the output was complete.
 ENDS = ("preempted", "swapped", "stalled", "finished")
+#: How a stay began, by the ledger's kinds.
+BEGINS = ("prefilled", "recomputed", "resumed", "forked")
 
 
 def stays_table(run: Run) -> pd.DataFrame:
@@ -18,8 +20,9 @@ def stays_table(run: Run) -> pd.DataFrame:
 
     Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
     step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
-    ``end_ticks`` and ``ended``, one of ``ENDS``: what was preempted is computed again, what was swapped comes back
-    from the host, what stalled kept its blocks.
+    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``, one
+    of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept its
+    blocks, at least at first.
     """
     book, stays = run.book, run.book.stays
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
@@ -33,6 +36,7 @@ def stays_table(run: Run) -> pd.DataFrame:
             "start_ticks": _begins(book),
             "first_token_ticks": book.first_token_ticks,
             "end_ticks": book.leave_ticks,
+            "begun": pd.Categorical.from_codes(stays["kind"], BEGINS),
             "ended": pd.Categorical.from_codes(ended, ENDS),
         }
     )

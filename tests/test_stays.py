@@ -61,6 +61,11 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
         assert own["first_token_ticks"].min() == requests["first_token_ticks"][request]
         assert own["end_ticks"].max() == requests["finish_ticks"][request]
         assert own["ended"].tolist()[-1] == "finished" and (own["ended"] == "finished").sum() == 1
+        assert own["begun"].iloc[0] == "prefilled" and "prefilled" not in own["begun"].tolist()[1:]
+        for ended, begun in zip(own["ended"], own["begun"].iloc[1:]):
+            # Who stands still may be flushed later.
+            known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
+            assert begun in known[ended]
     cut = stays[stays["ended"].isin(["preempted", "swapped"])].groupby("request").size()
     told = requests["recomputed"] + requests["swapped"]
     assert all(count <= told[request] for request, count in cut.items())

@@ -1,0 +1,215 @@
+"""The figures of a run's report, held to the run; and the whole page in a real browser."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fragmeter.experiments.cli import DONE, status
+from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
+from fragmeter.reports.figures import block_map, free_run_histogram, largest_free_run, ledger_over_time, request_timeline
+from fragmeter.reports.results import read_result
+from fragmeter.reports.run_report import SECTIONS, Asked
+from fragmeter.sim import Settings, simulate
+from fragmeter.sim.blocks import NOBODY, BlockMap, record
+from fragmeter.sim.engine import Engine
+from fragmeter.sim.result import memory_table, requests_table
+from fragmeter.sim.stays import stays_table
+from fragmeter.sim.ticks import PER_SECOND
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from browser import offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
+from engine_runs import settings_of, workload_of  # noqa: E402
+from plan_cases import swapping_case  # noqa: E402
+from strategies import Case, crowded_cases, medium_cases  # noqa: E402
+
+
+class Watched(Engine):
+    """Writes down where everybody is in every step."""
+
+    def _leap_over(self, now, first_step):
+        self._note(now)
+        return super()._leap_over(now, first_step)
+
+    def _stand_still(self, now, first_step, plan):
+        self._note(now)
+        return super()._stand_still(now, first_step, plan)
+
+    def _note(self, now):
+        queues = ("running", "prefilling", "waiting", "swapped", "stalled")
+        self.seen[now] = {name: {one.index for one in getattr(self.state, name)} for name in queues}
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "fastgen"])
+@hypothesis_settings(max_examples=10)
+@given(case=st.one_of(crowded_cases(), medium_cases()))
+def test_spans_say_where_every_request_is(policy, case: Case):
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    kind = type("_Watched", (Watched,), {"seen": {}})
+    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    run = simulate(settings, workload, case.cost)
+    requests = requests_table(run)
+    spans = request_spans(requests, stays_table(run))
+    ran: set[int] = set()
+    for now, queues in kind.seen.items():
+        middle = (now + 0.5) / PER_SECOND
+        covering = spans[(spans["start_s"] <= middle) & (middle < spans["end_s"])]
+        states = dict(zip(covering["request"], covering["state"]))
+        assert len(states) == len(covering)
+        for name in queues["running"]:
+            assert states[name] in ("prefill", "decode")
+        for name in queues["waiting"]:
+            flushed = ("stalled",) if policy == "fastgen" else ()
+            assert states[name] in (("queued",) if name not in ran else ("preempted", "prefill", *flushed))
+        for away in ("swapped", "stalled"):
+            assert all(states[name] == away for name in queues[away])
+        ran |= queues["running"] | queues["prefilling"]
+    for request, own in spans.groupby("request"):
+        assert own["start_s"].min() == pytest.approx(requests["arrival_ticks"][request] / PER_SECOND)
+        assert own["end_s"].max() == pytest.approx(requests["finish_ticks"][request] / PER_SECOND)
+        # One state after the other, without gaps.
+        assert own["start_s"].tolist()[1:] == own["end_s"].tolist()[:-1]
+
+
+def test_a_timeline_of_many_requests_draws_some_and_says_so():
+    count = 3 * MOST_REQUESTS
+    requests = requests_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+    requests["arrival_ticks"] = np.arange(count)
+    stays = stays_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+    stays = stays.assign(request=np.arange(count), sequence=np.arange(count), start_ticks=10**9 + np.arange(count))
+    figure = request_timeline(requests, stays.assign(first_token_ticks=2 * 10**9, end_ticks=3 * 10**9), "Many")
+    decode = next(trace for trace in figure.data if trace.name == "decode")
+    drawn = np.unique(decode.y[np.isfinite(decode.y)])
+    assert len(drawn) == MOST_REQUESTS and {0, count - 1} <= set(drawn)
+    assert f"Drawn: {MOST_REQUESTS:,} of {count:,} requests" in figure.layout.title.subtitle.text
+
+
+@pytest.fixture(scope="module")
+def swapped() -> BlockMap:
+    return record(*swapping_case())[1]
+
+
+def test_free_blocks_and_their_longest_run(swapped):
+    free, longest = largest_free_run(swapped, "Free").data
+    held = (swapped.sequence != NOBODY) | (swapped.references > 0)
+    assert free.y.tolist() == (~held).sum(axis=1).tolist()
+    assert longest.y.tolist() == swapped.largest_free_blocks.tolist()
+    assert (longest.y <= free.y).all() and (longest.y < free.y).any()
+
+
+def test_the_histogram_of_free_runs_adds_up(swapped):
+    (bars,) = free_run_histogram(swapped, "Runs").data
+    assert [*bars.x[:3]] == ["1", "2–3", "4–7"]
+    assert sum(bars.y) == pytest.approx(swapped.free_runs.sum() / swapped.num_columns)
+
+
+def test_the_pointer_is_told_what_was_recorded(swapped):
+    _, work = swapping_case()
+    requests = np.repeat(np.arange(len(work)), work.num_sequences)
+    figure = block_map(swapped, "Blocks", requests)
+    layer = next(trace for trace in figure.data if trace.name == "blocks")
+    columns = {at: column for column, at in enumerate((swapped.at_ticks / PER_SECOND).tolist())}
+    for row, block in enumerate(layer.y):
+        for place, at in enumerate(layer.x):
+            column, said = columns[at], layer.text[row][place]
+            holder = int(swapped.sequence[column, block])
+            if holder == NOBODY:
+                assert "request" not in said
+            else:
+                tokens, references = swapped.live_slots[column, block], swapped.references[column, block]
+                assert said.startswith(f"request {requests[holder]}: ")
+                assert f"{tokens} of 4 slots hold tokens, {references} reference" in said
+
+
+def test_marks_of_preemptions_name_the_request(swapped):
+    _, work = swapping_case()
+    requests = np.repeat(np.arange(len(work)), work.num_sequences)
+    marks = next(trace for trace in block_map(swapped, "Blocks", requests).data if trace.name.startswith("preemption"))
+    assert marks.name == f"preemption ({len(swapped.preempted_ticks)})"
+    fates = ("to be computed again", "to the host")
+    assert [(who, fate) for who, fate in marks.customdata] == [
+        (str(requests[sequence]), fates[swapped])
+        for sequence, swapped in zip(swapped.preempted_sequence, swapped.preempted_swapped)
+    ]
+
+
+def test_the_watermark_is_drawn_where_there_is_one():
+    run = simulate(*swapping_case())
+    table = memory_table(run).assign(start_s=lambda each: each["start_ticks"] / PER_SECOND)
+    assert not any("watermark" in (trace.name or "") for trace in ledger_over_time(table, "Without").data)
+    (line,) = (trace for trace in ledger_over_time(table, "With", 8).data if "watermark" in (trace.name or ""))
+    assert set(line.y) == {18 * 4 - 8}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """A run of each kind on one load, with all that can be recorded."""
+    folder = tmp_path_factory.mktemp("results")
+    load = ["--num-prompts", "30", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--n", "2"]
+    for policy in ("orca-max", "vllm-sosp23"):
+        recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
+        assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
+    out = ["--out", str(folder / "report.html")]
+    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *out]) == DONE
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with offline_browser(1400, 1300) as driver:
+        yield driver
+
+
+def look(driver, results: Path, scheme: str = "light") -> None:
+    show(driver, results / "report.html", scheme, 1400)
+    wait(driver, "return [...document.querySelectorAll('.player, .tables')].every((one) => one.dataset.ready)")
+
+
+def test_every_section_is_there_and_every_figure_has_marks(driver, results):
+    look(driver, results)
+    assert driver.get_log("browser") == []
+    assert [url for url in requested_urls(driver) if not url.startswith(("data:", "file:"))] == []
+    titles = driver.execute_script("return [...document.querySelectorAll('h2')].map((title) => title.textContent)")
+    assert titles == [
+        "The block map",
+        "Memory over time",
+        "What the memory was used for",
+        "External fragmentation",
+        "Requests over time",
+        "Block tables",
+    ]
+    marks = """return [...document.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(
+      ".barlayer .point path, .scatterlayer .js-fill, .scatterlayer .js-line, .scatterlayer .point, image").length)"""
+    found = driver.execute_script(marks)
+    assert len(found) == 2 + 2 + 2 + 4 + 2 and min(found) >= 1
+    assert len(driver.find_elements("css selector", ".tables")) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
+    look(driver, results, scheme)
+    assert poor_texts(texts(driver)) == []
+
+
+def test_each_section_is_made_alone(results):
+    """Of a run without recordings those that need one are left out."""
+    plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
+    made = [make(Asked([plain])) for make in SECTIONS]
+    titles = [section.title for section in made if section is not None]
+    assert titles == ["Memory over time", "What the memory was used for", "Requests over time"]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_requests_are_one_page_of_less_than_12_mb(tmp_path):
+    load = ["--num-prompts", "100000", "--request-rate", "1.7", "--record-blocks", "--out", str(tmp_path / "run")]
+    assert status(["simulate", "--policy", "vllm-sosp23", *load]) == DONE
+    assert status(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == DONE
+    assert (tmp_path / "report.html").stat().st_size < 12e6
