@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 # As many workers as cores; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
-.PHONY: help reproduce test test-all benchmark screenshots clean
+.PHONY: help reproduce claims test test-all benchmark screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's memory-waste figures, write out/reproduction.html"
+	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make benchmark    how fast the simulator is, on one core"
@@ -26,6 +27,10 @@ $(VENV)/.test: $(VENV)/.core
 
 reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out
+
+claims: $(VENV)/.core
+	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
+	$(BIN)/python docs/claims.py out/claims.json
 
 test: $(VENV)/.test
 	$(PYTEST) -m 'not slow' tests

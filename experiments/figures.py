@@ -12,8 +12,13 @@ from typing import Any
 from ..reports import figures
 from ..reports.page import Section
 from . import sections
+from .anyscale import SEEDS as ANYSCALE_SEEDS
+from .anyscale import compare_anyscale
 from .bench import Bench
 from .block_sizes import fig18b, fig19b
+from .claims import SEEDS as CLAIMS_SEEDS
+from .claims import compare_claims
+from .claims_told import show_claims, tell_claims
 from .comparison import Payload, compare
 from .fig1 import fig1
 from .fig3 import fig3
@@ -22,6 +27,7 @@ from .fig13b import fig13b
 from .fig15 import compare_sharing
 from .fig19a import fig19a
 from .fit import fit
+from .kept import Kept
 from .output import Report
 from .paper import DEFAULT_SEEDS, FIG2, FIG13A
 from .step_time import compare_step_times, tell_step_times
@@ -41,14 +47,20 @@ class Figure:
         seeds: How many it takes where lengths are drawn and none are asked for; None for a figure that draws nothing.
         traced: Whether it serves the pairs of ``--trace``, if there are any.
         in_all: Whether it is one of ``all``.
+        in_parts: Whether ``make`` also takes where parts of its document are kept, so that it goes on where it was.
     """
 
-    make: Callable[[Bench], Payload]
+    make: Callable[..., Payload]
     show: Callable[[Payload, Bench], Sequence[Section]] | None = None
     tell: Callable[[Payload, Report], None] = tell
     seeds: int | None = DEFAULT_SEEDS
     traced: bool = True
     in_all: bool = True
+    in_parts: bool = False
+
+    def document(self, bench: Bench, parts: Kept) -> Payload:
+        """The document, made on a bench; of one that is made in parts those that are kept are not made again."""
+        return self.make(bench, parts) if self.in_parts else self.make(bench)
 
 
 def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
@@ -78,4 +90,13 @@ FIGURES: dict[str, Figure] = {
         fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1
     ),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
+    "anyscale": Figure(
+        lambda bench: compare_anyscale(bench.source.seeds),
+        sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
+        seeds=ANYSCALE_SEEDS, traced=False, in_all=False,
+    ),
+    "claims": Figure(
+        lambda bench, parts: compare_claims(bench.source.seeds, parts), show_claims, tell_claims,
+        seeds=CLAIMS_SEEDS, traced=False, in_all=False, in_parts=True,
+    ),
 }

@@ -84,5 +84,9 @@ class Kept:
             write_whole(self._path(figure), as_json(document))
         return document
 
+    def within(self, name: str) -> Kept:
+        """What is kept in a folder of that name within this one: parts of a document that is made piece by piece."""
+        return Kept(None if self._folder is None else self._folder / name)
+
     def _path(self, figure: str) -> Path:
         return self._folder / f"{figure}.json"

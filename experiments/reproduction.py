@@ -91,7 +91,7 @@ def _document(name: str, benches: Benches, kept: Kept) -> tuple[Bench, Payload]:
     bench = benches.of(figure)
     follows_from = key(name, bench.source.exact, None if figure.seeds is None else bench.source.seeds)
     found = kept.find(name, follows_from)
-    return bench, kept.keep(name, follows_from, figure.make(bench)) if found is None else found
+    return bench, kept.keep(name, follows_from, figure.document(bench, kept.within(name))) if found is None else found
 
 
 def _told(wanted: str, done: list[Payload]) -> Payload:

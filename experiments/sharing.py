@@ -112,11 +112,11 @@ def closed_form_pct(
     """
     prompt, last = np.asarray(prompt_tokens), prompt_tokens + output_tokens - 1
     saved = (n - 1) * (prompt // block_size) * (last - prompt)
-    logical = n * (_blocks_up_to(last, block_size) - _blocks_up_to(prompt, block_size))
+    logical = n * (blocks_up_to(last, block_size) - blocks_up_to(prompt, block_size))
     return float(100 * saved.sum() / logical.sum())
 
 
-def _blocks_up_to(tokens: np.ndarray, block_size: int) -> np.ndarray:
+def blocks_up_to(tokens: np.ndarray, block_size: int) -> np.ndarray:
     """Blocks that 1, 2, ... ``tokens`` tokens take, added up."""
     full, rest = np.divmod(tokens, block_size)
     return block_size * (full * (full + 1) // 2) + rest * (full + 1)

@@ -29,9 +29,11 @@ def reproduce(
 
     Args:
         figure: A figure of the paper by its number; the waste of every policy on one trace (waste); or all of these.
-            Not in all: prefix-cache, what prefix caches hit of a trace with block hashes, beside an independent
-            simulator, and step-time, a decode step of OPT-13B as others measured it beside the costs that were fitted
-            to none of that.
+            Not in all: claims, what is said of paged attention in four popular texts and of other systems, each put
+            to the test (two minutes); anyscale, throughput of static and continuous batching by output cap;
+            prefix-cache, what prefix caches hit of a trace with block hashes, beside an independent simulator; and
+            step-time, a decode step of OPT-13B as others measured it beside the costs that were fitted to none of
+            that.
         trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle.
             Without it they are drawn from a summary that comes with the package. prefix-cache needs JSON lines with
             hash_ids.

@@ -24,6 +24,7 @@ METRICS: dict[str, str] = {
     "kv_slots_k": "KV slots, thousands",
     "decode_tokens_per_s": "decode throughput",
     "normalized_latency_s_per_token": "normalised latency",
+    "times_naive_static": "times naive static's throughput",
 }
 
 UNITS: dict[str, str] = {

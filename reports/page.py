@@ -29,6 +29,8 @@ from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 
 _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
 _MOST_DECIMALS = 2
+#: Characters from which on a cell's text is wrapped.
+_LONG = 60
 
 
 class Widget(Protocol):
@@ -162,6 +164,7 @@ def _table(numbers: Numbers) -> dict[str, Any]:
     return {
         "columns": numbers["columns"],
         "numeric": [all(_is_number(value) or value is None for value in values) for values in columns],
+        "long": [any(isinstance(value, str) and len(value) > _LONG for value in values) for values in columns],
         "rows": list(zip(*shown)),
     }
 

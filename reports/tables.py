@@ -55,7 +55,7 @@ def comparison_table(payload: Payload) -> Table:
     at_x = any(row.get("x") is not None for row in rows)
     table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
     # Where there are many columns, the names of series give way.
-    table.add_column("" if grouped else "series", no_wrap=not at_x)
+    table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
     for heading in _headings(ranged, moving, at_x):
         table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
     # Of values that differ in x alone the series' name stands in the first line.
