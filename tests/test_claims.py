@@ -240,3 +240,15 @@ class TestTheDocument:
     def test_claims_serve_no_trace(self, capsys):
         assert status(["reproduce", "claims", "--trace", "pairs.csv"]) == MISTAKE
         assert capsys.readouterr().err == "fragmeter: trace = 'pairs.csv': claims does not serve it; leave it out\n"
+
+
+def test_the_documentation_has_every_claim_and_its_totals():
+    page = (Path(module.__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| |")]
+    said = [source.claim for table in (claims(), systems()) for source in table.sources.values()]
+    assert [cells[2] for cells in lines] == said
+    verdicts = [cells[3].split("**")[1] for cells in lines]
+    for rows in (verdicts[:35], verdicts[35:]):
+        counts = totals({"verdict": verdict} for verdict in rows)
+        assert sum(counts.values()) == len(rows)
+        assert ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "." in page
