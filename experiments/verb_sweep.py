@@ -17,7 +17,9 @@ from .grid import axes, points
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
-from .points import Store, row, write_parquet
+from .points import Store, flat, row, write_parquet
+from .searching import Wanted, check_found, limits, search_axes
+from .searching import search as searched
 from .sweeping import Swept, sweep_points
 from .trace_files import READING
 
@@ -32,6 +34,8 @@ _SHOWN = {
 }
 #: Points that the terminal shows; the Parquet has them all.
 _MOST_SHOWN = 40
+#: Trials of a search that it shows, and how many are run where nobody says.
+_BEST_SHOWN, DEFAULT_TRIALS = 10, 50
 
 
 def sweep(
@@ -41,11 +45,16 @@ def sweep(
     requests: REQUESTS = Requests(),
     workers: WORKERS = Workers(),
     *,
-    grid: Annotated[list[str], Parameter(group=SWEEP, negative_iterable="")],
+    grid: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    search: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    trials: Annotated[int, Parameter(group=SWEEP)] = DEFAULT_TRIALS,
+    maximize: Annotated[str | None, Parameter(group=SWEEP)] = None,
+    minimize: Annotated[str | None, Parameter(group=SWEEP)] = None,
+    at_most: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
     out: Annotated[Path, RESULTS],
     json: JsonTarget = None,
 ) -> None:
-    """Run every combination of some settings, a row of one Parquet file each.
+    """Run every combination of some settings, or search for the best, a row of one Parquet file each.
 
     What is finished is kept: the same command goes on where it was interrupted, and runs no point a second time.
     The other flags are those of simulate, and hold for every point.
@@ -53,11 +62,24 @@ def sweep(
     Args:
         grid: An axis: NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, its end included, of any flag of simulate, seed and
             trace among them; none leaves it to its default. Give it once for each axis.
+        search: In place of a grid, a setting to search, NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind.
+            Whole numbers where the ends are. Needs optuna.
+        trials: How many points to try, eight at a time; the same with any number of jobs.
+        maximize: What the search is for: a number of the summary, such as request_throughput.
+        minimize: As maximize, for what should be small, such as p99_ttft_ms.
+        at_most: The most that another number may be, METRIC=VALUE.
         out: Folder for sweep.parquet and the finished points.
     """
     report = Report(json)
+    base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    if search:
+        wanted = _wanted(grid, maximize, minimize, at_most or [])
+        _tell_search(report, out, wanted, search, searched(base, search_axes(search), wanted, trials, workers, Store(out)))
+        return
+    if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
+        raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
     names = axes(grid)
-    chosen = points(Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing), names)
+    chosen = points(base, names)
     store = Store(out)
     swept = sweep_points(chosen, workers, store)
     failed = [each for each in swept if each.outcome.error]
@@ -71,6 +93,50 @@ def sweep(
     report.point_to(f"Sweep of {len(swept):,} points", out / "sweep.parquet")
     told = {"grid": names, "points": len(swept), "failed": len(failed)}
     report.data(told | {"rows": [_plain(cells) for cells in rows]})
+
+
+def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
+    if grid or (maximize is None) == (minimize is None):
+        raise UserError("sweep --search takes either --maximize or --minimize, and no --grid")
+    return Wanted(maximize or minimize, maximize is not None, limits(at_most))
+
+
+def _tell_search(report: Report, out: Path, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]) -> None:
+    """All trials into the Parquet, in their order, and the best of them."""
+    check_found(found)
+    rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
+    write_parquet(out / "sweep.parquet", rows)
+    best = wanted.best(found)
+    if best:
+        report.console.print(_best_table(wanted, found, best))
+    else:
+        report.say("No trial is within the limits; raise them, search wider, or try more.")
+    failed = [each for each in found if each.outcome.error]
+    for text in _failures_told(failed):
+        report.say(text)
+    report.point_to(f"Search of {len(found):,} trials", out / "sweep.parquet")
+    report.data({
+        "search": list(asked),
+        "metric": wanted.metric,
+        "maximize": wanted.maximize,
+        "at_most": dict(wanted.limits),
+        "trials": len(found),
+        "failed": len(failed),
+        "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
+        "rows": [_plain(cells) for cells in rows],
+    })
+
+
+def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    names, shown = list(found[0].point.asked), [wanted.metric, *wanted.limits]
+    for heading in ("trial", *names, *shown):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for place in best[:_BEST_SHOWN]:
+        each = found[place]
+        results = dict(flat(each.outcome.summary))
+        table.add_row(str(place), *each.point.asked.values(), *(f"{results[name]:,.3f}" for name in shown))
+    return table
 
 
 def _row(swept: Swept) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""``fragmeter sweep --search``: what is asked, what is found, and searches that are cut short."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from cli_runs import command
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.searching import ROUND, Axis, search_axes
+from fragmeter.experiments.sweeping import Outcome, run_point
+from fragmeter.sim.errors import SettingError
+from fragmeter.sim.settings import Settings
+from fragmeter.sim.workload import Workload
+from test_cli_sweep import count, kill_when
+
+pytest.importorskip("optuna")
+SMALL = ["--num-prompts", "20", "--request-rate", "2", "--jobs", "1"]
+BLOCKS = ["--search", "num_gpu_blocks_override=200:1000", "--maximize", "num_gpu_blocks"]
+
+
+def searched(folder: Path, *tokens: object) -> pd.DataFrame:
+    """The rows of a search that is run here."""
+    assert status(["sweep", *SMALL, *map(str, tokens), "--out", str(folder)]) == DONE
+    return pd.read_parquet(folder / "sweep.parquet")
+
+
+class TestAxes:
+    def test_ranges_and_choices(self):
+        texts = ["block_size=1:128:log", "--request-rate=0.5:8.0", "seed=0:6:2", "model=opt-13b, a:b", "n=1:2.5:0.5"]
+        assert list(search_axes(texts).items()) == [
+            ("block_size", Axis(texts[0], None, 1, 128, None, True)),
+            ("request_rate", Axis(texts[1], None, 0.5, 8.0)),
+            ("seed", Axis(texts[2], None, 0, 6, 2)),
+            ("model", Axis(texts[3], ("opt-13b", "a:b"))),
+            ("n", Axis(texts[4], None, 1.0, 2.5, 0.5)),
+        ]
+
+    def test_each_is_drawn_as_it_is_said(self, tmp_path):
+        tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v1", "--search", "watermark=0.001:0.1:log"]
+        rows = searched(tmp_path, *tokens, "--minimize", "mean_ttft_ms", "--trials", 20)
+        assert rows["trial"].tolist() == list(range(20))
+        assert set(rows["block_size"]) == {4, 8, 12, 16}
+        assert set(rows["policy"]) == {"orca", "vllm-v1"}
+        # As many below the middle factor as above it, or so.
+        assert 5 <= (rows["watermark"] < 0.01).sum() <= 15
+        assert rows["watermark"].between(0.001, 0.1).all()
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("block_size", "say NAME=VALUE,VALUE or NAME=FIRST:LAST"),
+            ("blocksize=1:2", "blocksize is no setting of fragmeter simulate"),
+            ("seed=5:1", "is a range without values"),
+            ("seed=0:5:log", "is a range without values"),
+            ("seed=0:5:0", "is a range without values"),
+            ("seed=0:many", "say NAME=VALUE,VALUE"),
+        ],
+    )
+    def test_what_cannot_be_read(self, text, told):
+        with pytest.raises(SettingError, match=told):
+            search_axes([text])
+        with pytest.raises(SettingError, match="gives seed a second time"):
+            search_axes(["seed=0:1", "--seed=2:3"])
+
+
+def test_the_largest_is_found(tmp_path, capsys):
+    rows = searched(tmp_path, *BLOCKS, "--trials", 40)
+    found = rows["num_gpu_blocks_override"]
+    # One of forty draws would lie so high with probability 0.64; the estimator goes there again and again.
+    assert (found > 980).sum() > 4
+    assert found.max() > 995
+    assert str(found.idxmax()) in capsys.readouterr().out.splitlines()[2].split()[0]
+
+
+def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
+    limit = ["--at-most", "num_gpu_blocks=500", "--json", str(tmp_path / "told.json")]
+    rows = searched(tmp_path / "out", *BLOCKS, "--trials", 40, *limit)
+    told = json.loads((tmp_path / "told.json").read_text())
+    within = rows[rows["num_gpu_blocks_override"] <= 500]["num_gpu_blocks_override"]
+    assert int(told["best"]["num_gpu_blocks_override"]) == told["best"]["num_gpu_blocks"] == within.max() > 480
+    # It knows: without a limit hardly any lie below it.
+    assert len(within) > 20
+    capsys.readouterr()
+    assert status(["sweep", *SMALL, *BLOCKS, "--trials", "8", "--at-most", "num_gpu_blocks=1", "--out", str(tmp_path / "no")]) == DONE
+    assert "No trial is within the limits" in capsys.readouterr().out
+
+
+def test_small_is_the_best_of_what_is_minimized(tmp_path):
+    json_file = tmp_path / "told.json"
+    rows = searched(tmp_path / "out", *BLOCKS[:2], "--minimize", "num_gpu_blocks", "--trials", 12, "--json", json_file)
+    assert json.loads(json_file.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
+
+
+def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
+    first = searched(tmp_path, *BLOCKS, "--trials", 10)["num_gpu_blocks_override"].tolist()
+    ran = []
+
+    def noting(name: str, settings: Settings, work: Workload) -> Outcome:
+        ran.append(settings.num_gpu_blocks_override)
+        return run_point(name, settings, work)
+
+    monkeypatch.setattr("fragmeter.experiments.sweeping.run_point", noting)
+    again = searched(tmp_path, *BLOCKS, "--trials", 20)["num_gpu_blocks_override"].tolist()
+    assert again[:10] == first
+    assert ran == [blocks for place, blocks in enumerate(again) if blocks not in again[:place] and blocks not in first]
+    other = searched(tmp_path / "other", *BLOCKS, "--trials", 10, "--seed", 1)["num_gpu_blocks_override"].tolist()
+    assert other != first
+
+
+def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
+    tokens = ["--search", "policy=sglang,vllm-v1", "--search", "block_size=8:16", "--maximize", "request_throughput"]
+    rows = searched(tmp_path, *tokens, "--trials", 12)
+    assert (rows["error"].notna() == (rows["policy"] == "sglang")).all()
+    assert rows["error"].notna().any()
+    assert "sglang's tree has pages" in " ".join(capsys.readouterr().out.split())
+    only = ["sweep", *SMALL, "--search", "policy=sglang", *tokens[2:], "--trials", "3", "--out", str(tmp_path / "only")]
+    assert status(only) == MISTAKE
+    assert "sglang's tree has pages" in capsys.readouterr().err
+
+
+def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(tmp_path):
+    search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "500"]
+    tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 3 * ROUND, "--jobs")
+    in_peace, cut_short = tmp_path / "in-peace", tmp_path / "cut-short"
+    subprocess.run([*tokens, "2", "--out", in_peace], check=True, stdout=subprocess.DEVNULL)
+    total = count(in_peace)
+    once = kill_when(cut_short, ROUND // 2, [*tokens, "1", "--out", cut_short])
+    twice = kill_when(cut_short, once + ROUND, [*tokens, "1", "--out", cut_short])
+    assert 0 < once < twice < total
+    subprocess.run([*tokens, "1", "--out", cut_short], check=True, stdout=subprocess.DEVNULL)
+    assert (cut_short / "sweep.parquet").read_bytes() == (in_peace / "sweep.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (["--search", "seed=0:9"], "sweep --search takes either --maximize or --minimize, and no --grid"),
+        ([*BLOCKS, "--minimize", "duration"], "sweep --search takes either --maximize or --minimize"),
+        ([*BLOCKS, "--grid", "seed=0:1"], "sweep --search takes either --maximize or --minimize, and no --grid"),
+        (["--grid", "seed=0:1", "--maximize", "duration"], "sweep takes --grid, or --search with what"),
+        ([], "sweep takes --grid, or --search with what"),
+        ([*BLOCKS, "--trials", "0"], "trials = 0: must be from 1"),
+        ([*BLOCKS, "--at-most", "duration"], "at_most = 'duration': say METRIC=VALUE"),
+        ([*BLOCKS[:3], "speed"], "maximize = 'speed': is no number of the summary"),
+        ([*BLOCKS, "--at-most", "speed=3"], "at_most = 'speed': is no number of the summary"),
+        (["--search", "block_size=0:9", *BLOCKS[2:]], "block_size = '0': "),
+        (["--search", "policy=orka,vllm-v1", *BLOCKS[2:]], "policy = 'orka': one of"),
+    ],
+)
+def test_what_cannot_be_asked(tokens, told, tmp_path, capsys):
+    assert status(["sweep", *SMALL, *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_without_the_package(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert status(["sweep", *SMALL, *BLOCKS, "--out", str(tmp_path / "out")]) == MISTAKE
+    assert "pip install 'fragmeter[optuna]'" in capsys.readouterr().err
