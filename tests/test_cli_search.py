@@ -42,12 +42,14 @@ class TestAxes:
 
     def test_each_is_drawn_as_it_is_said(self, tmp_path):
         tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v1", "--search", "watermark=0.001:0.1:log"]
+        tokens += ["--search", "max_num_seqs=1:256:log"]
         rows = searched(tmp_path, *tokens, "--minimize", "mean_ttft_ms", "--trials", 20)
         assert rows["trial"].tolist() == list(range(20))
         assert set(rows["block_size"]) == {4, 8, 12, 16}
         assert set(rows["policy"]) == {"orca", "vllm-v1"}
         # As many below the middle factor as above it, or so.
         assert 5 <= (rows["watermark"] < 0.01).sum() <= 15
+        assert 5 <= (rows["max_num_seqs"] < 16).sum() <= 15
         assert rows["watermark"].between(0.001, 0.1).all()
 
     @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
 
 
 def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(tmp_path):
-    search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "500"]
-    tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 3 * ROUND, "--jobs")
+    search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "300"]
+    tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 4 * ROUND, "--jobs")
     in_peace, cut_short = tmp_path / "in-peace", tmp_path / "cut-short"
     subprocess.run([*tokens, "2", "--out", in_peace], check=True, stdout=subprocess.DEVNULL)
     total = count(in_peace)
