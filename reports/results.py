@@ -16,9 +16,16 @@ from pyarrow import ArrowInvalid
 
 from ..sim import blocks, plan
 from ..sim.errors import UserError
+from ..sim.memory import BUCKETS
 from ..sim.ticks import PER_SECOND
 
-_TABLES = ("requests", "stays", "steps", "memory")
+#: The tables, and columns of theirs without which there is no page.
+_TABLES = {
+    "requests": {"arrival_ticks", "finish_ticks"},
+    "stays": {"request", "sequence", "start_ticks", "first_token_ticks", "end_ticks", "begun", "ended"},
+    "steps": {"start_ticks", "ticks", "decodes"},
+    "memory": {"start_ticks", *BUCKETS},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +78,7 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
     place = Path(folder)
     try:
         summary, about = (json.loads((place / f"{part}.json").read_bytes()) for part in ("summary", "run"))
-        tables = {part: pd.read_parquet(place / f"{part}.parquet") for part in _TABLES}
+        tables = {part: _table(place / f"{part}.parquet") for part in _TABLES}
         recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
         return Result(name or about["settings"]["policy"], summary, about, **tables, **recorded)
     except OSError as error:
@@ -81,6 +88,14 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
         raise UserError(f"{place}: is no result folder ({why}{which}); make one by fragmeter simulate --out") from None
     except (ValueError, KeyError, TypeError, AttributeError, ArrowInvalid):
         raise UserError(f"{place}: holds a damaged result; make it again by fragmeter simulate --out") from None
+
+
+def _table(path: Path) -> pd.DataFrame:
+    table = pd.read_parquet(path)
+    for missing in sorted(_TABLES[path.stem] - set(table)):
+        remedy = "another version wrote it; make it again by fragmeter simulate --out"
+        raise UserError(f"{path}: has no column {missing}; {remedy}")
+    return table
 
 
 def _recorded(place: Path) -> list[tuple[Path, Any]]:

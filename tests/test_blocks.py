@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from engine_runs import settings_of, workload_of
+from family_runs import group_cases, settings_for, tree_cases
+from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
 from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, load, record
 from fragmeter.sim.errors import SettingError, UserError
 from fragmeter.sim.memory import BUCKETS
+from fragmeter.sim.plan import record as record_plan
 from fragmeter.sim.policy.static import FasterTransformer
 from fragmeter.sim.result import requests_table, steps_table
 from fragmeter.sim.run import Run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from engine_runs import settings_of, workload_of  # noqa: E402
-from family_runs import group_cases, settings_for, tree_cases  # noqa: E402
-from family_runs import workload_of as family_workload  # noqa: E402
-from plan_cases import caching_case, swapping_case  # noqa: E402
-from radix_cases import shared_cases as radix_cases  # noqa: E402
-from shared_prefixes import caching_settings, shared_cases  # noqa: E402
-from strategies import Case, crowded_cases, medium_cases, small_cases  # noqa: E402
-from walk import Moment, Walk  # noqa: E402
+from plan_cases import caching_case, swapping_case
+from radix_cases import shared_cases as radix_cases
+from shared_prefixes import caching_settings, shared_cases
+from strategies import Case, crowded_cases, medium_cases, small_cases
+from walk import Moment, Walk
 
 PAGED = (
     "vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-no-evict", "trtllm-max-util", "fastgen", "lightllm",
@@ -209,11 +205,21 @@ def test_columns_and_rows_of_a_long_run_are_real_ones():
     assert (np.diff(few.at_ticks, 2) <= 1).all()
 
 
-@pytest.mark.parametrize("case", [swapping_case, caching_case])
-def test_a_shared_block_has_a_reference_for_each_who_names_it(case):
-    _, found = record(*case())
-    assert found.references.max() >= 2
-    assert (found.free_runs.sum(axis=1) <= found.meta["num_blocks"]).all()
+@pytest.mark.parametrize(("case", "pins"), [(swapping_case, [0]), (caching_case, [])])
+def test_a_block_has_a_reference_for_each_table_and_pin_that_names_it(case, pins):
+    """Held to the tables of a recorded plan, of samples behind a pinned prefix and of prompts that begin alike."""
+    settings, workload = case()
+    found, plan = record(settings, workload)[1], record_plan(settings, workload)[1]
+    steps = {start: step for step, start in enumerate(plan.start_ticks.tolist())}
+    shared = 0
+    for column, start in enumerate(found.start_ticks.tolist()):
+        rows = range(len(plan.step(steps[start]).sequence)) if start in steps else []
+        named = Counter(block for row in rows for block in plan.block_table(steps[start], row).tolist())
+        named.update(pins)
+        told = found.references[column].tolist()
+        assert told == [named[block] for block in range(len(told))]
+        shared += max(told) > 1
+    assert shared
 
 
 def test_free_runs_are_those_of_the_free_blocks():

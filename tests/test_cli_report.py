@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 
@@ -83,6 +85,15 @@ def test_a_damaged_result_is_refused_in_a_line(results, tmp_path, capsys, name, 
     said = capsys.readouterr().err
     assert complaint in said and str(folder) in said and said.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, capsys):
+    content = io.BytesIO()
+    pd.read_parquet(results / "orca-max" / "stays.parquet").drop(columns="begun").to_parquet(content)
+    folder = damaged(results, tmp_path, "stays.parquet", content.getvalue())
+    assert report(folder, "--out", tmp_path / "report.html") == MISTAKE
+    said = capsys.readouterr().err
+    assert "stays.parquet: has no column begun; another version wrote it; make it again by" in said
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
 from fragmeter.reports.block_palette import KIND_LABELS, KINDS, SHADES, indices, palette
 from fragmeter.reports.page import Section, write_page
 from fragmeter.reports.palette import contrast
@@ -17,10 +17,6 @@ from fragmeter.reports.png import paletted_png
 from fragmeter.sim import Settings
 from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
 
 POLICIES = ("orca-max", "vllm-sosp23")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
+from engine_runs import settings_of, workload_of
 from fragmeter.experiments.cli import DONE, status
 from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
 from fragmeter.reports.figures import block_map, free_run_histogram, largest_free_run, ledger_over_time, request_timeline
 from fragmeter.reports.results import read_result
 from fragmeter.reports.run_report import SECTIONS, Asked
-from fragmeter.sim import Settings, simulate
+from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.result import memory_table, requests_table
@@ -22,13 +23,8 @@ from fragmeter.sim.ticks import PER_SECOND
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
-from engine_runs import settings_of, workload_of  # noqa: E402
-from plan_cases import swapping_case  # noqa: E402
-from strategies import Case, crowded_cases, medium_cases  # noqa: E402
+from plan_cases import swapping_case
+from strategies import Case, crowded_cases, medium_cases
 
 
 class Watched(Engine):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
 from fragmeter.reports.page import Section, write_page
 from fragmeter.reports.table_viewer import Frame, TableViewer, chosen_request, table_frames
 from fragmeter.sim import Settings, Workload
 from fragmeter.sim.plan import Plan, record
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
-from plan_cases import caching_case, swapping_case  # noqa: E402
+from plan_cases import caching_case, swapping_case
 
 
 def two_samples() -> Plan:

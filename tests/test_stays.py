@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from engine_runs import settings_of, workload_of
 from fragmeter.sim import simulate
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.result import requests_table
@@ -14,11 +13,7 @@ from fragmeter.sim.stays import stays_table
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from engine_runs import settings_of, workload_of  # noqa: E402
-from strategies import Case, crowded_cases, medium_cases  # noqa: E402
+from strategies import Case, crowded_cases, medium_cases
 
 
 class Watched(Engine):
