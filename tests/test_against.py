@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from fragmeter.experiments.against_start import Server as Described
 from fragmeter.experiments.against_start import benchmark, replica
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.pool_use import pool_use
+from fragmeter.experiments.server_metrics import ServerMetrics
 from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.ticks import PER_MS, PER_SECOND
 from fragmeter.sim.users import Users
@@ -120,6 +122,26 @@ class TestValues:
         bench = benchmark(written(tmp_path, Server(offset_s=0.5), ASKED)[0], None, CHOSEN)
         for row in against.compared(bench, knobs["ttft_offset_ms"].replayed):
             assert row["error"] == pytest.approx(0, abs=1e-9), row["metric"]
+
+
+class TestKnobs:
+    def test_an_offset_is_that_of_requests_that_hardly_waited(self, tmp_path):
+        """All are 30 ms late, and who finds many under way 300 ms more."""
+        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
+        others, rows = bench.under_way(), np.arange(len(ASKED))
+        crowded = others > np.quantile(others, 0.25)
+        assert 0.25 < crowded.mean() < 0.75
+        early_s = bench.measured.ttft_s - 0.03 - 0.3 * crowded
+        replayed = SimpleNamespace(times=SimpleNamespace(index=rows), ttft_s=early_s)
+        assert against_knobs._late_ticks(bench, replayed) == pytest.approx(30 * PER_MS, rel=1e-6)
+
+    def test_the_servers_pool_may_have_blocks_of_another_size(self, tmp_path):
+        bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
+        bench = replace(bench, metrics=ServerMetrics(num_scrapes=1, num_gpu_blocks=30, block_size=8))
+        knobs = {knob.name: knob for knob in against_knobs.turned(bench, CHOSEN, against.replay(bench, CHOSEN))}
+        replica = knobs["num_gpu_blocks"].replayed.run.replica
+        assert (replica.num_blocks, replica.block_size) == (30, 8)
+        assert "give --num-gpu-blocks-override 30 --block-size 8, or" in knobs["num_gpu_blocks"].advice
 
 
 def closed_loop(offset_ms: float = 0.0) -> dict:
@@ -278,6 +300,15 @@ class TestGauges:
         """One request of 3 + 21 tokens in blocks of 4: a single leap that ends with 23 tokens in 6 of 60 blocks."""
         run = simulate(CHOSEN, Workload("one", np.zeros(1), np.array([3]), np.array([21])))
         assert pool_use(run).max_usage == 6 / 60
+
+
+    def test_what_is_cached_is_free(self):
+        """The second of two that never meet holds its 6 blocks alone, though those of the first are kept."""
+        work = Workload("two", np.array([0, 100 * PER_SECOND]), np.full(2, 3), np.full(2, 21))
+        run = simulate(replace(CHOSEN, enable_prefix_caching=True), work)
+        assert run.accounts.at_rows()["cached"].max() > 0
+        assert pool_use(run).max_usage == 6 / 60
+        assert pool_use(run).mean_usage == pytest.approx(pool_use(simulate(CHOSEN, work)).mean_usage)
 
 
 def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, capsys):
