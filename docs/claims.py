@@ -47,7 +47,14 @@ def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for row in rows:
         condition = "" if row["condition"] is None else f" {row['condition']}"
-        cells = row["number"], row["text"], row["claim"], f"**{row['verdict']}**{condition}", _gives(row), row["why"]
+        cells = (
+            row["number"],
+            row["text"],
+            row["claim"],
+            f"**{row['verdict']}**{condition}. Rule: {row['rule']}",
+            _gives(row),
+            row["why"],
+        )
         yield f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rich.padding import Padding
+from rich.text import Text
+
 from ..reports.page import Section
 from .bench import Bench
 from .comparison import Payload
 from .output import Report
 
 _BETWEEN = "\n\n"
+_INDENT = 3
 _TABLES = {
     "rows": ("Claims of four texts", "totals"),
     "other_systems": ("What other systems say of themselves", "other_systems_totals"),
@@ -27,7 +31,7 @@ def tell_claims(payload: Payload, report: Report) -> None:
             report.say()
             report.say(f"{row['number']}. {row['claim']} ({row['text']})")
             for line in _lines(row):
-                report.say(f"   {line}")
+                report.console.print(Padding(Text(line), (0, 0, 0, _INDENT)))
     report.say()
     for text in payload["basis"]:
         report.say(text)
@@ -39,7 +43,7 @@ def _counts(totals: Mapping[str, int]) -> str:
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
-    yield _verdict(row)
+    yield f"{_verdict(row)} Rule: {row['rule']}."
     yield f"{row['how']}: {row['gives']}."
     yield row["why"]
     if row["decides"] is not None:

@@ -257,7 +257,14 @@ PROBES = (
         "tgi_told_nothing",
         stretches=False,
     ),
-    Probe(7, "as claim 13", "55 % within 5 points; 2.2, from 95 % on", saving, judge_sharing, "beams_saved_pct"),
+    Probe(
+        7,
+        "as claim 13",
+        "55 % within 5 points; 2.2, from 95 % on; rates are found within 3 %",
+        saving,
+        judge_sharing,
+        "beams_saved_pct",
+    ),
     Probe(8, ANYSCALE, "within 25 %", widest_ratios, judge_anyscale, "vllm"),
     Probe(
         12,
