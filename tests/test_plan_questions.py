@@ -12,7 +12,7 @@ from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.plan_questions import ANSWERS
 from fragmeter.experiments.pool_use import pool_use
 from fragmeter.sim import Workload, settings, simulate
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def asked_of(seed: int) -> plan_max_num_seqs.Seats:
 
 
 class TestMaxNumSeqs:
-    @trials(max_examples=60)
+    @trials(max_examples=40)
     @given(st.integers(0, 10_000))
     def test_it_is_what_a_scan_of_all_values_finds(self, seed):
         counts = preemptions_by_seats(seed)
@@ -147,6 +147,8 @@ class TestSamples:
         st.integers(1, 6),
         st.sampled_from([1, 2, 4, 16]),
     )
+    @example("vllm-v0", 20, 1, 4, 16)
+    @example("vllm-v1", 32, 1, 4, 16)
     def test_blocks_are_those_of_a_simulated_group(self, policy, prompt, output, n, size):
         work = Workload("group", np.zeros(1), np.array([prompt]), np.array([output]), n=np.array([n]))
         caching = True if policy == "vllm-v1" else None
