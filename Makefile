@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 # As many workers as cores; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
-.PHONY: help reproduce claims test test-all benchmark screenshots clean
+.PHONY: help reproduce claims test test-all benchmark docs screenshots clean
 
 help:
-	@echo "make reproduce    rerun the paper's memory-waste figures, write out/reproduction.html"
+	@echo "make reproduce    rerun the paper's figures, write out/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make benchmark    how fast the simulator is, on one core"
+	@echo "make docs         docs/reproduction.md anew; TRACE=FILE puts the paper's own length pairs beside"
 	@echo "make screenshots  the pictures of the README, from pages made afresh"
 
 # A virtual environment of its own, installed anew when setup.cfg changes.
@@ -43,6 +44,11 @@ benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/policy_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py
 
+docs: $(VENV)/.core
+	$(BIN)/fragmeter reproduce all --out out
+	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --out out-exact)
+	$(BIN)/python docs/reproduction.py out docs/reproduction.md $(if $(TRACE),out-exact)
+
 screenshots: $(VENV)/.test
 	$(BIN)/fragmeter reproduce all --out out
 	$(BIN)/python docs/screenshots.py out/reproduction.html docs/images
@@ -55,4 +61,4 @@ screenshots: $(VENV)/.test
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) out out-exact build *.egg-info

@@ -19,16 +19,17 @@ from fragmeter.reports.labels import difference, metric_label, number, origin, s
 Document = dict[str, Any]
 _HEAD = """# The paper, rerun
 
-Every figure of the PagedAttention paper (Kwon et al., SOSP 2023) that a simulation can rerun, published beside simulated,
-and what is said of paged attention elsewhere, put to the test. This file is written by `make docs`; `fragmeter reproduce all
---out out` makes the same as a page with pictures, out/reproduction.html.
+Every figure of the PagedAttention paper (Kwon et al., SOSP 2023) that a simulation can rerun, published beside
+simulated, and what is said of paged attention elsewhere, put to the test. This file is written by `make docs`;
+`fragmeter reproduce all --out out` makes the same as a page with pictures, out/reproduction.html.
 
-"how" is how the published value is known: a label in the paper, digitised from its plot (1 to 2 % accurate), or its text.
+"how" is how the published value is known: a label in the paper, digitised from its plot (1 to 2 % accurate), or its
+text.
 "per 1 %" is how far a value moves if all steps are 1 % longer or shorter, "seeds" how far it lies with single seeds.
 """
 _EXACT = """
-Where a column says "exact pairs", it was simulated on the paper's own length pairs, which are not redistributed; the others
-drew lengths from the summaries that come with the package.
+Where a column says "exact pairs", it was simulated on the paper's own length pairs, which are not redistributed; the
+others drew lengths from the summaries that come with the package.
 """
 
 
@@ -93,7 +94,11 @@ def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[st
     low, high = row.get("minimum"), row.get("maximum")
     cells = [row["series"], metric_label(metric), "" if row["x"] is None else f"{row['x']:g}"]
     cells += [number(metric, row["published"]), row.get("how") or "", number(metric, row["simulated"])]
-    cells += ["" if low is None else f"{number(metric, low)} to {number(metric, high)}", step_told(row), difference(row)]
+    cells += [
+        "" if low is None else f"{number(metric, low)} to {number(metric, high)}",
+        step_told(row),
+        difference(row),
+    ]
     if with_pairs:
         cells += [number(metric, on_pairs["simulated"]), difference(on_pairs)] if on_pairs else ["", ""]
     return [*cells, origin(row | {"fitted": row["kind"] == "fitted"})]
@@ -102,7 +107,9 @@ def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[st
 def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown."""
     texts = [columns, ["---"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in texts)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in texts
+    )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     asked |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
-            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context) for seed in chosen
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context)
+            for seed in chosen
         ]
         for name, policy in SERIES.items()
         for what, (chosen, change) in asked.items()

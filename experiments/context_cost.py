@@ -1,13 +1,14 @@
 """The paper's step time with the reading of keys and values told apart, for loads whose contexts are not ShareGPT's.
 
-Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, of sequences whose length it does not say. Part of the 0.42 ms is the
-reading of each sequence's keys and values, which grows with its context. Here that part is what the A100's memory takes
-for it, by its data sheet, at the length that Fig 1's sequences are taken to have (half way through ShareGPT's mean
-request); the rest stays:
+Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, of sequences whose length it does not say. Part of the 0.42 ms is
+the reading of each sequence's keys and values, which grows with its context. Here that part is what the A100's memory
+takes for it, by its data sheet, at the length that Fig 1's sequences are taken to have (half way through ShareGPT's
+mean request); the rest stays:
 
     scale * (25.7 + (0.42 - reading(330)) * decodes + reading(all contexts) + 0.047 * prefill tokens) ms
 
-No number of it is fitted but ``scale``. A kernel that reads small blocks badly takes ``extra_ms`` more a context token.
+No number of it is fitted but ``scale``. A kernel that reads small blocks badly takes ``extra_ms`` more a context
+token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fig 1, right: how decode throughput grows with the batch, OPT-13B on an A100-40GB.
 
-The paper's step cost, 25.7 ms and 0.42 ms a sequence, is read off this very figure, so that all its values are fitted:
-they say how good a straight line is, and no more. Predicted are those of the roofline (data sheets) and of the GPU's
-profile (published kernel times), neither of which saw a step of any server. The figure does not say how long its
-sequences are; here they are half way through ShareGPT's mean request.
+The paper's step cost, 25.7 ms and 0.42 ms a sequence, is read off this very figure, so that all its values are
+fitted: they say how good a straight line is, and no more. Predicted are those of the roofline (data sheets) and of
+the GPU's profile (published kernel times), neither of which saw a step of any server. The figure does not say how
+long its sequences are; here they are half way through ShareGPT's mean request.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _reading_told() -> str:
     shape, card = model(MODEL), gpu(GPU)
     reading_ms = usual_length() * shape.slot_bytes() / card.memory_bytes_per_s * 1000
     return (
-        f"0.42 ms a sequence is {MS_PER_DECODE / reading_ms:.1f} times what the A100's memory takes to read the keys and"
-        f" values of {usual_length()} tokens ({reading_ms:.3f} ms): either this kernel ran at"
+        f"0.42 ms a sequence is {MS_PER_DECODE / reading_ms:.1f} times what the A100's memory takes to read the keys"
+        f" and values of {usual_length()} tokens ({reading_ms:.3f} ms): either this kernel ran at"
         f" {reading_ms / MS_PER_DECODE:.0%} of the bandwidth, or the figure's sequences are"
-        f" {usual_length() * MS_PER_DECODE / reading_ms:,.0f} tokens long. The other two costs, which assume good kernels"
-        " and these lengths, are too fast accordingly, and more so the larger the batch."
+        f" {usual_length() * MS_PER_DECODE / reading_ms:,.0f} tokens long. The other two costs, which assume good"
+        " kernels and these lengths, are too fast accordingly, and more so the larger the batch."
     )

@@ -1,8 +1,8 @@
 """Fig 11: mean lengths of prompts and outputs, ShareGPT and Alpaca.
 
-The pairs that OPT-13B can hold, prompt and output together at most 2,048 tokens. With ``--trace`` ShareGPT's are counted
-on the file; else, and for Alpaca always, drawn from the embedded summaries, as many as the data set has. Nothing is
-fitted: the summaries were made of the data sets, not of these means.
+The pairs that OPT-13B can hold, prompt and output together at most 2,048 tokens. With ``--trace`` ShareGPT's are
+counted on the file; else, and for Alpaca always, drawn from the embedded summaries, as many as the data set has.
+Nothing is fitted: the summaries were made of the data sets, not of these means.
 """
 
 from __future__ import annotations

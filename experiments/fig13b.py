@@ -1,9 +1,9 @@
 """Fig 13b: how many of Alpaca's requests are batched, at 30 requests/s.
 
-Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca, whose pairs are
-drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less than Fig 1's
-line says; so steps depend on the context here (``ContextCost``). Their scale is fitted on ShareGPT, on Fig 13a's vLLM value,
-and every value here is predicted. What comes out without the context is told beside.
+Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca, whose
+pairs are drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less
+than Fig 1's line says; so steps depend on the context here (``ContextCost``). Their scale is fitted on ShareGPT, on
+Fig 13a's vLLM value, and every value here is predicted. What comes out without the context is told beside.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def _without_context(alpaca: Bench) -> Iterator[str]:
     published = FIG13B.published()[FITTED_ON, METRIC]
     yield (
         f"With steps that know no context (s = {plain.scale:g}, seed {seed}), {FITTED_ON} would batch {found:.1f}"
-        f" requests, {found / published - 1:+.0%}: each of Alpaca's short sequences would take as long as one of Fig 1's."
+        f" requests, {found / published - 1:+.0%}: Alpaca's short sequences would each take as long as Fig 1's."
     )

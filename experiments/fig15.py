@@ -80,14 +80,18 @@ def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], float]
     short = {experiment: replace(experiment, duration_s=200, window_s=(100, 200)) for experiment in sources}
     cases = {
         (series, n): [
-            SharingCase(short[experiment], sources[experiment].seeds[0], n, survival, round(FITTED_STEP_SCALE * change, 6))
+            SharingCase(
+                short[experiment], sources[experiment].seeds[0], n, survival, round(FITTED_STEP_SCALE * change, 6)
+            )
             for change in (1, *STEP_CHANGES)
         ]
         for series, (experiment, survival) in _SERIES.items()
         for n in SEQUENCES
     }
     shortened = {short[experiment]: lengths for experiment, lengths in sources.items()}
-    found = measure_sharing([case for group in cases.values() for case in group], shortened, f"{FIGURE}, 1 % of step time")
+    found = measure_sharing(
+        [case for group in cases.values() for case in group], shortened, f"{FIGURE}, 1 % of step time"
+    )
     values = {key: [[found[case].values[SAVED]] for case in group] for key, group in cases.items()}
     return {key: moved(*group) for key, group in values.items()}
 
@@ -111,9 +115,7 @@ def _row(series: str, n: int, reference: float | None, how: str, runs: list[Save
 
 def _sensitivity(source: Source) -> Iterator[Row]:
     """What beams save at every survival of ``SURVIVALS``."""
-    cases = [
-        SharingCase(_SENSITIVITY, source.seeds[0], n, survival) for n in SEQUENCES for survival in SURVIVALS
-    ]
+    cases = [SharingCase(_SENSITIVITY, source.seeds[0], n, survival) for n in SEQUENCES for survival in SURVIVALS]
     found = measure_sharing(cases, {_SENSITIVITY: source}, f"{FIGURE}, survival {SURVIVALS[0]} to {SURVIVALS[-1]}")
     published: Published = FIG15.published()
     for case in cases:
@@ -169,9 +171,9 @@ def _basis() -> Iterator[str]:
 
 def _remarks() -> Iterator[str]:
     yield (
-        "Why ShareGPT's beams save less than Alpaca's survival says: with one survival for both, four and six beams are"
-        " far off at any request rate and length of the trace; with a survival of their own, fitted on two, six agree. So"
-        " beams of long outputs replace each other more rarely, by the step, than those of short ones."
+        "Why ShareGPT's beams save less than Alpaca's survival says: with one survival for both, four and six beams"
+        " are far off at any request rate and length of the trace; with a survival of their own, fitted on two, six"
+        " agree. So beams of long outputs replace each other more rarely, by the step, than those of short ones."
     )
     yield (
         "Closed form: n samples share the full blocks of the prompt and nothing else, so in each decode step"

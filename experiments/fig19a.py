@@ -2,10 +2,10 @@
 
     swap = bytes / bandwidth + blocks * time a copy takes to start
 
-Bytes and blocks follow from the model's shape. The two unknowns of each direction are fitted on two named points, block
-sizes 8 and 256, and predict the other seven. Computing again is one prompt of 256 tokens, whatever the block size: its
-slope a token is fitted on block size 16, above the 25.7 ms that Fig 1 gives a step; beside it, fitted to none of this,
-the roofline and the GPU's profile.
+Bytes and blocks follow from the model's shape. The two unknowns of each direction are fitted on two named points,
+block sizes 8 and 256, and predict the other seven. Computing again is one prompt of 256 tokens, whatever the block
+size: its slope a token is fitted on block size 16, above the 25.7 ms that Fig 1 gives a step; beside it, fitted to
+none of this, the roofline and the GPU's profile.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _swaps(direction: str) -> Iterator[Row]:
 def _recomputes() -> Iterator[Row]:
     own = STEP_MS + TOKENS * recompute_slope_ms()
     for size, published in _published("recompute").items():
-        yield _row("recompute", size, published, own, "fitted" if size == RECOMPUTE_FITTED_ON else "predicted", own / 100)
+        yield _row(
+            "recompute", size, published, own, "fitted" if size == RECOMPUTE_FITTED_ON else "predicted", own / 100
+        )
     for name, series in _OTHER_COSTS.items():
         ticks = cost(name, model(_MODEL), gpu(_GPU)).step_ticks(0, 0, TOKENS, TOKENS * (TOKENS + 1) // 2)
         published = _published("recompute")[RECOMPUTE_FITTED_ON]
@@ -122,8 +124,8 @@ def _fit_told(direction: str) -> str:
     bytes_ms, block_ms = fitted_swap(direction)
     moved = TOKENS * block_bytes(model(_MODEL), block_size=1)
     return (
-        f"{_name(direction).capitalize()}: {moved / 1e6:,.1f} MB at {moved / bytes_ms / 1e6:.2f} GB/s + {block_ms:.3f} ms"
-        f" a block, through block sizes {FITTED_ON[0]} and {FITTED_ON[1]}."
+        f"{_name(direction).capitalize()}: {moved / 1e6:,.1f} MB at {moved / bytes_ms / 1e6:.2f} GB/s + {block_ms:.3f}"
+        f" ms a block, through block sizes {FITTED_ON[0]} and {FITTED_ON[1]}."
     )
 
 
@@ -137,6 +139,6 @@ def _crossing(rows: list[Row]) -> dict[str, Any]:
 
     published, found = first("published"), first("simulated")
     return {
-        "finding": f"Out and in again is quicker than computing from block size {found} on; in the figure from {published}.",
+        "finding": f"Out and in again is quicker than computing from block size {found} on; published: {published}.",
         "holds": published == found,
     }

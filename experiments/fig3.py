@@ -1,8 +1,9 @@
 """Fig 3: what two requests hold of the chunks that are reserved for them.
 
 Set-up, from the paper: request A may come to 2,048 tokens and request B to 512; each chunk is reserved whole. The
-picture shows the iteration after the one that computed the prompt: a slot is being filled with the token that it made.
-Requests are served by Orca, each alone; what is counted are the slots of the ledger's second iteration. Nothing is fitted.
+picture shows the iteration after the one that computed the prompt: a slot is being filled with the token that it
+made. Requests are served by Orca, each alone; what is counted are the slots of the ledger's second iteration. Nothing
+is fitted.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ def fig3() -> Payload:
     exact = sum(row["error"] == 0 for row in rows)
     return {
         "figure": FIGURE,
-        "workload": "two requests, each alone in its chunk, in the iteration after its prompt's",
+        "workload": "Two requests, each alone in its chunk, in the iteration after its prompt's",
         "rows": rows,
-        "findings": [{"finding": f"{exact} of {len(rows)} values are the paper's to the slot.", "holds": exact == len(rows)}],
+        "findings": [
+            {"finding": f"{exact} of {len(rows)} values are the paper's to the slot.", "holds": exact == len(rows)}
+        ],
         "basis": ["Policy orca: prompt and longest possible output are reserved when a request starts."],
     }
 

@@ -80,12 +80,13 @@ FIGURES: dict[str, Figure] = {
     "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2),
     "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a),
     "fig13b": Figure(
-        fig13b, sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a), seeds=1, traced=False
+        fig13b,
+        sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),
+        seeds=1,
+        traced=False,
     ),
     "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1),
-    "fig18b": Figure(
-        fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1
-    ),
+    "fig18b": Figure(fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1),
     "fig19b": Figure(
         fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1
     ),

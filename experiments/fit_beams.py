@@ -1,8 +1,8 @@
 """The one number of the beams that is fitted: the probability that a beam lives on for a step.
 
 It is fitted on the value of two beams in Fig 15 alone, and once more on what the paper's text says of two beams with
-ShareGPT. The fewer beams live on, the more they save. Scanned are 0.90, 0.91 ... 0.95 (ShareGPT: 0.94, 0.95 ... 0.99), and
-steps of 0.001 where the published value is first crossed.
+ShareGPT. The fewer beams live on, the more they save. Scanned are 0.90, 0.91 ... 0.95 (ShareGPT: 0.94, 0.95 ...
+0.99), and steps of 0.001 where the published value is first crossed.
 """
 
 from __future__ import annotations

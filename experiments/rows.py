@@ -67,15 +67,18 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
         limit: A share of the published value; points with ``relative=False``.
         text: What it is said of.
     """
-    named = [(row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
+    named = [
+        (row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None
+    ]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
     holds = all(abs(distance) <= limit for _, distance in named)
     at = worst["series"] if worst["x"] is None else f"{worst['series']}, {worst['x']:g}"
     told, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
-    return {"finding": f"{text} within {bound}: worst {told} ({at}), of {len(named)} predicted values.", "holds": holds}
+    return {
+        "finding": f"{text} within {bound}: worst {told} ({at}), of {len(named)} predicted values.",
+        "holds": holds,
+    }
 
 
 def _distance(row: Row, relative: bool) -> float:
     return row["error"] / row["published"] if relative else row["error"]
-
-

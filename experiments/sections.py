@@ -69,10 +69,18 @@ def fig2(payload: Payload, bench: Bench) -> list[Section]:
 def fig13a(payload: Payload, bench: Bench) -> list[Section]:
     """The bars, and a table of them at other scales of the step time."""
     sensitivity = payload["sensitivity"]
-    text = [paragraphs(payload), f"The table shows the same at other scales of the step time: {sensitivity['workload']}."]
+    text = [
+        paragraphs(payload),
+        f"The table shows the same at other scales of the step time: {sensitivity['workload']}.",
+    ]
     pictures = [figures.fig13a(for_reports(payload))]
     return [
-        Section("Fig 13a: how many requests are batched", _BETWEEN.join(text), pictures, _by_parameter(sensitivity["rows"]))
+        Section(
+            "Fig 13a: how many requests are batched",
+            _BETWEEN.join(text),
+            pictures,
+            _by_parameter(sensitivity["rows"]),
+        )
     ]
 
 
@@ -115,7 +123,9 @@ def _ledgers(payload: Payload, bench: Bench) -> Section:
         f" {FIG2.window_s[1]:g} s."
     )
     systems = {row["series"] for row in payload["rows"]}
-    cases = {name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems}
+    cases = {
+        name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems
+    }
     drawn = [figures.ledger_over_time(bench.timeline(case), name) for name, case in cases.items()]
     return Section("The ledger over time", text, drawn)
 

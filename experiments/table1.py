@@ -1,9 +1,9 @@
 """Table 1: what the weights of each model leave for the KV cache, and how many slots that is.
 
-Set-up, from the paper: OPT-13B on an A100-40GB, OPT-66B on four, OPT-175B on eight A100-80GB. Nothing is fitted: shapes
-and driver-reported memory go into the artifact's own reckoning (``sim.spec.paper_num_blocks``). Weights are in GB of
-10^9 bytes and the KV cache in GiB, and slots are those that the bytes hold before they are rounded down to blocks: only
-so do the printed numbers agree with one another.
+Set-up, from the paper: OPT-13B on an A100-40GB, OPT-66B on four, OPT-175B on eight A100-80GB. Nothing is fitted:
+shapes and driver-reported memory go into the artifact's own reckoning (``sim.spec.paper_num_blocks``). Weights are in
+GB of 10^9 bytes and the KV cache in GiB, and slots are those that the bytes hold before they are rounded down to
+blocks: only so do the printed numbers agree with one another.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def table1() -> Payload:
         rows += [value_row(series, metric, printed[metric], [value]) for metric, value in _reckoned(*server)]
     return {
         "figure": FIGURE,
-        "workload": "no requests: weights, KV cache and slots of each model",
+        "workload": "No requests: weights, KV cache and slots of each model",
         "rows": rows,
         "findings": list(findings(rows)),
         "basis": [
-            "Slots: (95 % of the memory that the driver reports - weights - activations of 2,560 tokens - 1 GiB) / bytes"
-            f" of a slot, rounded down, on each GPU. In blocks of {BLOCK_SIZE} there are {_in_blocks()}.",
+            "Slots: (95 % of the memory that the driver reports - weights - activations of 2,560 tokens - 1 GiB) /"
+            f" bytes of a slot, rounded down, on each GPU. In blocks of {BLOCK_SIZE} there are {_in_blocks()}.",
             "Weights in GB of 10^9 bytes, KV cache in GiB.",
         ],
     }
@@ -62,12 +62,14 @@ def _reckoned(name: str, card: str, num_gpus: int) -> Iterator[tuple[str, float]
 
 
 def _in_blocks() -> str:
-    slots = [BLOCK_SIZE * paper_num_blocks(model(name), gpu(card), n, BLOCK_SIZE) for name, card, n in SERVERS.values()]
+    slots = [
+        BLOCK_SIZE * paper_num_blocks(model(name), gpu(card), n, BLOCK_SIZE) for name, card, n in SERVERS.values()
+    ]
     return ", ".join(f"{number:,}" for number in slots)
 
 
 def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """Whether slots and KV cache are what the paper prints, at the precision that it prints; how near the weights are."""
+    """Whether slots and KV cache are what the paper prints, as it rounds them; how near the weights are."""
     for metric, (text, decimals) in _PRINTED.items():
         mine = [row for row in rows if row["metric"] == metric]
         same = sum(round(row["simulated"], decimals) == row["published"] for row in mine)

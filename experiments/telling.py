@@ -45,7 +45,8 @@ def for_reports(payload: Payload) -> Payload:
 def findings_told(payload: Payload) -> list[str]:
     """The findings as lines that say whether they hold."""
     return [
-        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}" for found in payload.get("findings", ())
+        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}"
+        for found in payload.get("findings", ())
     ]
 
 
@@ -113,7 +114,9 @@ def tell_summary(documents: Iterable[Payload], report: Report) -> None:
     lines = summary_lines(summary_rows(documents))
     if not lines:
         return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left"
+    )
     for heading, cell in lines[0].items():
         table.add_column(heading, justify="right" if isinstance(cell, int) else "left")
     for line in lines:

@@ -11,7 +11,9 @@ from .palette import BUCKETS, PAPER, Hue
 
 _TITLE = "Published and simulated"
 #: One a series, in this order; neighbours differ in lightness.
-_HUES: tuple[Hue, ...] = tuple(BUCKETS[name] for name in ("live", "over_estimate", "cached", "finished_hold", "round_up"))
+_HUES: tuple[Hue, ...] = tuple(
+    BUCKETS[name] for name in ("live", "over_estimate", "cached", "finished_hold", "round_up")
+)
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
 #: Ratios of the largest to the smallest value from which on an axis is logarithmic.
 _LOG_FROM = 30
@@ -20,22 +22,26 @@ _LOG_FROM = 30
 def bars(comparison: Comparison) -> go.Figure:
     """A published and a simulated bar for each value that is published; all have one unit."""
     rows = [row for row in comparison["rows"] if row["published"] is not None]
-    metric = rows[0]["metric"]
-    title, numbers = f"{_TITLE}: {metric_label(metric)}", comparison_numbers(comparison["rows"])
-    figure = blank(title, f"{comparison['workload']}.", 96 + 50 * len(rows), numbers)
-    figure.update_xaxes(title_text=unit(metric))
+    metrics = series_of(rows, "metric")
+    title = _TITLE if len(metrics) > 1 else f"{_TITLE}: {metric_label(metrics[0])}"
+    figure = blank(title, f"{comparison['workload']}.", 96 + 50 * len(rows), comparison_numbers(comparison["rows"]))
+    figure.update_xaxes(title_text=unit(metrics[0]))
+    if len(metrics) > 1:
+        rows = [row | {"series": f"{row['series']}, {metric_label(row['metric'])}"} for row in rows]
     return side_by_side(figure, rows)
 
 
 def curves(comparison: Comparison) -> go.Figure:
-    """Values along ``x``, those of the first row's metric: dotted as published, solid as simulated, a colour a series.
+    """Values along ``x`` of the first row's metric: dotted as published, solid as simulated, a colour a series.
 
     The comparison may say what x is, under ``x_is``.
     """
     metric = comparison["rows"][0]["metric"]
     rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]
     title = f"{_TITLE}: {metric_label(metric)}"
-    figure = blank(title, f"{comparison['workload']}. Dotted: published.", 420, comparison_numbers(comparison["rows"]))
+    figure = blank(
+        title, f"{comparison['workload']}. Dotted: published.", 420, comparison_numbers(comparison["rows"])
+    )
     for name, hue, symbol in zip(series_of(rows), _HUES, _SYMBOLS, strict=False):
         mine = [row for row in rows if row["series"] == name]
         known = [row for row in mine if row["published"] is not None]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments import fig1, fig3, fig11, fig19a, table1
-from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.paper import source
+from fragmeter.experiments import fig1, fig3, fig11, fig13b, fig19a, table1
+from fragmeter.experiments.bench import Bench, Case, Measured
+from fragmeter.experiments.fit import CONTEXT_STEP_SCALE
+from fragmeter.experiments.paper import FIG13B, SERIES, source
 from fragmeter.experiments.rows import moved, value_row, within
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
@@ -80,7 +81,11 @@ def figure_19a() -> dict:
 class TestFig1:
     def test_the_papers_line_is_fitted_and_the_others_are_predicted(self, figure_1):
         kinds = {row["series"]: row["kind"] for row in figure_1["rows"]}
-        assert kinds == {"the paper's step cost": "fitted", "profile of the GPU": "predicted", "roofline": "predicted"}
+        assert kinds == {
+            "the paper's step cost": "fitted",
+            "profile of the GPU": "predicted",
+            "roofline": "predicted",
+        }
         assert len(figure_1["rows"]) == 30
 
     def test_values_by_hand(self, figure_1):
@@ -140,7 +145,46 @@ class TestFig19a:
         assert (row["published"], row["kind"]) == (82.0, "predicted")
 
     def test_within_ten_percent_from_block_size_8_to_256(self, figure_19a):
-        aimed = [row for row in figure_19a["rows"] if row["x"] >= 8 and row["series"] in ("swap in", "swap out", "recompute")]
+        aimed = [
+            row
+            for row in figure_19a["rows"]
+            if row["x"] >= 8 and row["series"] in ("swap in", "swap out", "recompute")
+        ]
         assert len(aimed) == 18
         assert max(abs(row["error"]) / row["published"] for row in aimed) <= 0.1
         assert all(finding["holds"] for finding in figure_19a["findings"])
+
+
+class TestFig13b:
+    @pytest.fixture
+    def document(self, monkeypatch):
+        """The figure over runs in which every policy batches the published number, times so much."""
+
+        def made(times: float) -> dict:
+            published = dict(zip(SERIES.values(), FIG13B.published().values(), strict=True))
+
+            def measured(_, cases, subject):
+                asked.extend(cases)
+                values = [published[case.policy] * times * case.scale / CONTEXT_STEP_SCALE for case in cases]
+                return [Measured(983, 16, {"batched_requests": value}, {}) for value in values]
+
+            monkeypatch.setattr(Bench, "measure", measured)
+            return fig13b.fig13b(Bench(source(seeds=1)))
+
+        asked: list[Case] = []
+        made.asked = asked
+        return made
+
+    @pytest.mark.parametrize(("times", "holds"), [(1.19, True), (1.21, False), (0.81, True), (0.79, False)])
+    def test_within_a_fifth(self, document, times, holds):
+        payload = document(times)
+        assert [found["holds"] for found in payload["findings"]] == [holds, True]
+        assert {row["kind"] for row in payload["rows"]} == {"predicted"}
+        assert "sensitivity" not in payload
+
+    def test_steps_depend_on_the_context_but_for_the_one_told_beside(self, document):
+        payload = document(1.0)
+        plain = [case for case in document.asked if not case.by_context]
+        assert [(case.policy, case.scale) for case in plain] == [("vllm-sosp23", 1.125)]
+        assert {case.scale for case in document.asked if case.by_context} == {1.07, 1.0593, 1.0807}
+        assert "With steps that know no context (s = 1.125, seed 0), vLLM would batch 139.2" in payload["remarks"][0]

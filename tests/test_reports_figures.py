@@ -6,7 +6,8 @@ import re
 
 import plotly.io
 import pytest
-from fragmeter.reports.figures import fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.figures import bars as bars_of
+from fragmeter.reports.figures import curves, fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
 from fragmeter.reports.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -251,3 +252,44 @@ class TestPalette:
         figure = fig2(comparison())
         used = set(re.findall("#[0-9a-fA-F]{6}", plotly.io.to_json(figure)))
         assert used and used <= set(DARK) | {hue.text for hue in BUCKETS.values()}
+
+
+def along(*values: tuple[str, float, float | None, float]) -> dict:
+    rows = [
+        {"series": name, "metric": "time_ms", "x": x, "published": published, "how": "digitised"}
+        | {"simulated": simulated, "error": None, "step_1pct": 0.5}
+        for name, x, published, simulated in values
+    ]
+    return {"figure": "fig19a", "workload": "made up", "x_is": "block size", "rows": rows}
+
+
+class TestCurves:
+    def test_every_mark_is_a_value_and_published_ones_are_dotted(self):
+        figure = curves(along(("in", 1, 9.0, 8.0), ("in", 256, None, 7.0), ("out", 1, 3.0, 2.0)))
+        drawn = {(trace.name, trace.line.dash): list(zip(trace.x, trace.y)) for trace in figure.data}
+        assert drawn == {
+            ("in, published", "dot"): [(1, 9.0)],
+            ("in, simulated", "solid"): [(1, 8.0), (256, 7.0)],
+            ("out, published", "dot"): [(1, 3.0)],
+            ("out, simulated", "solid"): [(1, 2.0)],
+        }
+        assert (figure.layout.xaxis.type, figure.layout.xaxis.title.text) == ("log", "block size")
+        assert figure.layout.yaxis.title.text == "ms"
+        assert len(figure.layout.meta["numbers"]["rows"]) == 3
+
+    def test_an_axis_that_does_not_reach_far_is_not_logarithmic(self):
+        figure = curves(along(("in", 4, 9.0, 8.0), ("in", 40, 10.0, 7.0)))
+        assert figure.layout.xaxis.type is None and figure.layout.yaxis.rangemode == "tozero"
+
+
+class TestBars:
+    def test_several_values_of_a_series_are_told_apart(self):
+        rows = [row | {"metric": f"mean_{part}_tokens"} for row, part in zip(along(("A", 1, 2.0, 3.0))["rows"] * 2, "ab")]
+        figure = bars_of({"workload": "made up", "rows": [row | {"x": None} for row in rows]})
+        names = [text.partition("<")[0] for text in figure.layout.yaxis.ticktext]
+        assert names == ["A, mean a tokens", "A, mean b tokens"]
+        assert figure.layout.xaxis.title.text == "tokens"
+
+    def test_what_is_not_published_has_no_bar(self):
+        figure = bars_of(along(("A", 1, None, 3.0), ("B", 1, 2.0, 3.0)))
+        assert [len(trace.x) for trace in figure.data] == [1, 1]

@@ -1,0 +1,67 @@
+"""docs/reproduction.md: what writes it, and that no figure is missing in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.figures import FIGURES
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_ALL = [name for name, figure in FIGURES.items() if figure.in_all]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("docs_reproduction", ROOT / "docs" / "reproduction.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(folder: Path, simulated: float) -> Path:
+    folder.mkdir()
+    for name in IN_ALL:
+        cells = {"series": "vLLM|x", "metric": "time_ms", "x": 8, "published": 10.0, "how": "digitised"}
+        row = cells | {"simulated": simulated, "error": simulated - 10, "kind": "predicted", "step_1pct": 0.5}
+        document = {"figure": name, "workload": "made up", "rows": [row], "basis": [f"Basis of {name}."]}
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_every_figure_has_its_table_and_its_words(script, tmp_path):
+    target = tmp_path / "reproduction.md"
+    script.main(str(made_up(tmp_path / "drawn", 12.0)), str(target))
+    text = target.read_text()
+    for name in IN_ALL:
+        assert f"\n## {script.heading(name)}\n" in text and f"- Basis of {name}." in text
+    line = "| vLLM\\|x | time | 8 | 10.00 | digitised | 12.00 |  | 4.2% | +20.0% | predicted |"
+    assert text.count(line) == len(IN_ALL)
+    assert "exact pairs" not in text
+
+
+def test_exact_pairs_stand_beside_the_drawn_ones_where_they_are_served(script, tmp_path):
+    target = tmp_path / "reproduction.md"
+    drawn, exact = made_up(tmp_path / "drawn", 12.0), made_up(tmp_path / "exact", 9.0)
+    script.main(str(drawn), str(target), str(exact))
+    text = target.read_text()
+    served = sum(FIGURES[name].traced for name in IN_ALL)
+    assert text.count("| +20.0% | 9.00 | -10.0% | predicted |") == served
+    assert text.count("4.2% | +20.0% | predicted |") == len(IN_ALL) - served
+
+
+def test_a_folder_without_all_figures_is_refused(script, tmp_path):
+    folder = made_up(tmp_path / "drawn", 12.0)
+    (folder / f"{IN_ALL[-1]}.json").unlink()
+    with pytest.raises(SystemExit) as ended:
+        script.main(str(folder), str(tmp_path / "reproduction.md"))
+    assert str(ended.value) == f"{folder}: has no {IN_ALL[-1]}; run fragmeter reproduce all --out {folder}"
+    assert not (tmp_path / "reproduction.md").exists()
+
+
+@pytest.mark.parametrize(("name", "told"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
+def test_headings(script, name, told):
+    assert script.heading(name) == told
