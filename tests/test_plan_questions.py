@@ -71,6 +71,9 @@ class TestMaxNumSeqs:
         chosen = replace(CHOSEN, num_gpu_blocks_override=10)
         found = plan_max_num_seqs.largest_max_num_seqs(chosen, work, quiet)
         assert (found.most, found.largest, found.in_any_order) == (3, 2, 2)
+        # Twelve blocks are eleven without the null block: one too few for three.
+        twelve = replace(chosen, num_gpu_blocks_override=12)
+        assert plan_max_num_seqs.largest_max_num_seqs(twelve, work, quiet).in_any_order == 2
         assert plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=13), work, quiet) == (
             plan_max_num_seqs.Seats(most=3, peak=3, largest=3, in_any_order=3, runs=1)
         )
