@@ -5,8 +5,8 @@
 What is asked follows from the seed and from what was told before, and nothing else: not from who runs the trials, how
 many at a time, or in which order they finish. So a search that was cut short asks the same once more, finds what is
 finished in its folder, and goes on; it leaves the bytes of one that was left in peace. That is also why a round is of
-one size. Within a round the estimator takes trials that it has no result of to be bad (a constant liar), so that all do
-not go to one place.
+one size. Within a round the estimator takes trials that it has no result of to be bad (a constant liar), so that
+not all go to one place.
 
 A trial that cannot be run is told as failed. Of limits the estimator is told by how much a trial is beyond them.
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 ROUND = 8
 MOST_TRIALS = 100_000
 _EXAMPLE = (
-    "say NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1, block_size=1:128:log"
-    " or request_rate=0.5:8.0"
+    "say NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1,"
+    " block_size=1:128:log or request_rate=0.5:8.0"
 )
 _METRIC_EXAMPLE = "is no number of the summary; name one as --json of simulate has it, such as request_throughput"
 

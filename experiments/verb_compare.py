@@ -83,8 +83,8 @@ def compare(
         sets: Settings as NAME=VALUE, or several with commas between them.
         seeds: Runs of each side, with seeds from --seed on.
         confidence: Of the intervals, between 0 and 1.
-        waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the same
-            load with the slots of that bucket given back. All requests are there at the start.
+        waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the
+            same load with the slots of that bucket given back. All requests are there at the start.
         price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
         out: With --waste, a file for the page with the picture.
     """
@@ -150,7 +150,8 @@ def _tell_waste(
         report.say()
     report.say(BASIS)
     if out is not None:
-        report.point_to("Page", page(rows, f"Means over {seeds} seeds, the first of them {inputs.settings.seed}.", out))
+        load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."
+        report.point_to("Page", page(rows, load, out))
     report.data({"seeds": seeds, "first_seed": inputs.settings.seed, "price_per_gpu_hour": price, "rows": rows})
 
 

@@ -62,8 +62,8 @@ def sweep(
     Args:
         grid: An axis: NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, its end included, of any flag of simulate, seed and
             trace among them; none leaves it to its default. Give it once for each axis.
-        search: In place of a grid, a setting to search, NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind.
-            Whole numbers where the ends are. Needs optuna.
+        search: In place of a grid, a setting to search, NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log
+            behind, of whole numbers where the ends are. Needs optuna.
         trials: How many points to try, eight at a time; the same with any number of jobs.
         maximize: What the search is for: a number of the summary, such as request_throughput.
         minimize: As maximize, for what should be small, such as p99_ttft_ms.
@@ -74,7 +74,8 @@ def sweep(
     base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if search:
         wanted = _wanted(grid, maximize, minimize, at_most or [])
-        _tell_search(report, out, wanted, search, searched(base, search_axes(search), wanted, trials, workers, Store(out)))
+        found = searched(base, search_axes(search), wanted, trials, workers, Store(out))
+        _tell_search(report, out, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
         raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")

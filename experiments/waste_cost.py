@@ -4,16 +4,16 @@ Slots of a bucket that are given back would be charged to nobody: at every momen
 more. Without them the policy would do something else, so what they are is a fixed point. With s(P) the bucket's mean
 share of a pool of P blocks while requests wait, and C blocks in the GPU,
 
-    P (1 - s(P)) = C        the pool P in which all but that bucket takes C blocks: P' = C / (1 - s(P)), until it stands
+    P (1 - s(P)) = C      the pool P in which all but that bucket takes C blocks: P' = C / (1 - s(P)), until it stands
 
 It is exact in the mean over time, not at every moment. At every moment it cannot be: who gives a reserved slot away
-misses it when its token comes. Where pools jump over the fixed point, as those of buddy chunks do, what is said lies on
-the line between the two beside it. A bucket that is empty costs nothing, exactly. Where the truth is known, as another
-policy or block size, tests say how far off this is. ``free`` and ``cached`` slots can be had by whoever asks: nobody
-gives them back.
+misses it when its token comes. Where pools jump over the fixed point, as those of buddy chunks do, what is said lies
+on the line between the two beside it. A bucket that is empty costs nothing, exactly. Where the truth is known, as
+another policy or block size, tests say how far off this is. ``free`` and ``cached`` slots can be had by whoever asks:
+nobody gives them back.
 
 All requests are there at the start. What counts is the time in which some wait, before the server drains: requests
-that finish in it, over its length. So it is what memory costs a server that is full, and of no cost to one that is not.
+that finish in it, over its length. So it is what memory costs a server that is full; one that is not it costs nothing.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _full_until(run: Run) -> int:
     waiting = np.flatnonzero(rows["waiting"])
     if not len(waiting):
         raise UserError(
-            f"the pool of {run.replica.num_blocks} blocks holds all {len(run.workload)} requests at once, so that no waste"
-            " costs anything; give more by num_prompts"
+            f"the pool of {run.replica.num_blocks} blocks holds all {len(run.workload)} requests at once, so that no"
+            " waste costs anything; give more by num_prompts"
         )
     last = int(waiting[-1])
     return int(rows["start_ticks"][last] + rows["ticks"][last])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
@@ -28,8 +29,8 @@ _HOUR_S, _MILLION = 3600, 1_000_000
 _TITLE = "What waste costs"
 #: What the figures rest on.
 BASIS = (
-    "All requests are there at the start, and what is done while some wait counts. Without a bucket the pool is so much"
-    " larger that all but that bucket takes what there is, in the mean over time."
+    "All requests are there at the start, and what is done while some wait counts. Without a bucket the pool is so"
+    " much larger that all but that bucket takes what there is, in the mean over time."
 )
 
 
@@ -50,8 +51,9 @@ def waste_costs(sides: Sequence[Side], seeds: int, workers: Workers, price: floa
     Raises:
         UserError: As ``waste_cost``.
     """
-    jobs = [(place, number, _seeded(side.inputs, number)) for place, side in enumerate(sides) for number in range(seeds)]
-    found = {where: costs for where, costs in track(as_they_finish(_run, jobs, len(jobs), workers), "runs", len(jobs))}
+    places = product(range(len(sides)), range(seeds))
+    jobs = [(place, number, _seeded(sides[place].inputs, number)) for place, number in places]
+    found = dict(track(as_they_finish(_run, jobs, len(jobs), workers), "runs", len(jobs)))
     rows: list[Row] = []
     for place, side in enumerate(sides):
         rows += _rows(side, [found[place, number] for number in range(seeds)], price)
@@ -111,7 +113,8 @@ def _row(
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """What the terminal shows, each with a column a side and a line a bucket: how many times the requests/s there are
     without it, its share, and where there is a price what a million tokens cost without it."""
-    yield _table(rows, "requests/s", lambda row: f"{row['request_throughput']:.3f}", lambda row: f"x {row['gain']:.2f}")
+    rate = "request_throughput"
+    yield _table(rows, "requests/s", lambda row: f"{row[rate]:.3f}", lambda row: f"x {row['gain']:.2f}")
     yield _table(rows, "% of the pool", None, lambda row: f"{row['share_pct']:.1f}")
     if rows[0]["cost_per_million_output_tokens"] is not None:
         yield _table(rows, "per million output tokens", _money, _money)

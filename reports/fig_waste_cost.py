@@ -20,7 +20,7 @@ def waste_cost(rows: Sequence[Row]) -> go.Figure:
     ``request_throughput`` and ``share_pct``.
     """
     bars = [row for row in rows if row["without"] in (*BUCKETS, _ALL)]
-    subtitle = "Requests/s with the slots of a bucket given back, over requests/s as it is; all requests there at once."
+    subtitle = "Requests/s with the slots of a bucket given back, over requests/s as it is; all requests come at once."
     figure = blank("What each kind of waste costs", subtitle, 130 + 28 * len(bars), _numbers(rows))
     for bucket in (*BUCKETS, _ALL):
         mine = [(place, row) for place, row in enumerate(bars) if row["without"] == bucket]

@@ -5,8 +5,8 @@ session, in the order of the workload, and keeps it until its last turn is answe
 
     user 0   |- turn 1 -|  thinks  |- turn 2 -|  thinks  |- turn 1 of the next session -| ...
 
-    a first turn is sent    when it arrives and a user is ready, the one who has been ready longest
-    a later one             when the user who got the answer before it has thought; its own time of arrival says nothing
+    a first turn is sent   when it arrives and a user is ready, the one who has been ready longest
+    a later one            when the user who got the answer before it has thought; its own time of arrival says nothing
 
 At one instant requests are sent in the order of the workload. One that is refused is no turn, and costs no time.
 When the next one is sent is known up to the next finish, and leaps end there: a finish is told at once.

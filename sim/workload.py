@@ -67,7 +67,8 @@ class Workload:
     def _check_users(self, users: Users) -> None:
         users.check(len(self))
         if self.dialogue is not None:
-            raise SettingError("max_concurrency", users.max_concurrency, "is for requests without parents; leave it out")
+            remedy = "is for requests without parents; leave it out"
+            raise SettingError("max_concurrency", users.max_concurrency, remedy)
 
     def _check_dialogue(self, dialogue: Dialogue) -> None:
         if len(dialogue) != len(self):

@@ -41,8 +41,8 @@ class TestAxes:
         ]
 
     def test_each_is_drawn_as_it_is_said(self, tmp_path):
-        tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v1", "--search", "watermark=0.001:0.1:log"]
-        tokens += ["--search", "max_num_seqs=1:256:log"]
+        tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v1"]
+        tokens += ["--search", "watermark=0.001:0.1:log", "--search", "max_num_seqs=1:256:log"]
         rows = searched(tmp_path, *tokens, "--minimize", "mean_ttft_ms", "--trials", 20)
         assert rows["trial"].tolist() == list(range(20))
         assert set(rows["block_size"]) == {4, 8, 12, 16}
@@ -88,14 +88,14 @@ def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
     # It knows: without a limit hardly any lie below it.
     assert len(within) > 20
     capsys.readouterr()
-    assert status(["sweep", *SMALL, *BLOCKS, "--trials", "8", "--at-most", "num_gpu_blocks=1", "--out", str(tmp_path / "no")]) == DONE
+    searched(tmp_path / "none", *BLOCKS, "--trials", 8, "--at-most", "num_gpu_blocks=1")
     assert "No trial is within the limits" in capsys.readouterr().out
 
 
 def test_small_is_the_best_of_what_is_minimized(tmp_path):
-    json_file = tmp_path / "told.json"
-    rows = searched(tmp_path / "out", *BLOCKS[:2], "--minimize", "num_gpu_blocks", "--trials", 12, "--json", json_file)
-    assert json.loads(json_file.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
+    told = tmp_path / "told.json"
+    rows = searched(tmp_path / "out", *BLOCKS[:2], "--minimize", "num_gpu_blocks", "--trials", 12, "--json", told)
+    assert json.loads(told.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
 
 
 def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("fragmeter.experiments.sweeping.run_point", noting)
     again = searched(tmp_path, *BLOCKS, "--trials", 20)["num_gpu_blocks_override"].tolist()
     assert again[:10] == first
-    assert ran == [blocks for place, blocks in enumerate(again) if blocks not in again[:place] and blocks not in first]
+    assert ran == [blocks for blocks in dict.fromkeys(again) if blocks not in first]
     other = searched(tmp_path / "other", *BLOCKS, "--trials", 10, "--seed", 1)["num_gpu_blocks_override"].tolist()
     assert other != first
 
@@ -120,8 +120,8 @@ def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
     assert (rows["error"].notna() == (rows["policy"] == "sglang")).all()
     assert rows["error"].notna().any()
     assert "sglang's tree has pages" in " ".join(capsys.readouterr().out.split())
-    only = ["sweep", *SMALL, "--search", "policy=sglang", *tokens[2:], "--trials", "3", "--out", str(tmp_path / "only")]
-    assert status(only) == MISTAKE
+    only = ["--search", "policy=sglang", *tokens[2:], "--trials", "3", "--out", str(tmp_path / "only")]
+    assert status(["sweep", *SMALL, *only]) == MISTAKE
     assert "sglang's tree has pages" in capsys.readouterr().err
 
 

@@ -118,13 +118,14 @@ def test_leap_and_step_are_the_same_bits(policy, case: Case, data):
 
 
 def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
-    """Each request is sent when it should be, told once more from the finishes; the ticks that users were idle in all.
+    """Each request is sent when it should be, told once more from the finishes; the ticks that users are idle in all.
 
     A later turn follows the answer to the one before it; a first one is sent by the user who is ready first, if there
     are so few of them.
     """
     times = request_times(run)
-    sent, done = (dict(zip(times.index.tolist(), column.tolist())) for column in (times.arrival_ticks, times.finish_ticks))
+    columns = times.arrival_ticks, times.finish_ticks
+    sent, done = (dict(zip(times.index.tolist(), column.tolist())) for column in columns)
     turns = turns_by_session(asked, sent)
     before = {turn: earlier for chain in turns for earlier, turn in zip(chain, chain[1:])}
     last = {chain[-1] for chain in turns}
@@ -164,7 +165,7 @@ class TestSessions:
     """COST: a step takes 101 ticks, 13 for each decode and 7 for each token of a prompt."""
 
     def test_a_turn_waits_for_the_answer_before_it(self):
-        # Both first turns come as traced; what the trace says of the second of 5, that it comes at 20, does not count.
+        # Both first turns come as traced; that the trace has the second of session 5 come at 20 does not count.
         requests = [Request(0, 10, 1), Request(10, 20, 1), Request(20, 3, 1), Request(30, 4, 1)]
         run = served(requests, Users(None, [1000, 0, 0, 0], [5, 6, 5, 6]))
         # 101 + 70 to 171; 101 + 140 to 412; then the second of 6, 101 + 28; and at 1171 the second of 5, 101 + 21.
@@ -273,7 +274,7 @@ def test_what_cannot_be_asked():
         ((1, [0]), {}, "think_ticks = 1: must be of 2 requests"),
         ((1, [0, 0], [1]), {}, "session_id = 1: must be of 2 requests"),
         ((None, [0, 0]), {}, "max_concurrency = None: must be given where there are no sessions"),
-        ((1, [0, 0]), {"dialogue": Dialogue([-1, 0], [0, 4], [0, 0])}, "max_concurrency = 1: is for requests without parents"),
+        ((1, [0, 0]), {"dialogue": Dialogue([-1, 0], [0, 4], [0, 0])}, "max_concurrency = 1: is for requests without"),
     ):
         with pytest.raises(SettingError, match=refused):
             replace(work, users=Users(*asked), **more)
@@ -288,7 +289,7 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
     capsys.readouterr()
     for flags, told in (
-        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency, or give"),
+        (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
         ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE

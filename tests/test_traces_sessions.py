@@ -90,7 +90,7 @@ def test_the_first_time_must_be_there(tmp_path):
 def test_who_waits_how_long(tmp_path):
     trace = read_with_content(written(tmp_path))
     asked = users(Pacing(), trace)
-    # What the trace says before a turn is what its user thinks after the one before it; a first turn waits for nothing.
+    # What the trace says before a turn is what its user thinks after the one before; a first turn waits for nothing.
     assert (asked.think_ticks / MS).tolist() == [1500, 250.5, 0, 0, 0, 0]
     assert asked.max_concurrency is None
     drawn = users(Pacing(think_time=2.0, max_concurrency=3), trace, seed=1)
@@ -116,18 +116,19 @@ def test_the_program_serves_sessions(tmp_path, capsys):
 
 
 def hit_rate(folder: Path, capsys, think_s: float) -> float:
-    """Of forty sessions of three turns that begin every other second, over a pool that holds the text of four or so."""
+    """Of forty sessions of three turns that begin every other second, in a pool that holds the text of four or so."""
     rows = [
-        {"timestamp": 2000 * (place // 3), "session_id": place // 3, "input_length": 400 * (1 + place % 3), "output_length": 9}
-        for place in range(120)
+        {"timestamp": 2000 * session, "session_id": session, "input_length": 400 * turn, "output_length": 9}
+        for session in range(40)
+        for turn in (1, 2, 3)
     ]
-    serve = ["simulate", "--trace", str(written(folder, rows)), "--policy", "vllm-v1", "--num-gpu-blocks-override", "300"]
-    assert status([*serve, "--think-time", str(think_s), "--json", "-"]) == DONE
+    serve = ["simulate", "--trace", str(written(folder, rows)), "--policy", "vllm-v1", "--think-time", str(think_s)]
+    assert status([*serve, "--num-gpu-blocks-override", "300", "--json", "-"]) == DONE
     return json.loads(capsys.readouterr().out)["prefix_cache"]["hit_rate"]
 
 
 def test_who_thinks_long_finds_less(tmp_path, capsys):
-    """Who goes on at once finds all but a block's rest; the longer users think, the more others have come meanwhile."""
+    """Who goes on at once finds all but a block's rest; the longer users think, the more others come meanwhile."""
     rates = [hit_rate(tmp_path, capsys, think_s) for think_s in (0, 2, 8, 1000)]
     assert rates[0] == (400 + 800) / 2400
     assert rates[0] > rates[1] > rates[2] > rates[3]

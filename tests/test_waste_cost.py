@@ -37,7 +37,7 @@ class TestAgainstTheTruth:
     """How far a pool that is right in the mean is off from a server that has no such waste."""
 
     def test_over_estimates_gone_is_to_know_the_outputs(self):
-        # The rest that no request fits into grows with the pool, and with the requests that are asked for it does not.
+        # The rest that no request fits into grows with the pool; with true outputs it is small.
         assert gone({"policy": "orca"}, "over_estimate") == pytest.approx(truth("true", policy="orca"), rel=0.12)
 
     def test_round_up_gone_is_an_arena_that_rounds_to_blocks(self):
@@ -62,7 +62,8 @@ def alike(n: int, prompt: int, output: int, max_tokens: int) -> Workload:
 
 def test_half_of_every_reservation_gone_is_a_pool_of_twice_the_size():
     # Of 200 slots that each asks for, half are for an output that never comes; ten are served at a time.
-    base, costs = waste_cost(settings(policy="orca", num_gpu_blocks_override=125, block_size=16), alike(40, 20, 80, 180))
+    chosen = settings(policy="orca", num_gpu_blocks_override=125, block_size=16)
+    base, costs = waste_cost(chosen, alike(40, 20, 80, 180))
     found = {cost.bucket: cost for cost in costs}
     assert (base.num_blocks, base.shares["over_estimate"], base.shares["free"]) == (125, 0.5, 0)
     assert (found["over_estimate"].num_blocks, found["over_estimate"].charged) == (250, 1)
@@ -81,7 +82,7 @@ def test_what_counts_is_done_while_some_wait():
 
 def test_what_is_not_there_costs_nothing_and_is_not_told():
     base, costs = waste_cost(settings(policy="vllm-sosp23"), load())
-    assert [cost.bucket for cost in costs] == [bucket for bucket in (*WASTE, ALL) if bucket == ALL or base.shares[bucket]]
+    assert [cost.bucket for cost in costs] == [*(bucket for bucket in WASTE if base.shares[bucket]), ALL]
     assert not {"over_estimate", "round_up", "finished_hold", "stranded"} & {cost.bucket for cost in costs}
     block_tail = next(cost for cost in costs if cost.bucket == "block_tail")
     # Less than half a block of the pool.
@@ -115,8 +116,9 @@ def test_too_few_requests_and_too_long_ones():
 
 
 def test_the_program(tmp_path, capsys):
-    asked = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80", "--jobs", "1"]
-    asked += ["--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html"), "--json", str(tmp_path / "told.json")]
+    asked = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80"]
+    asked += ["--jobs", "1", "--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html")]
+    asked += ["--json", str(tmp_path / "told.json")]
     assert status(asked) == DONE
     printed = capsys.readouterr().out
     told = json.loads((tmp_path / "told.json").read_text())
@@ -152,9 +154,10 @@ def test_what_cannot_be_asked(flags, told, capsys):
 
 
 def test_the_picture_has_a_bar_for_each_row():
+    gains = {("a", "none"): 1, ("a", "reserved"): 1.5, ("a", "all"): 2, ("b", "none"): 1, ("b", "all"): 3}
     rows = [
         {"side": side, "without": bucket, "gain": gain, "request_throughput": 1.0, "share_pct": 9.0}
-        for side, bucket, gain in (("a", "none", 1), ("a", "reserved", 1.5), ("a", "all", 2), ("b", "none", 1), ("b", "all", 3))
+        for (side, bucket), gain in gains.items()
     ]
     figure = figures.waste_cost(rows)
     assert {bar.name: list(bar.x) for bar in figure.data} == {"reserved": [0.5], "all": [1.0, 2.0]}

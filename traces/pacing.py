@@ -49,7 +49,7 @@ class Pacing:
             all may be sent at once.
         think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
             distribution. Where a trace has sessions, a user sends the turns of one, each after the answer to the turn
-            before it; without max_concurrency each session has a user of its own, and begins when its first turn comes.
+            before; without max_concurrency each session has a user of its own, and begins when its first turn comes.
             By default turns wait as long as the trace's delay says, where it says so.
     """
 

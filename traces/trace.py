@@ -90,7 +90,8 @@ class Trace:
 
     def first(self, requests: int) -> Trace:
         """The first requests alone."""
-        columns = (self.prompt_tokens, self.output_tokens, self.arrival_ticks, self.max_tokens, self.delay_ticks, self.n)
+        lengths = self.prompt_tokens, self.output_tokens
+        columns = (*lengths, self.arrival_ticks, self.max_tokens, self.delay_ticks, self.n)
         content = None if self.content is None else self.content.first(requests)
         *cut, delays, n = (None if column is None else column[:requests] for column in columns)
         dialogue = None if self.dialogue is None else self.dialogue.first(requests)

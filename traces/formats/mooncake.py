@@ -5,8 +5,8 @@
 ``hash_ids`` are blocks of the prompt, each with all that precedes it. The two differ in what the file does not say:
 Mooncake's blocks have 512 tokens and its times are milliseconds, vLLM's default to 16 tokens and to seconds
 (``--timed-trace-chunk-hash-size``, ``--timed-trace-sec-multiplier``). Which it is shows in how many ids a prompt has.
-``session_id`` says which requests are turns of one session. ``delay`` is the time between the answer to a turn and the
-next one, which carries it, in the unit of the times; a turn that has it needs no ``timestamp``.
+``session_id`` says which requests are turns of one session. ``delay`` is the time between the answer to a turn and
+the next one, which carries it, in the unit of the times; a turn that has it needs no ``timestamp``.
 
 Sources: kvcache-ai/Mooncake, FAST25-release/traces; vllm-project/vllm, pull request 39795; of ``delay``
 ai-dynamo/aiperf, pull requests 299 and 452.
