@@ -38,8 +38,10 @@ class PaperCost:
         scale: Factor on the whole step, rounded into each coefficient.
         block_bytes: Bytes of one KV block, which a swap moves.
         block_size: Tokens of one.
-        ms_per_prefill_token_beyond: Slope past the 256th prompt token of a step. The default goes on
+        ms_per_prefill_token_beyond: Slope past the 256th prompt token of a step. None goes on
             as before; DistServe's fit for this model and card is about 0.14.
+        step_ms, ms_per_decode, ms_per_prefill_token: In place of the three coefficients, for a step that is not
+            OPT-13B's.
     """
 
     name = "paper"
@@ -48,16 +50,21 @@ class PaperCost:
         self,
         scale: float = 1.0,
         block_bytes: int = OPT_13B_BLOCK_BYTES,
-        ms_per_prefill_token_beyond: float = MS_PER_PREFILL_TOKEN,
+        ms_per_prefill_token_beyond: float | None = None,
         block_size: int = 16,
+        step_ms: float = STEP_MS,
+        ms_per_decode: float = MS_PER_DECODE,
+        ms_per_prefill_token: float = MS_PER_PREFILL_TOKEN,
     ) -> None:
+        if ms_per_prefill_token_beyond is None:
+            ms_per_prefill_token_beyond = ms_per_prefill_token
         _require_positive("scale", scale)
         _require_positive("block_bytes", block_bytes)
         _require_positive("ms_per_prefill_token_beyond", ms_per_prefill_token_beyond)
         self.scale = scale
-        self._step = from_ms(scale * STEP_MS)
-        self._per_decode = from_ms(scale * MS_PER_DECODE)
-        self._per_prefill_token = from_ms(scale * MS_PER_PREFILL_TOKEN)
+        self._step = from_ms(scale * step_ms)
+        self._per_decode = from_ms(scale * ms_per_decode)
+        self._per_prefill_token = from_ms(scale * ms_per_prefill_token)
         self._per_prefill_token_beyond = from_ms(scale * ms_per_prefill_token_beyond)
         self._steeper = self._per_prefill_token_beyond - self._per_prefill_token
         self._per_block_out = _block_ticks(block_bytes, SWAP_OUT_BYTES_PER_S, SWAP_OUT_MS_PER_BLOCK)

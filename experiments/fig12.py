@@ -1,0 +1,170 @@
+"""Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
+
+The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits. Fitted
+are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three Orcas and all
+of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is before it is scaled:
+``rate_costs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..sim.replica import FITTED_STEP_SCALE
+from ..sim.settings import settings
+from .bench import Bench
+from .comparison import Payload
+from .facts import paper_figures
+from .paper import FIG13A, SERIES, Source
+from .rate_costs import Steps
+from .rate_panels import (
+    ALPACA,
+    ORACLE,
+    ORCAS,
+    SHAREGPT,
+    VLLM,
+    Panel,
+    Scale,
+    lengths_of,
+    ordered,
+    panel_document,
+    published_panel,
+    ratio_told,
+    scale_fitted,
+    spare_seeds,
+)
+from .rate_sweep import Load, System
+from .rows import within
+
+FIGURE, FT = "fig12", "FasterTransformer"
+#: By model: GPU, how many, and the length of the traces in seconds.
+SERVERS = {
+    "OPT-13B": ("a100-40gb", 1, 3600),
+    "OPT-66B": ("a100-40gb", 4, 3600),
+    "OPT-175B": ("a100-80gb", 8, 900),
+}
+PANELS = {
+    letter: (model, dataset)
+    for letter, (dataset, model) in zip(
+        "abcdef", ((dataset, model) for dataset in (SHAREGPT, ALPACA) for model in SERVERS), strict=True
+    )
+}
+_WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a scale is fitted for.
+
+    Attributes:
+        model: By its name in the paper.
+        source: Of ShareGPT's lengths.
+        duration_s: Length of the trace; None takes the paper's.
+    """
+
+    model: str
+    source: Source
+    duration_s: float | None = None
+
+
+def panel(letter: str, bench: Bench) -> Payload:
+    """The panel as a document."""
+    return panel_of(letter, bench.source)
+
+
+def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
+    """As ``panel``, with the traces shorter than the paper's where a length is given."""
+    model, dataset = PANELS[letter]
+    lengths, duration_s = lengths_of(dataset, source), duration_s or SERVERS[model][2]
+    published = published_panel(FIGURE, panel_name(letter))
+    wandering = spare_seeds(source.seeds)
+    asked = Asked(model, source, duration_s)
+    scales = {FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM))
+    document = panel_document(
+        Panel(
+            figure=f"{FIGURE}{letter}",
+            published=published,
+            systems={series: system(model, dataset, series) for series in published},
+            scales=scales,
+            loads={
+                (series, seed): load(lengths, rate, duration_s, seed)
+                for series, rate in published.items()
+                for seed in (*source.seeds, *wandering)
+            },
+            seeds=source.seeds,
+            wandering=wandering,
+            fitted=(FT, VLLM) if dataset == SHAREGPT else (),
+            workload=told(model, dataset, lengths, duration_s),
+        )
+    )
+    return document | _said(document, letter, scales[VLLM])
+
+
+def panel_name(letter: str) -> str:
+    """What the facts call a panel."""
+    return f"{letter} {' '.join(PANELS[letter])}"
+
+
+def system(model: str, dataset: str, series: str) -> System:
+    """One of the five."""
+    card, num_gpus, _ = SERVERS[model]
+    name = model.lower()
+    steps = Steps(name, card, num_gpus, roofline=series == FT)
+    more: dict[str, Any] = {"model": name, "gpu": card, "tensor_parallel_size": num_gpus}
+    if series == FT:
+        batch = paper_figures()[FIGURE]["ft_max_batch"][model][dataset]
+        return System(settings(policy="fastertransformer", max_num_seqs=batch, **more), steps)
+    return System(settings(policy=SERIES[series], **more), steps)
+
+
+def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
+    """The artifact's trace at a rate."""
+    # Of an experiment the trace takes the rate and the span alone.
+    return Load(lengths.workload(replace(FIG13A, request_rate=rate, duration_s=duration_s), seed), rate)
+
+
+def fitted_scale(asked: Asked, series: str) -> Scale:
+    """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
+    letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
+    rate = published_panel(FIGURE, panel_name(letter))[series]
+    duration_s = asked.duration_s or SERVERS[asked.model][2]
+    return scale_fitted(
+        system(asked.model, SHAREGPT, series),
+        _fitting_load(asked.source, rate, duration_s),
+        f"Fig 12{letter}'s {series} crossing ({rate:g} req/s)",
+    )
+
+
+_LOADS: dict[tuple, Load] = {}
+
+
+def _fitting_load(source: Source, rate: float, duration_s: float) -> Load:
+    """The same object for the same load, by which fits are remembered."""
+    key = source, rate, duration_s
+    return _LOADS.setdefault(key, load(source, rate, duration_s, source.seeds[0]))
+
+
+def told(model: str, dataset: str, lengths: Source, duration_s: float) -> str:
+    """What is served, in words."""
+    card, num_gpus, _ = SERVERS[model]
+    seeds = lengths.seeds
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
+    return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s:g} s, {which}"
+
+
+def _said(document: Payload, letter: str, scale: Scale) -> Payload:
+    """Findings, and what the comparison of scales comes to."""
+    rows, dataset = document["rows"], PANELS[letter][1]
+    served = [row for row in rows if row["series"] != FT]
+    limit = _WITHIN[dataset]
+    findings = [within(served, limit, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
+    if dataset == ALPACA:
+        findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
+    remarks = [*document["remarks"], ratio_told(rows, VLLM, ORACLE), ratio_told(rows, VLLM, FT)]
+    if letter == "a":
+        remarks.append(
+            f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
+            " mean batch in Fig 13a."
+        )
+    return {"findings": findings, "remarks": remarks}

@@ -1,0 +1,98 @@
+"""Fig 17: a chatbot, OPT-13B on one A100-40GB; every prompt is the end of a conversation so far.
+
+The paper's: conversations of ShareGPT, prompt = the last 1,024 tokens of the history, output at most 1,016, nothing kept
+between rounds; with probability 0.5 a request opens a conversation, else it goes on with one that is open (the
+artifact's ``run_all_chatbot_*.py``). Only the shape can be compared: what comes after the first round is not to be had,
+and every round is drawn from the summary of first rounds here. An hour, and the scale of the step time is Fig 12a's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..sim.settings import settings
+from ..traces import LengthPairs, catalogue, sample, stream
+from .bench import Bench
+from .comparison import Payload
+from .fig12 import Asked, fitted_scale, load
+from .paper import SERIES, SYNTHETIC_SET, Source
+from .rate_costs import Steps
+from .rate_panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
+from .rate_sweep import System
+from .rows import Row
+
+FIGURE, PANEL = "fig17", "chatbot"
+DURATION_S = 3600.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 1016
+_OPENS = 0.1
+_ROWS = 10_000
+
+
+def fig17(bench: Bench) -> Payload:
+    """The figure as a document."""
+    return figure_of(bench.source, DURATION_S)
+
+
+def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
+    """As ``fig17``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
+    published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
+    seeds = (*source.seeds, *wandering)
+    rounds = {seed: conversations(seed) for seed in seeds}
+    document = panel_document(
+        Panel(
+            figure=FIGURE,
+            published=published,
+            systems={series: System(settings(policy=SERIES[series]), Steps()) for series in published},
+            scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+            loads={
+                (series, seed): load(rounds[seed], rate, duration_s, seed)
+                for series, rate in published.items()
+                for seed in seeds
+            },
+            seeds=source.seeds,
+            wandering=wandering,
+            workload=f"OPT-13B on 1 x a100-40gb, made-up conversations, {duration_s:g} s",
+        )
+    )
+    rows = document["rows"]
+    return document | {
+        "findings": [_alike(rows), _ahead(rows)],
+        "remarks": [
+            *document["remarks"],
+            ratio_told(rows, VLLM, ORACLE),
+            "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
+        ],
+    }
+
+
+def conversations(seed: int) -> Source:
+    """Rounds of made-up conversations, in the order in which they are asked."""
+    rows = next(entry.rows for entry in catalogue.describe() if entry.name == SYNTHETIC_SET)
+    drawn = sample(SYNTHETIC_SET, min(rows, _ROWS), stream(seed, f"rounds {SYNTHETIC_SET}"))
+    rng = stream(seed, "conversations")
+    open_tokens: list[int] = []
+    prompts, outputs = [], []
+    for asked, answered in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
+        if not open_tokens or rng.random() < _OPENS:
+            open_tokens.append(0)
+            place = len(open_tokens) - 1
+        else:
+            place = int(rng.integers(len(open_tokens)))
+        history = open_tokens[place] + asked
+        prompts.append(min(history, PROMPT_TOKENS))
+        outputs.append(min(answered, OUTPUT_TOKENS))
+        open_tokens[place] = history + answered
+    return Source((seed,), LengthPairs("made-up conversations", np.array(prompts), np.array(outputs)))
+
+
+def _alike(rows: list[Row]) -> dict[str, object]:
+    """Prompts are so long that every Orca reserves the model's maximum."""
+    rates = [row["simulated"] for row in rows if row["series"] in ORCAS]
+    apart = max(rates) / min(rates) - 1
+    return {"finding": f"The three Orcas are alike, {apart:.0%} apart; in the figure 3 %.", "holds": apart <= 0.1}
+
+
+def _ahead(rows: list[Row]) -> dict[str, object]:
+    by = {row["series"]: row["simulated"] for row in rows}
+    ahead = by[VLLM] / max(by[name] for name in ORCAS)
+    return {"finding": f"vLLM takes {ahead:.2f} times the rate of the best Orca; in the figure 1.49.", "holds": ahead > 1.2}

@@ -1,0 +1,133 @@
+"""How many requests/s a system takes before its mean normalised latency exceeds 0.5 s/token: SOSP'23's rate sweeps.
+
+*Requests.* Those that the artifact's trace rule draws at the published rate; at any other rate the very same ones with
+the same gaps, further apart or closer together. So a curve is made of common random numbers, and at the published rate
+it is the paper's own trace. All are served to the last, and the mean is over all of them, as in the artifact.
+
+*Step time.* If all steps take s times as long, and requests come s times as far apart, every latency is s times what it
+was: L(r, s) = s * L(s * r, 1). So everything runs at s = 1, and the scale is applied afterwards: to fit s on a published
+rate R is to find where the curve s * L(s * R, 1) crosses the target, and how far a crossing moves with 1 % of step time
+follows from the slope there. What bounds swaps and copies is scaled with the rest.
+
+*Crossing.* By bisection (``crossing``). One search is one job, on whatever core is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp, log
+
+import numpy as np
+
+from ..sim.requests import request_times
+from ..sim.run import simulate
+from ..sim.settings import Settings
+from ..sim.workload import Workload
+from .crossing import Crossing, crossing
+from .output import track
+from .parallel import Workers, as_they_finish
+from .rate_costs import Steps
+
+#: s/token; where the paper draws the line.
+TARGET_S = 0.5
+#: Of the published rate: where the curve is asked too, for the picture.
+_LIGHT = (0.5, 0.8)
+#: Where the search for a scale starts.
+_SCALE_START = 1.2
+
+
+@dataclass(frozen=True)
+class System:
+    """What serves a load.
+
+    Attributes:
+        settings: Its replica.
+        steps: What a step takes, at scale 1.
+        n: Sequences that every request asks for.
+    """
+
+    settings: Settings
+    steps: Steps
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests at the rate at which they were drawn, in requests/s."""
+
+    workload: Workload
+    rate: float
+
+    def at(self, rate: float) -> Workload:
+        """The same requests and gaps at another rate."""
+        ticks = np.rint(self.workload.arrival_ticks * (self.rate / rate)).astype(np.int64)
+        return replace(self.workload, arrival_ticks=ticks)
+
+
+@dataclass(frozen=True)
+class Search:
+    """One job: the crossing of a system under a load, with steps ``scale`` times as long.
+
+    Attributes:
+        key: What it is called in the results.
+    """
+
+    key: tuple
+    system: System
+    load: Load
+    scale: float
+
+
+def latency_s(system: System, load: Load, rate: float, scale: float = 1.0) -> float:
+    """Mean normalised latency in s/token, over all requests, at a rate in requests/s with steps scaled."""
+    work = load.at(rate * scale)
+    if system.n > 1:
+        work = replace(work, n=np.full(len(work), system.n))
+    run = simulate(system.settings, work, system.steps.cost())
+    return scale * float(request_times(run).normalized_latency_s.mean())
+
+
+def find_rate(search: Search) -> tuple[tuple, Crossing]:
+    """The rate at which the system crosses the target, by the search's key; its points include two of light load."""
+    curve = partial(latency_s, search.system, search.load, scale=search.scale)
+    found = crossing(curve, TARGET_S, search.load.rate)
+    light = {share * search.load.rate for share in _LIGHT} - dict(found.points).keys()
+    more = tuple((rate, curve(rate)) for rate in light)
+    return search.key, replace(found, points=tuple(sorted(found.points + more)))
+
+
+def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing]:
+    """Every search's crossing, in the order of the searches; those of many requests are begun first."""
+    jobs = sorted(((search,) for search in searches), key=lambda job: len(job[0].load.workload), reverse=True)
+    return _done(find_rate, jobs, subject, [search.key for search in searches])
+
+
+def fit_scale(system: System, load: Load) -> Crossing:
+    """The scale of the step time at which the system crosses the target at the very rate of its load."""
+    return crossing(lambda scale: latency_s(system, load, load.rate, scale), TARGET_S, _SCALE_START)
+
+
+def latencies(searches: Sequence[Search], rates: Mapping[tuple, float], subject: str) -> dict[tuple, float]:
+    """Mean normalised latency of every search's system and load at the rate under its key."""
+    return _done(_latency_at, [(search, rates[search.key]) for search in searches], subject, list(rates))
+
+
+def _latency_at(search: Search, rate: float) -> tuple[tuple, float]:
+    return search.key, latency_s(search.system, search.load, rate, search.scale)
+
+
+def _done(call, jobs: Sequence[tuple], subject: str, keys: Iterable[tuple]) -> dict:
+    found = dict(track(as_they_finish(call, jobs, len(jobs), Workers()), subject, len(jobs)))
+    return {key: found[key] for key in keys if key in found}
+
+
+def per_step_pct(found: Crossing) -> float:
+    """How far the rate moves if all steps take 1 % longer: it falls by 1 %, and by what the target is then too high."""
+    return found.at * (1 + found.exponent) / 100
+
+
+def moved_to(found: Crossing, latency: float) -> float:
+    """Where another load crosses, to first order, that has this latency where ``found`` crosses."""
+    return found.at * exp(-found.exponent * log(latency / TARGET_S))
