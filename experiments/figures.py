@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..reports import figures
 from ..reports.page import Section
-from . import sections
+from . import fig12, fig14, sections
 from .anyscale import SEEDS as ANYSCALE_SEEDS
 from .anyscale import compare_anyscale
 from .bench import Bench
@@ -25,6 +26,8 @@ from .fig3 import fig3
 from .fig11 import fig11
 from .fig13b import fig13b
 from .fig15 import compare_sharing
+from .fig16 import fig16
+from .fig17 import fig17
 from .fig19a import fig19a
 from .fit import fit
 from .kept import Kept
@@ -68,6 +71,18 @@ def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
     return Figure(lambda _: make(), *show, seeds=None, traced=False, **more)
 
 
+def _rates() -> dict[str, Figure]:
+    """The rate sweeps, a panel each: an interruption loses one at most. One seed each: they are the longest runs."""
+    made: dict[str, tuple[Callable[[Bench], Payload], str]] = {}
+    for letter, (model, dataset) in fig12.PANELS.items():
+        made[f"fig12{letter}"] = partial(fig12.panel, letter), f"Fig 12{letter}: {model}, {dataset}"
+    for letter, (kind, n) in fig14.PANELS.items():
+        made[f"fig14{letter}"] = partial(fig14.panel, letter), f"Fig 14{letter}: {kind} {n}"
+    made["fig16"] = fig16, "Fig 16: translation behind a shared prefix"
+    made["fig17"] = fig17, "Fig 17: a chatbot"
+    return {name: Figure(make, sections.rates(title), seeds=1) for name, (make, title) in made.items()}
+
+
 #: Tables and figures that take no time come first, and the waste table, which takes two seconds: there is soon
 #: something to see.
 FIGURES: dict[str, Figure] = {
@@ -90,6 +105,7 @@ FIGURES: dict[str, Figure] = {
     "fig19b": Figure(
         fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1
     ),
+    **_rates(),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),

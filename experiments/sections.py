@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -27,6 +28,16 @@ def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Pa
 
     def show(payload: Payload, _: Bench) -> list[Section]:
         return [Section(title, paragraphs(payload), [picture(for_reports(payload)) for picture in pictures])]
+
+    return show
+
+
+def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
+    """One section of a rate sweep: its curves, with the published crossings in them, and a table of the crossings."""
+
+    def show(payload: Payload, bench: Bench) -> list[Section]:
+        table = tabled(title)(payload, bench)[0]
+        return [replace(table, figures=[figures.curves(for_reports(payload | {"rows": payload["curves"]}))])]
 
     return show
 

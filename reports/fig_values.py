@@ -17,6 +17,8 @@ _HUES: tuple[Hue, ...] = tuple(
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
 #: Ratios of the largest to the smallest value from which on an axis is logarithmic.
 _LOG_FROM = 30
+#: Values along an axis that are each written at it.
+_MOST_TICKS = 16
 
 
 def bars(comparison: Comparison) -> go.Figure:
@@ -84,7 +86,8 @@ def _axes(figure: go.Figure, rows: list[Row], metric: str) -> None:
     at = sorted({row["x"] for row in rows})
     values = [row[side] for row in rows for side in ("published", "simulated") if row[side] is not None]
     if at[0] > 0 and at[-1] / at[0] > _LOG_FROM:
-        figure.update_xaxes(type="log", tickvals=at, ticktext=[f"{x:g}" for x in at])
+        ticks = {"tickvals": at, "ticktext": [f"{x:g}" for x in at]} if len(at) <= _MOST_TICKS else {}
+        figure.update_xaxes(type="log", **ticks)
     figure.update_yaxes(title_text=unit(metric))
     if min(values) > 0 and max(values) / min(values) > _LOG_FROM:
         figure.update_yaxes(type="log", nticks=8)

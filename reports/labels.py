@@ -25,6 +25,7 @@ METRICS: dict[str, str] = {
     "decode_tokens_per_s": "decode throughput",
     "normalized_latency_s_per_token": "normalised latency",
     "times_naive_static": "times naive static's throughput",
+    "crossing_req_per_s": "rate at 0.5 s/token",
 }
 
 UNITS: dict[str, str] = {
