@@ -1,10 +1,10 @@
 """Where a rising curve crosses a target, by bisection, with all that was asked of it on the way.
 
-The curve is asked at the start, then at rates a little further away each time until the target lies between two of them,
-then in the geometric middle until these are 2 % apart. Between the two the curve is taken as a power law, a straight line
-on logarithmic axes, whose exponent says how far the crossing moves when the target or the curve does. No more is asked
-of the curve than that it is below the target somewhere and above it further on: of a curve that wiggles, one of its
-crossings is found.
+The curve is asked at the start, then at rates a little further away each time until the target lies between two
+of them, then in the geometric middle until these are 2 % apart. Between the two the curve is taken as a power
+law, a straight line on logarithmic axes, whose exponent says how far the crossing moves when the target or the
+curve does. No more is asked of the curve than that it is below the target somewhere and above it further on: of a
+curve that wiggles, one of its crossings is found.
 """
 
 from __future__ import annotations
@@ -67,4 +67,5 @@ def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float
             return (here, there) if rising else (there, here)
         here, step = there, min(step * step, _WIDEST_STEP)
     side = "below" if rising else "above"
-    raise UserError(f"the curve stays {side} its target from {start:g} to {here:g}; start nearer, or change the target")
+    remedy = "start nearer, or change the target"
+    raise UserError(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")

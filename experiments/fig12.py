@@ -1,9 +1,9 @@
 """Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
 
-The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits. Fitted
-are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three Orcas and all
-of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is before it is scaled:
-``rate_costs``.
+The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits.
+Fitted are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three
+Orcas and all of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is
+before it is scaled: ``rate_costs``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a step takes in the rate sweeps, before the one scale that is fitted for each model.
 
-The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B and
-OPT-175B, on four and eight GPUs, each of the three is multiplied by what the roofline makes of it there, all-reduces
-included. FasterTransformer runs fused kernels without Python between its steps: for it the roofline itself is the base.
+The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B
+and OPT-175B, on four and eight GPUs, each of the three is multiplied by what the roofline makes of it there,
+all-reduces included. FasterTransformer runs fused kernels without Python between its steps: for it the roofline
+itself is the base.
 """
 
 from __future__ import annotations
@@ -67,4 +68,5 @@ def _slopes(model_name: str, gpu_name: str, tensor_parallel: int) -> tuple[float
     ticks = _roofline(model_name, gpu_name, tensor_parallel).step_ticks
     few, many = (ticks(batch, batch * usual_length(), 0, 0) for batch in _SEQUENCES)
     short, long = (ticks(0, 0, tokens, 0) for tokens in _PROMPTS)
-    return ticks(1, 1, 0, 0), (many - few) / (_SEQUENCES[1] - _SEQUENCES[0]), (long - short) / (_PROMPTS[1] - _PROMPTS[0])
+    a_sequence, a_token = (many - few) / (_SEQUENCES[1] - _SEQUENCES[0]), (long - short) / (_PROMPTS[1] - _PROMPTS[0])
+    return ticks(1, 1, 0, 0), a_sequence, a_token

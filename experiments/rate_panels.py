@@ -103,7 +103,8 @@ def panel_document(panel: Panel) -> Payload:
         "curves": [row for series in panel.systems for row in _curve(panel, series, found[series, panel.seeds[0]])],
         "seeds": list(panel.seeds),
         "scales": {
-            series: {"step_scale": round(scale.value, 4), "fitted_on": scale.on} for series, scale in panel.scales.items()
+            series: {"step_scale": round(scale.value, 4), "fitted_on": scale.on}
+            for series, scale in panel.scales.items()
         },
         "basis": list(_basis(panel)),
         "remarks": list(_remarks(panel)),

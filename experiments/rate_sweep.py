@@ -1,13 +1,14 @@
 """How many requests/s a system takes before its mean normalised latency exceeds 0.5 s/token: SOSP'23's rate sweeps.
 
-*Requests.* Those that the artifact's trace rule draws at the published rate; at any other rate the very same ones with
-the same gaps, further apart or closer together. So a curve is made of common random numbers, and at the published rate
-it is the paper's own trace. All are served to the last, and the mean is over all of them, as in the artifact.
+*Requests.* Those that the artifact's trace rule draws at the published rate; at any other rate the very same ones
+with the same gaps, further apart or closer together. So a curve is made of common random numbers, and at the
+published rate it is the paper's own trace. All are served to the last, and the mean is over all of them, as in
+the artifact.
 
-*Step time.* If all steps take s times as long, and requests come s times as far apart, every latency is s times what it
-was: L(r, s) = s * L(s * r, 1). So everything runs at s = 1, and the scale is applied afterwards: to fit s on a published
-rate R is to find where the curve s * L(s * R, 1) crosses the target, and how far a crossing moves with 1 % of step time
-follows from the slope there. What bounds swaps and copies is scaled with the rest.
+*Step time.* If all steps take s times as long, and requests come s times as far apart, every latency is s times
+what it was: L(r, s) = s * L(s * r, 1). So everything runs at s = 1, and the scale is applied afterwards: to fit s
+on a published rate R is to find where the curve s * L(s * R, 1) crosses the target, and how far a crossing moves
+with 1 % of step time follows from the slope there. What bounds swaps and copies is scaled with the rest.
 
 *Crossing.* By bisection (``crossing``). One search is one job, on whatever core is free.
 """
