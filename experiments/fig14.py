@@ -1,9 +1,9 @@
 """Fig 14: normalised latency by request rate with several sequences a request, OPT-13B on Alpaca.
 
 The paper's: two, four and six parallel samples (a-c) and beams (d-f), an hour each. The scale of the step time is
-Fig 12a's, fitted on vLLM there; FasterTransformer is not in the figure. The traces are an hour here,
-too, or as long as a number of requests takes to come, fewer of beams, because beams do not leap: a queue then has less
-time to grow, and rates come out a little higher.
+Fig 12a's, fitted on vLLM there; FasterTransformer is not in the figure. The traces are an hour here too, or
+as long as a number of requests takes to come, fewer of beams, because beams do not leap: a queue then has less time
+to grow, and rates come out a little higher.
 
 One thing is chosen on this figure, on vLLM's value of two samples: the 0.42 ms that Fig 1 has for a sequence are
 taken to be a *request's*, whatever samples it has. vLLM's first sampler looped over requests, with a call and a
