@@ -24,7 +24,7 @@ cases = st.one_of(crowded_cases(), long_cases())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=6)
+@hypothesis_settings(max_examples=4)
 @given(case=cases, replicas=st.integers(2, 3), router=st.sampled_from(LOOKING))
 def test_leap_and_step_are_the_same_bits(policy, case, replicas, router):
     """Invariant 6 behind routers that look at replicas in the middle of their leaps, and cut these."""
@@ -53,7 +53,7 @@ def leap_and_step(policy: str, case: Case, replicas: int, router: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
-@hypothesis_settings(max_examples=20)
+@hypothesis_settings(max_examples=12)
 @given(case=shared_cases(), replicas=st.integers(1, 3), router=st.sampled_from(ROUTERS))
 def test_leap_and_step_are_the_same_bits_where_prefixes_are_cached(policy, case, replicas, router):
     """Invariant 6, with requests that begin alike."""
@@ -68,7 +68,7 @@ def look_ups(run) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=4)
+@hypothesis_settings(max_examples=3)
 @given(case=st.one_of(small_cases(), cases), router=st.sampled_from(ROUTERS), leap=st.booleans())
 def test_a_cluster_of_one_is_a_replica_alone(policy, case, router, leap):
     """Whatever the router, and whether or not it looks: the bits of ``simulate``, but for requests that are refused."""
@@ -85,7 +85,7 @@ def all_times_alone(run) -> dict[int, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=4)
+@hypothesis_settings(max_examples=2)
 @given(case=cases, replicas=st.integers(2, 4))
 def test_what_is_known_beforehand_is_what_is_sent_one_by_one(policy, case, replicas):
     """Round robin, which looks at no replica, with engines that know what is to come and with ones that do not."""
@@ -96,7 +96,7 @@ def test_what_is_known_beforehand_is_what_is_sent_one_by_one(policy, case, repli
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(STATIC)))
-@hypothesis_settings(max_examples=5)
+@hypothesis_settings(max_examples=3)
 @given(case=cases)
 def test_a_router_sees_the_tokens_that_there_are(policy, case):
     """Against the tokens' times, which the ledger has afterwards: prompts, and outputs by the last boundary."""
@@ -127,7 +127,7 @@ def token_ticks(run: ClusterRun) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=4)
+@hypothesis_settings(max_examples=3)
 @given(case=st.one_of(small_cases(), cases), replicas=st.integers(2, 3), router=st.sampled_from(ROUTERS))
 def test_littles_law_holds_of_the_cluster(policy, case, replicas, router):
     """The time-integral of the number in the system, by the engines' queues from event to event, is the sum of the
@@ -141,7 +141,7 @@ def test_littles_law_holds_of_the_cluster(policy, case, replicas, router):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=3)
+@hypothesis_settings(max_examples=2)
 @given(case=cases, replicas=st.integers(2, 4), router=st.sampled_from(ROUTERS))
 def test_every_request_is_served_once_and_every_slot_is_in_a_bucket(policy, case, replicas, router):
     """Invariants 1, 4 and 5 over a cluster: all ledgers span all of it."""

@@ -45,18 +45,35 @@ apart = {"case": cases, "prefill": st.integers(1, 2), "decode": st.integers(1, 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=10)
 @given(**apart, data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case, prefill, decode, link, data):
     """Invariant 6, also in a window that begins or ends while blocks are only held."""
+    leap_and_step(policy, case, prefill, decode, link, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@hypothesis_settings(max_examples=1000)
+@given(**apart, data=st.data())
+def test_leap_and_step_are_the_same_bits_at_length(policy, case, prefill, decode, link, data):
+    """Invariants 1, 4 and 6."""
+    assert_nothing_is_lost(leap_and_step(policy, case, prefill, decode, link, data))
+
+
+def leap_and_step(
+    policy: str, case: Case, prefill: int, decode: int, link: dict[str, Any], data: st.DataObject
+) -> ClusterRun:
+    """The same runs, over a window that is drawn; the one that leaps."""
     end = serve_apart(policy, case, prefill, decode, link=link).end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     leapt, stepped = (serve_apart(policy, case, prefill, decode, window, link, leap=leap) for leap in (True, False))
     same_cluster(leapt, stepped)
     assert_same_columns(leapt.transfers, stepped.transfers)
+    return leapt
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=12)
 @given(case=shared_cases(), prefill=st.integers(1, 2), decode=st.integers(1, 2), link=links)
 def test_leap_and_step_are_the_same_bits_where_prefixes_are_cached(case, prefill, decode, link):
     """Invariants 1 and 6, with blocks that are held for a transfer and found by others meanwhile."""
@@ -75,7 +92,7 @@ def assert_same_columns(one: dict[str, np.ndarray], other: dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=12)
 @given(**apart)
 def test_no_request_is_lost_and_what_is_transferred_is_the_prompts(policy, case, prefill, decode, link):
     """Invariants 1 and 4 over both kinds of replicas."""
@@ -117,7 +134,7 @@ def all_token_ticks(run: ClusterRun) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=15)
+@hypothesis_settings(max_examples=6)
 @given(**apart)
 def test_what_is_said_of_requests_follows_from_their_tokens(policy, case, prefill, decode, link):
     """TTFT, inter-token gaps with the one across the link, and the end."""
@@ -132,7 +149,7 @@ def test_what_is_said_of_requests_follows_from_their_tokens(policy, case, prefil
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=20)
+@hypothesis_settings(max_examples=6)
 @given(**apart)
 def test_a_link_carries_one_prompt_after_the_other(policy, case, prefill, decode, link):
     """Each as long as its bytes take; ready when its prompt is done."""
@@ -151,7 +168,7 @@ def test_a_link_carries_one_prompt_after_the_other(policy, case, prefill, decode
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=15)
+@hypothesis_settings(max_examples=6)
 @given(**apart)
 def test_littles_law_holds_from_the_arrival_to_the_last_token(policy, case, prefill, decode, link):
     """Over both kinds of replicas, and the links between."""

@@ -14,7 +14,7 @@ from oracle import Limits, Pool
 from test_engine_closed_forms import RampCost
 from test_queueing_laws import MEAN_TOKENS, TOKEN_TICKS
 
-REQUESTS, BATCHES = 16_000, 20
+REQUESTS, BATCHES = 8_000, 20
 SYSTEMS = [(2, 0.5), (4, 0.8), (8, 0.7)]
 
 
