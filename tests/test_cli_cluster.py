@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.memory import BUCKETS
 
-SMALL = ("--policy", "vllm-v1", "--request-rate", "6", "--num-prompts", "60")
+SMALL = {"--policy": "vllm-v1", "--request-rate": "6", "--num-prompts": "60"}
 
 
 def simulated(*tokens: object, out: Path) -> Path:
-    assert status(["simulate", *map(str, (*SMALL, *tokens)), "--out", str(out)]) == DONE
+    flags = SMALL | dict(zip(map(str, tokens[::2]), map(str, tokens[1::2]), strict=True))
+    assert status(["simulate", *chain(*flags.items()), "--out", str(out)]) == DONE
     return out
 
 
@@ -134,7 +136,7 @@ def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path):
 
 
 def test_replicas_without_requests_are_idle(tmp_path):
-    out = simulated("--num-replicas", 70, out=tmp_path / "out")
+    out = simulated("--num-prompts", 3, "--num-replicas", 5, out=tmp_path / "out")
     summary, _ = documents(out)
     last = summary["replicas"][-1]
     assert (last["requests"], last["num_steps"], last["kv_usage_pct"]) == (0, 0, 0)

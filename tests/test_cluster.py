@@ -99,10 +99,24 @@ def test_what_is_known_beforehand_is_what_is_sent_one_by_one(policy, case, repli
 @hypothesis_settings(max_examples=3)
 @given(case=cases)
 def test_a_router_sees_the_tokens_that_there_are(policy, case):
-    """Against the tokens' times, which the ledger has afterwards: prompts, and outputs by the last boundary."""
+    """Prompts, and outputs by the last boundary."""
+    check_views(policy, case, 2)
+
+
+def test_a_router_sees_what_a_preempted_request_had_generated():
+    """Two requests of which the pool holds one to the end, and others that come while the second waits again."""
+    small = [Request(100 * place, 1, 1) for place in range(1, 25)]
+    case = Case([Request(0, 6, 12), Request(0, 6, 12), *small], Pool(6, 4), Limits(24, watermark_fraction=0.0), LineCost())
+    run = check_views("vllm-sosp23", case, 1)
+    cut = run.runs[0].book.cuts["ticks"]
+    assert len(cut) and any(cut[0] < request.arrival_ticks for request in small)
+
+
+def check_views(policy: str, case: Case, replicas: int) -> ClusterRun:
+    """What a router saw, against the times of tokens, which the ledger has afterwards."""
     noting = Views()
     with noting.noted():
-        run = serve_cluster(policy, case, 2, "least-outstanding-tokens")
+        run = serve_cluster(policy, case, replicas, "least-outstanding-tokens")
     work, tokens, times = run.workload, token_ticks(run), all_times(run)
     for row, seen in noting.seen:
         now = work.arrival_ticks[row]
@@ -111,6 +125,7 @@ def test_a_router_sees_the_tokens_that_there_are(policy, case):
             assert requests == len(there)
             so_far = sum(int(np.searchsorted(tokens[other], now)) for other in there)
             assert outstanding == work.prompt_tokens[there].sum() + so_far
+    return run
 
 
 def token_ticks(run: ClusterRun) -> dict[int, np.ndarray]:
