@@ -1,7 +1,7 @@
 """Our own columns, the SOSP'23 pairs (``input``, ``output``), and whoever calls them alike.
 
-``arrival_s`` is in seconds, and so is ``delay_s``, between a turn of a ``session_id`` and the answer before it; ``hash_ids``
-and ``block_tokens`` in JSON lines and Parquet.
+``arrival_s`` is in seconds, and so is ``delay_s``, between a turn of a ``session_id`` and the answer before it.
+``hash_ids`` and ``block_tokens`` are for JSON lines and Parquet.
 """
 
 from ...sim import ticks
