@@ -35,16 +35,18 @@ others drew lengths from the summaries that come with the package.
 
 def main(folder: str, target: str, exact: str | None = None) -> None:
     """Write the file."""
-    drawn, on_pairs = _documents(folder), _documents(exact) if exact else {}
+    drawn = _documents(folder, [name for name, figure in FIGURES.items() if figure.in_all])
+    # Other figures are the same with and without the pairs.
+    on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced]) if exact else {}
     parts = [_HEAD, _EXACT if on_pairs else "", *_summary("How near it comes", drawn)]
     parts += _summary("How near it comes on the exact pairs", on_pairs) if on_pairs else []
     for name, document in drawn.items():
-        parts += _figure(name, document, on_pairs.get(name) if FIGURES[name].traced else None)
+        parts += _figure(name, document, on_pairs.get(name))
     Path(target).write_text("\n".join(filter(None, parts)), "utf-8")
 
 
-def _documents(folder: str) -> dict[str, Document]:
-    paths = {name: Path(folder) / f"{name}.json" for name, figure in FIGURES.items() if figure.in_all}
+def _documents(folder: str, names: Sequence[str]) -> dict[str, Document]:
+    paths = {name: Path(folder) / f"{name}.json" for name in names}
     missing = [name for name, path in paths.items() if not path.exists()]
     if missing:
         sys.exit(f"{folder}: has no {', '.join(missing)}; run fragmeter reproduce all --out {folder}")
