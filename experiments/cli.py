@@ -44,7 +44,7 @@ for _place, (_verb, _help) in enumerate({
     "sweep": "Run every combination of some settings, into one Parquet file.",
     "compare": "Say by how much each metric moves from one run or setting to another.",
     "report": "Draw a run, or several side by side: one HTML page with the block map.",
-    "plan": "Say whether a vllm serve line starts, and how many users fit.",
+    "plan": "Find what to buy and how to set it; say whether a vllm serve line starts.",
     "validate": "Carry out on a device what was simulated, and compare.",
     "traces": "Look at request traces, and convert them.",
     "calibrate": "Measure what the operations of a step take on a device.",

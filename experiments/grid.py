@@ -49,8 +49,17 @@ def axes(texts: Sequence[str]) -> dict[str, list[str]]:
             raise SettingError("grid", text, _EXAMPLE)
         if name in found:
             raise SettingError("grid", text, f"gives {name} a second time; put all its values into one")
-        found[name] = [value for part in values.split(",") for value in _values(part, text)]
+        found[name] = axis_values(values, text)
     return found
+
+
+def axis_values(values: str, text: str) -> list[str]:
+    """The values of one axis, as ``8,16,32`` or ``1:8:0.5``; ``text`` is what the user said.
+
+    Raises:
+        SettingError: A range without values.
+    """
+    return [value for part in values.split(",") for value in _values(part, text)]
 
 
 def known_name(name: str, flag: str, text: str) -> str:

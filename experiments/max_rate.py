@@ -27,7 +27,7 @@ from ..sim.run import simulate
 from ..sim.settings import Settings
 from .parallel import Workers, as_they_finish
 from .plan_load import Drawn, Load
-from .verdict import Goal, Verdict, saturated_rate, verdict, verdict_of
+from .verdict import Goal, Verdict, compiled_cost, saturated_rate, verdict, verdict_of
 
 #: Rates are powers of it.
 STEP = 1.02
@@ -53,12 +53,12 @@ class Ahead:
 
     Attributes:
         alone: The verdict on its requests served one by one.
-        saturated: Requests/s that the replica delivers when it always has more to do; see ``saturated_rate``.
+        saturated: Requests/s that the replica delivers when it always has more to do (``saturated_rate``).
         found: Its highest rate.
     """
 
     alone: Verdict
-    saturated: float
+    saturated: float | None
     found: SeedRate
 
 
@@ -91,7 +91,7 @@ class MaxRate:
     """
 
     alone: Verdict
-    saturated: float
+    saturated: float | None
     seed_rates: tuple[float, ...]
     runs: int
 
@@ -109,7 +109,9 @@ class MaxRate:
         logs = [log(each) for each in self.seed_rates]
         # Rates are known to a step, and so is how much they differ.
         spread = max(stdev(logs), log(STEP) / sqrt(12))
-        return exp(fmean(logs) - tolerance_factor(len(logs)) * spread)
+        found = exp(fmean(logs) - tolerance_factor(len(logs)) * spread)
+        # Below it nothing was tried.
+        return found if found >= rate(ALONE) else 0.0
 
     @property
     def spread(self) -> float:
@@ -148,9 +150,10 @@ def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more) -> t
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
     """The first seed: alone, all at once, a part of it, the whole."""
     drawn = load.draw(seed)
+    step_cost = step_cost or compiled_cost(settings)
     alone = verdict_of(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
     if not alone.meets:
-        return Ahead(alone, inf, SeedRate(None, 1))
+        return Ahead(alone, None, SeedRate(None, 1))
     saturated = saturated_rate(settings, drawn.at(inf), step_cost)
     part = drawn.first(min(len(drawn.gaps), max(len(drawn.gaps) // _SCOUT_PART, _SCOUT_LEAST)))
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
@@ -166,13 +169,13 @@ def follow(
 
 
 def _search(
-    settings: Settings, drawn: Drawn, goal: Goal, most: float, start: int, stride: int, step_cost: StepCost | None
+    settings: Settings, drawn: Drawn, goal: Goal, most: float | None, start: int, stride: int, step_cost: StepCost | None
 ) -> SeedRate:
     runs = 0
 
     def meets(power: int) -> bool:
         nonlocal runs
-        if rate(power) > most:
+        if most is not None and rate(power) > most:
             return False
         runs += 1
         return verdict(settings, drawn.at(rate(power)), goal, step_cost).meets

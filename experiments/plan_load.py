@@ -25,7 +25,7 @@ from ..traces.pacing import at_rate, unit_gaps
 from .inputs import Inputs, Requests
 
 #: Requests of a run.
-DEFAULT_PROMPTS = 4000
+DEFAULT_PROMPTS = 5000
 #: With fewer, one request is more than a percent of those that count.
 FEWEST_PROMPTS = 100
 _BLOCK = 64

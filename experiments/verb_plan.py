@@ -1,5 +1,5 @@
-"""``fragmeter plan``: what to buy and how to set it. So far, whether a pasted ``vllm serve`` line starts, and what is
-asked of it by name."""
+"""``fragmeter plan``: what to buy and how to set it (``plan_search``), or whether a pasted ``vllm serve`` line starts and
+what is asked of it by name."""
 
 from __future__ import annotations
 
@@ -12,44 +12,58 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
-from ..sim.errors import SettingError
+from ..sim.errors import SettingError, UserError
 from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ..traces import Pacing, Reading
-from .inputs import PACING, REQUESTS, Requests
-from .output import JsonTarget, Report
+from .candidates import CHOICES, Choices, values_of
+from .inputs import PACING, REQUESTS, Inputs, Requests
+from .output import RESULTS, JsonTarget, Report
+from .parallel import Workers
 from .plan_asking import answers, questions_of
+from .plan_search import AIMS, Aims, Asked, search
 from .serve_checks import Refusal, gib, refusal
-from .serve_line import parse_serve, version
+from .serve_line import ServeLine, parse_serve, version
 from .serve_log import StartupLog, read_log
 from .serve_remedies import Remedy, remedies
 from .serve_start import Started, started
 from .trace_files import READING
+from .verb_sweep import WORKERS
 
-_LINE = Parameter(group=Group("Command line", sort_key=0))
+_LINE_GROUP = Group("Command line", sort_key=-2)
+_LINE = Parameter(group=_LINE_GROUP)
 
 
 def plan(
     *,
-    serve: Annotated[str, _LINE],
-    gpu: Annotated[str, _LINE],
+    serve: Annotated[str | None, _LINE] = None,
+    gpu: Annotated[list[str], Parameter(group=_LINE_GROUP, negative_iterable="")],
     model: Annotated[str | None, _LINE] = None,
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
     ask: Annotated[str | None, _LINE] = None,
+    aims: AIMS = Aims(),
+    choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
-    reading: READING = Reading(),
     pacing: PACING = Pacing(),
+    reading: READING = Reading(),
+    workers: WORKERS = Workers(),
+    out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Say whether a vllm serve command line starts, how much KV cache it has, and what would start if it does not.
+    """Find what to buy and how to set it, or say whether a vllm serve command line starts.
+
+    With --goodput every combination of --gpu and of the candidates' flags is simulated under the load; found are the
+    highest request rate that meets the objectives, how many GPUs the wanted rate (--request-rate, or the trace's own)
+    needs, what they cost, and what limits each. Without it, --serve is answered alone.
 
     Args:
         serve: The command line as it is pasted into a shell, or a file that holds it: vllm serve, python -m
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai.
-        gpu: Preset.
-        model: Preset or config.json, where the line names a model that is no preset.
+            Of a plan, what candidates begin from.
+        gpu: Presets, with commas between them or given again.
+        model: Preset or config.json, where the line names a model that is no preset, or where there is no line.
         vllm: Release, as 0.16; by default the one of a container's tag, or the latest that is known here.
         startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
             holds them; they count in place of the reckoning.
@@ -57,15 +71,27 @@ def plan(
         ask: max-num-seqs (which one runs without preemption), preemption-mode (swap or recompute), samples (how much
             memory n samples cost, 4 where --n does not say), or several with commas between them: of a load, given as
             to simulate, or of sequences of --mean-tokens.
+        out: Folder for plan.html, plan.json, plan.parquet and what is finished, from which a plan goes on.
     """
     report = Report(json)
     load = (requests, reading, pacing)
-    asked = questions_of(ask, load)
+    planned = aims.goodput is not None
+    if planned and ask is not None:
+        raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
+    asked = [] if planned else questions_of(ask, load)
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(_pasted(startup_log))
-    line = parse_serve(_pasted(serve))
-    answer = started(line if vllm is None else replace(line, version=version(vllm)), gpu, model, log)
+    line = _line(serve, model)
+    line = line if vllm is None else replace(line, version=version(vllm))
+    gpus = values_of("gpu", gpu)
+    if planned:
+        _require_one_launch(log, gpus, choices)
+        inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
+        search(aims, Asked(line, gpus, choices, model, log, inputs), workers, out, report)
+        return
+    _refuse_unused(serve, gpus, aims, choices, out)
+    answer = started(line, gpus[0], model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
@@ -75,6 +101,30 @@ def plan(
         data = _tell_refusal(answer, refused, report)
     _tell_flags(answer, report)
     report.data(_facts(answer) | data)
+
+
+def _line(serve: str | None, model: str | None) -> ServeLine:
+    """The pasted line, or one that names the model alone."""
+    if serve is not None:
+        return parse_serve(_pasted(serve))
+    if model is None:
+        raise UserError("plan needs a model: --model a preset or config.json, or --serve a vllm serve line")
+    return ServeLine(model, {})
+
+
+def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
+    """A log is of one server."""
+    if log is not None and (len(gpus) > 1 or any(len(values) > 1 for values in choices.axes().values())):
+        raise SettingError("startup_log", "given", "is of one server; plan for its GPU and flags alone")
+
+
+def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
+    """Without objectives there is no plan, and flags of one mean nothing."""
+    remedy = "give objectives, such as --goodput ttft:500 tpot:50"
+    if serve is None or len(gpus) > 1:
+        raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
+    if aims != Aims() or choices != Choices() or out is not None:
+        raise UserError(f"flags of a plan are of no use without objectives; {remedy}")
 
 
 def _pasted(text: str) -> str:

@@ -15,7 +15,8 @@ Lenient objectives a replica could meet for the length of a run while its queue 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import floor, inf
+from functools import lru_cache
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..sim.cost import StepCost
 from ..sim.engine import Engine
 from ..sim.memory.book import Book
 from ..sim.objectives import Objectives
+from ..sim.replica import build
 from ..sim.requests import request_times
 from ..sim.run import Run, simulate
 from ..sim.settings import Settings
@@ -93,6 +95,12 @@ def counted(n: int) -> slice:
     return slice(apart, n - apart)
 
 
+@lru_cache(maxsize=4)
+def compiled_cost(settings: Settings) -> StepCost:
+    """The step time of these settings, which remembers what it has compiled: over many runs that is most of the work."""
+    return build(settings).cost
+
+
 def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost | None = None) -> Verdict:
     """Serve a workload as far as it takes to know whether the goal is met.
 
@@ -104,7 +112,7 @@ def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost 
     """
     watch = _Watch(work, goal)
     try:
-        run = simulate(settings, work, step_cost, watch.look, watch.engine)
+        run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, watch.engine)
     except _Certain as certain:
         return certain.verdict
     return verdict_of(run, goal)
@@ -136,16 +144,16 @@ def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> Verdict | None
     return Verdict(enough, total, total - misses, {name: int(some.sum()) for name, some in missed.items()})
 
 
-def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | None = None) -> float:
+def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | None = None) -> float | None:
     """Requests/s that leave while always more are waiting: all are sent at once, and the later half's pace is taken.
 
-    Infinite where half of them have not left before the last one begins: then so few do not fill the replica.
+    None where half of them have not left before the last one begins: so few do not fill the replica.
     """
     at_once = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64))
-    times = request_times(simulate(settings, at_once, step_cost))
+    times = request_times(simulate(settings, at_once, step_cost or compiled_cost(settings)))
     begun = np.sort(times.first_scheduled_ticks)
     if not len(begun) or 2 * (times.finish_ticks <= begun[-1]).sum() < len(begun):
-        return inf
+        return None
     middle = len(begun) // 2
     return (len(begun) - 1 - middle) * PER_SECOND / int(begun[-1] - begun[middle])
 

@@ -10,6 +10,7 @@ from .fig_blocks import block_map
 from .fig_comparison import fig2, fig13a, fig15
 from .fig_fragmentation import free_run_histogram, largest_free_run
 from .fig_ledger import ledger_over_time
+from .fig_plan import pareto
 from .fig_scale import scale_sensitivity
 from .fig_seeds import seeds
 from .fig_story import story
@@ -31,6 +32,7 @@ __all__ = [
     "largest_free_run",
     "ledger_over_time",
     "lengths",
+    "pareto",
     "request_timeline",
     "scale_sensitivity",
     "seeds",

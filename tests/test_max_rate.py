@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, factorial, floor, inf, log
+from math import exp, factorial, floor, log
 
 import numpy as np
 import pytest
@@ -127,22 +127,22 @@ class TestMaxRate:
 
     def test_by_hand(self):
         """Logarithms 2, 3 and 4: mean 3, deviation 1, k = 7.6559."""
-        found = MaxRate(MET, inf, tuple(map(exp, (2, 3, 4))), 9)
+        found = MaxRate(MET, None, tuple(map(exp, (2, 3, 4))), 9)
         assert found.rate == pytest.approx(exp(3 - 7.655900))
         assert found.spread == pytest.approx(1)
 
     def test_seeds_that_agree_are_known_to_a_step(self):
-        assert MaxRate(MET, inf, (5.0,) * 3, 9).rate == pytest.approx(5 * exp(-7.655900 * log(STEP) / 12**0.5))
+        assert MaxRate(MET, None, (5.0,) * 3, 9).rate == pytest.approx(5 * exp(-7.655900 * log(STEP) / 12**0.5))
 
     def test_one_seed_says_its_own(self):
-        assert MaxRate.of(Ahead(MET, inf, SeedRate(0, 7)), []) == MaxRate(MET, inf, (1.0,), 7)
-        assert MaxRate(MET, inf, (1.0,), 7).rate == 1.0
+        assert MaxRate.of(Ahead(MET, None, SeedRate(0, 7)), []) == MaxRate(MET, None, (1.0,), 7)
+        assert MaxRate(MET, None, (1.0,), 7).rate == 1.0
 
     def test_it_holds_for_as_many_other_seeds_as_it_says(self):
         """500 times 12 seeds whose rates have 4 % deviation: in 95 % of them 95 % of all seeds lie above the limit."""
         rng = np.random.default_rng(0)
         limit = log(10) - 1.6449 * 0.04
-        held = sum(MaxRate(MET, inf, tuple(10 * np.exp(rng.normal(0, 0.04, 12))), 1).rate <= exp(limit) for _ in range(500))
+        held = sum(MaxRate(MET, None, tuple(10 * np.exp(rng.normal(0, 0.04, 12))), 1).rate <= exp(limit) for _ in range(500))
         assert abs(held - 475) < 4 * (500 * 0.95 * 0.05) ** 0.5
 
 

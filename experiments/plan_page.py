@@ -1,0 +1,84 @@
+"""The files of ``fragmeter plan --out``: page, table and data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..reports import figures
+from ..reports.page import Section, write_page
+from ..sim.files import as_json, write_whole
+from .plan_told import memory_rows
+from .planning import Answer, Bill
+from .points import flat, write_parquet
+
+PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
+
+
+def write_plan(
+    out: Path,
+    document: dict[str, Any],
+    ranks: Sequence[tuple[Answer, Bill]],
+    explained: Sequence[str],
+    assumptions: Sequence[str],
+) -> Path:
+    """Write plan.json, plan.parquet (a row a candidate) and the page, and say where that lies.
+
+    Raises:
+        UserError: They cannot be written.
+    """
+    write_whole(out / DATA, as_json(document))
+    rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
+    write_parquet(out / TABLE, [dict(flat(row)) for row in rows])
+    sections = [Section("What else there is", "\n\n".join(explained))]
+    if ranks:
+        drawn = figures.pareto(pareto_rows(ranks), document["currency"])
+        text = (
+            "Shares of the pool are means over time at the recommended rate: in the paper's view, and what each slot is"
+            " used for. Activations are estimated."
+        )
+        sections = [
+            Section("The choices", figures=[drawn], rows=[_row(*each) for each in ranks]),
+            *sections,
+            Section("Where memory goes", text, rows=memory_rows(ranks)),
+        ]
+    sections.append(Section("What this rests on", "\n\n".join(assumptions)))
+    return write_page(out / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
+
+
+#: Parts of a candidate's data that are no cells.
+_LONG = ("curve", "seed_rates")
+
+
+def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
+    """The points of the picture: the price of a token is that of the recommended rate over the point's share of it."""
+    return [
+        {
+            "candidate": answer.candidate.name,
+            **point,
+            "cost_per_million_tokens": bill.full_per_million * answer.rate / point["request_rate"],
+            "recommended": point is answer.detail["curve"][-1],
+        }
+        for answer, bill in ranks
+        for point in answer.detail["curve"]
+    ]
+
+
+def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
+    at, limit = answer.detail, answer.detail["limit"]
+    return {
+        "Candidate": answer.candidate.name,
+        "Requests/s a replica": answer.rate,
+        "Replicas": bill.replicas,
+        "GPUs": bill.gpus,
+        "An hour": bill.per_hour,
+        "A million tokens": bill.per_million["total"],
+        "Of outputs": bill.per_million["output"],
+        "Meet, %": 100 * at["attained"],
+        "p90 TTFT, ms": at["p90_ttft_ms"],
+        "p90 TPOT, ms": at["p90_tpot_ms"],
+        "KV cache, % full": at["kv_cache_pct"],
+        "Preemptions": at["preemptions"],
+        "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
+    }
