@@ -1,7 +1,8 @@
 """What could be bought and how it could be set: every combination of the choices that a user leaves open.
 
-A candidate is a ``vllm serve`` line with some of its flags changed, on a GPU; so number formats, ranks, memory and what
-vLLM refuses are reckoned as for a pasted line (``serve_start``). Other policies get the same KV cache, in their blocks.
+A candidate is a ``vllm serve`` line with some of its flags changed, on a GPU; so number formats, ranks, memory and
+what vLLM refuses are reckoned as for a pasted line (``serve_start``). Other policies get the same KV cache, in their
+blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _VLLM = "vllm-v1"
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Choices:
-    """What the candidates differ in: values with commas between them, or ranges FIRST:LAST:STEP; none is vLLM's default.
+    """What candidates differ in: values with commas between them, or FIRST:LAST:STEP; none is vLLM's default.
 
     Attributes:
         tensor_parallel_size, pipeline_parallel_size: GPUs that share a layer, and stages.

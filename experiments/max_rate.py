@@ -1,17 +1,17 @@
 """The highest request rate at which a replica meets a goal, for seeds that nobody has seen.
 
-A seed fixes requests and unit gaps, and rates are powers of 1.02. So to meet the goal is a function of a whole number,
-and the highest rate of a seed is found by doubling or halving steps and bisection, on common random numbers.
+A seed fixes requests and unit gaps, and rates are powers of 1.02. So to meet the goal is a function of a whole
+number, and the highest rate of a seed is found by doubling or halving steps and bisection, on common random numbers.
 
-From seed to seed the highest rate differs by some percent. What is recommended must hold for other seeds: it is a lower
-tolerance limit, below which 95 % of all seeds' highest rates lie with 5 % at most, said with 95 % confidence. Logarithms
-of the rates are taken to be normal; then the limit is mean - k * standard deviation, with k of the noncentral t
-distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds bring k, more requests a run
-bring the deviation down.
+From seed to seed the highest rate differs by some percent. What is recommended must hold for other seeds: it is a
+lower tolerance limit, below which 95 % of all seeds' highest rates lie with 5 % at most, said with 95 % confidence.
+Logarithms of the rates are taken to be normal; then the limit is mean - k * standard deviation, with k of the
+noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds bring k, more
+requests a run bring the deviation down.
 
 The first seed goes ahead: its requests are served alone (who misses the goal then misses it at any rate), all at once
-(no rate above what a replica delivers when it always has more to do is ever recommended), an eighth of them at rates a
-factor of two apart, and so the search of every seed begins near its end.
+(no rate above what a replica delivers when it always has more to do is ever recommended), an eighth of them at rates
+a factor of two apart, and so the search of every seed begins near its end.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class MaxRate:
 
     @property
     def rate(self) -> float:
-        """What is recommended, requests/s: the tolerance limit; of one seed its own rate, of which nothing is sure."""
+        """What is recommended, requests/s: the tolerance limit; of one seed its own rate, and nothing is sure."""
         if min(self.seed_rates) <= 0 or len(self.seed_rates) == 1:
             return min(self.seed_rates)
         logs = [log(each) for each in self.seed_rates]
@@ -169,7 +169,13 @@ def follow(
 
 
 def _search(
-    settings: Settings, drawn: Drawn, goal: Goal, most: float | None, start: int, stride: int, step_cost: StepCost | None
+    settings: Settings,
+    drawn: Drawn,
+    goal: Goal,
+    most: float | None,
+    start: int,
+    stride: int,
+    step_cost: StepCost | None,
 ) -> SeedRate:
     runs = 0
 
@@ -209,7 +215,7 @@ def highest(meets: Callable[[int], bool], start: int, stride: int) -> int | None
 
 @lru_cache
 def tolerance_factor(n: int, content: float = CONTENT, confidence: float = CONFIDENCE) -> float:
-    """k of ``n`` normal values, for which ``content`` of all values lie above mean - k * deviation with ``confidence``.
+    """k of ``n`` normal values: ``content`` of all lie above mean - k * deviation, with ``confidence``.
 
     The exact one: with the chi of the deviation given, the mean is normal; the rest is integrated by Simpson's rule.
     """

@@ -1,8 +1,9 @@
 """What a replica does at its recommended rate, and what stands in the way of a higher one.
 
 At 1.15 times the highest rate of a seed its goal is missed. What limits is told by two things: which objective most
-requests miss there, and why somebody waits, by time: because every seat is taken (``max_num_seqs``), because the KV cache lacks the blocks
-of another prompt, or neither, and then it is the time that steps take. Preemptions, too, mean memory.
+requests miss there, and why somebody waits, by time: because every seat is taken (``max_num_seqs``), because the KV
+cache lacks the blocks of another prompt, or neither, and then it is the time that steps take. Preemptions, too, mean
+memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ BEYOND = 1.15
 #: Share of the time with a queue above which what the queue waits for is what limits.
 _MOSTLY = 0.5
 _TIMES = tuple(f"{rank}_{name}_ms" for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99"))
-_RATES = ("request_throughput", "output_throughput", "total_token_throughput", "mean_batch", "num_gpu_blocks", "block_size")
+_RATES = (
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "mean_batch",
+    "num_gpu_blocks",
+    "block_size",
+)
 
 
 def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:

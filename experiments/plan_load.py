@@ -6,8 +6,8 @@
     from a data set     drawn from its summary
 
 Where a trace says which prompts begin alike, its first requests are served in their order, as a draw would tear apart
-what they share; then a seed draws their gaps alone. Gaps have mean 1 and are divided by the rate: the same seed serves
-the same requests at every rate (common random numbers).
+what they share; then a seed draws their gaps alone. Gaps have mean 1 and are divided by the rate: the same seed
+serves the same requests at every rate (common random numbers).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Load:
     """What a plan serves.
 
     Args:
-        inputs: As ``simulate`` takes them. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the trace's.
+        inputs: As ``simulate`` takes them. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the
+        trace's.
 
     Raises:
         UserError: A trace that cannot be read, or arrivals that have no rate.
@@ -64,7 +65,9 @@ class Load:
         self.pacing = inputs.pacing
         for name in ("rate_curve", "max_concurrency"):
             if getattr(self.pacing, name) is not None:
-                raise SettingError(name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate")
+                raise SettingError(
+                    name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
+                )
         asked = inputs.requests
         count = asked.num_prompts or DEFAULT_PROMPTS
         if count < FEWEST_PROMPTS:
@@ -72,7 +75,9 @@ class Load:
         self._inputs = replace(inputs, pacing=Pacing(), requests=replace(asked, num_prompts=count))
         self.is_drawn = asked.trace is None or holds_load(asked.trace)
         if self.pacing.rate_scale is not None and self._found.arrival_ticks is None:
-            raise SettingError("rate_scale", self.pacing.rate_scale, f"{self._found.name} has no arrivals; give a request rate")
+            raise SettingError(
+                "rate_scale", self.pacing.rate_scale, f"{self._found.name} has no arrivals; give a request rate"
+            )
 
     @cached_property
     def _found(self) -> Trace:

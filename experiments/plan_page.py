@@ -35,8 +35,8 @@ def write_plan(
     if ranks:
         drawn = figures.pareto(pareto_rows(ranks), document["currency"])
         text = (
-            "Shares of the pool are means over time at the recommended rate: in the paper's view, and what each slot is"
-            " used for. Activations are estimated."
+            "Shares of the pool are means over time at the recommended rate: in the paper's view, and by what each slot"
+            " is used for. Activations are estimated."
         )
         sections = [
             Section("The choices", figures=[drawn], rows=[_row(*each) for each in ranks]),
@@ -52,7 +52,7 @@ _LONG = ("curve", "seed_rates")
 
 
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """The points of the picture: the price of a token is that of the recommended rate over the point's share of it."""
+    """The points of the picture: a token's price is that at the recommended rate over the point's share."""
     return [
         {
             "candidate": answer.candidate.name,

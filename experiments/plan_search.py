@@ -60,11 +60,12 @@ class Aims:
     cost: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
 
-
     @model_validator(mode="after")
     def _check(self) -> Aims:
         if 1 < self.seeds < _FEWEST_SEEDS:
-            raise SettingError("seeds", self.seeds, f"tell too little of other seeds; give {_FEWEST_SEEDS} or more, or 1")
+            raise SettingError(
+                "seeds", self.seeds, f"tell too little of other seeds; give {_FEWEST_SEEDS} or more, or 1"
+            )
         return self
 
 
@@ -186,9 +187,9 @@ class _Teller:
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         costs = sorted({answer.candidate.settings.cost for answer in self._answers if answer.candidate.settings})
         return [
-            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80 % count; {aims.seeds} seeds."
-            f" A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%} confidence. A router is"
-            " taken to share requests evenly among replicas.",
+            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {aims.seeds}"
+            f" seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%} confidence."
+            " A router is taken to share requests evenly among replicas.",
             f"Step times: {', '.join(costs) or 'none'}. Prices: {self._priced.origin}"
             f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
         ]
@@ -224,7 +225,11 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     told: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:
         pool = capacity(candidate.started.launch)
-        told |= {"settings": candidate.settings.as_dict(), "memory": asdict(pool.stage), "kv_cache_tokens": pool.num_tokens}
+        told |= {
+            "settings": candidate.settings.as_dict(),
+            "memory": asdict(pool.stage),
+            "kv_cache_tokens": pool.num_tokens,
+        }
     if found is not None:
         told |= {
             "request_rate": found.rate,

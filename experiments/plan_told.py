@@ -34,7 +34,11 @@ def flags_told(answer: Answer) -> str:
     """The settings of a candidate, as flags."""
     chosen = answer.candidate.settings
     values = ((name, getattr(chosen, name)) for name in _FLAGS)
-    told = [f"--{name.replace('_', '-')} {value}" for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]
+    told = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in values
+        if value not in _PLAIN.get(name, (None, "auto"))
+    ]
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + told)
 
 
@@ -51,11 +55,11 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
     )
     return (
         f"Buy {bill.gpus} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}."
-        f" A replica takes {found.rate:.3g} requests/s, {sure}; there {at['attained']:.1%} of the requests meet {goal.objectives}"
-        f" ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT"
-        f" {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
-        f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs alone"
-        f" are charged). {limit_told(answer)}"
+        f" A replica takes {found.rate:.3g} requests/s, {sure}; there {at['attained']:.1%} of the requests meet"
+        f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms and"
+        f" the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
+        f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
+        f" alone are charged). {limit_told(answer)}"
     )
 
 
@@ -69,7 +73,10 @@ def limit_told(answer: Answer) -> str:
         return f"No objective limits it: {delivers}; {kv}."
     missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
     beyond = _preemptions(limit["preemptions"])
-    return f"{limit['objective'].upper()} limits it: at {BEYOND} times the highest rate {missed}, as {CAUSES[limit['cause']]} ({beyond}); {kv}."
+    return (
+        f"{limit['objective'].upper()} limits it: at {BEYOND} times the highest rate {missed}, as"
+        f" {CAUSES[limit['cause']]} ({beyond}); {kv}."
+    )
 
 
 def _preemptions(count: int) -> str:
@@ -80,7 +87,15 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
     """A row a candidate, the one to buy first, and those without a rate last."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("candidate")
-    for heading in ("requests/s\neach", "GPUs", f"{currency}\n/h", f"{currency}\n/M tok", "p90\nTTFT", "p90\nTPOT", "KV\nfull"):
+    for heading in (
+        "requests/s\neach",
+        "GPUs",
+        f"{currency}\n/h",
+        f"{currency}\n/M tok",
+        "p90\nTTFT",
+        "p90\nTPOT",
+        "KV\nfull",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limit", no_wrap=True)
     for answer, bill in ranks:
@@ -97,7 +112,9 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
             _limit_in_short(limit),
         )
     for answer in others:
-        table.add_row(answer.candidate.name, *["-"] * 7, "does not start" if answer.candidate.refused else "no rate meets")
+        table.add_row(
+            answer.candidate.name, *["-"] * 7, "does not start" if answer.candidate.refused else "no rate meets"
+        )
     return table
 
 
@@ -113,7 +130,9 @@ def why_none(answer: Answer, goal: Goal) -> str:
         return f"cannot be simulated: {answer.error}"
     alone = answer.found.alone
     if not alone.meets:
-        missed = ", ".join(f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items())
+        missed = ", ".join(
+            f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items()
+        )
         return (
             f"no rate meets {goal.objectives}: alone on the replica {alone.attained:.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for ({missed})"
@@ -124,13 +143,14 @@ def why_none(answer: Answer, goal: Goal) -> str:
 def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: float | None, currency: str) -> str:
     """Why a candidate that could serve is not the one to buy, in a line."""
     winner, cheapest = best
-    rates = f"a replica takes {answer.rate:.3g} requests/s ({winner.rate:.3g} there), limited by {_limit_in_short(answer.detail['limit'])}"
+    limited = _limit_in_short(answer.detail["limit"])
+    rates = f"a replica takes {answer.rate:.3g} requests/s ({winner.rate:.3g} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {bill.gpus} GPUs; {rates}"
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {bill.gpus} GPUs against {cheapest.gpus}; {rates}"
-    full = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate against {cheapest.full_per_million:.3g}"
-    return f"{full}; {rates}"
+    tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
+    return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
 
 
 def verified_told(answer: Answer, count: int) -> str:

@@ -6,9 +6,9 @@
     4. verify    if asked for: other seeds, at the recommended rate and at 1.15 times it
 
 Each step's jobs are independent, run on all cores or a cluster, and are kept as they finish, so that a plan that is
-interrupted goes on where it was. Several replicas are as many of one: a router is taken to share requests evenly, and a
-part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then fewer
-GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
+interrupted goes on where it was. Several replicas are as many of one: a router is taken to share requests evenly, and
+a part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then
+fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class Planner:
         followed = self._stage("follow", more)
         errors = {chosen: told.error for (chosen, _), told in [*ahead.items(), *followed.items()] if told.error}
         rates = {
-            chosen: MaxRate.of(found, [SeedRate(**followed[chosen, seed].summary) for seed in others if chosen in meeting])
+            chosen: MaxRate.of(
+                found, [SeedRate(**followed[chosen, seed].summary) for seed in others if chosen in meeting]
+            )
             for chosen, found in begun.items()
             if chosen not in errors
         }
@@ -152,7 +154,7 @@ class Planner:
         ]
 
     def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
-        """The answers with the share of ``count`` other seeds that meet the goal at the rate, and at 1.15 times it."""
+        """The answers with the share of ``count`` other seeds that meet the goal at the rate, and 1.15 times it."""
         seeds = range(max(self._seeds) + 1, max(self._seeds) + 1 + count)
         result = []
         for answer in answers:
@@ -172,10 +174,13 @@ class Planner:
     def _stage(self, stage: str, jobs: Mapping[tuple[Settings, int], tuple]) -> dict[tuple[Settings, int], Outcome]:
         """Carry out what the store has not, and keep it."""
         keys = {job: self._key(stage, *job, *more) for job, more in jobs.items()}
-        found = {name: Outcome(name, kept) for name in keys.values() if self._store and (kept := self._store.find(name))}
+        found = {
+            name: Outcome(name, kept) for name in keys.values() if self._store and (kept := self._store.find(name))
+        }
         missing = {keys[job]: (job, more) for job, more in jobs.items() if keys[job] not in found}
         calls = (
-            (name, stage, chosen, self._load, self._goal, seed, *more) for name, ((chosen, seed), more) in missing.items()
+            (name, stage, chosen, self._load, self._goal, seed, *more)
+            for name, ((chosen, seed), more) in missing.items()
         )
         for told in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
             if told.fault:

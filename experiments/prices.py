@@ -59,7 +59,9 @@ def prices(path: Path | None) -> Prices:
     except OSError as error:
         raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None
     except ValueError as error:
-        raise SettingError("prices", str(path), f"is no JSON or TOML ({' '.join(str(error).split())}); correct it") from None
+        raise SettingError(
+            "prices", str(path), f"is no JSON or TOML ({' '.join(str(error).split())}); correct it"
+        ) from None
     return _checked(found, str(path))
 
 

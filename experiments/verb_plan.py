@@ -78,7 +78,6 @@ def plan(
     planned = aims.goodput is not None
     if planned and ask is not None:
         raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
-    asked = [] if planned else questions_of(ask, load)
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(_pasted(startup_log))
@@ -91,6 +90,7 @@ def plan(
         search(aims, Asked(line, gpus, choices, model, log, inputs), workers, out, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
+    asked = questions_of(ask, load)
     answer = started(line, gpus[0], model, log)
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)

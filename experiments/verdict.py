@@ -97,7 +97,7 @@ def counted(n: int) -> slice:
 
 @lru_cache(maxsize=4)
 def compiled_cost(settings: Settings) -> StepCost:
-    """The step time of these settings, which remembers what it has compiled: over many runs that is most of the work."""
+    """The step time of these settings; it remembers what it has compiled, which over many runs is most of the work."""
     return build(settings).cost
 
 
@@ -189,18 +189,30 @@ class _Watch:
 
 
 def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
-    """What the ledger of an engine in mid-run says of requests of one sequence each; None before the first leap is over.
+    """What the ledger says of requests of one sequence each in mid-run; None before the first leap is over.
 
-    All that is known reaches up to the end of the last leap that is over. Who has not begun by then has no token before
-    it, and who is not finished finishes no earlier.
+    All that is known reaches up to the end of the last leap that is over. Who has not begun by then has no token
+    before it, and who is not finished finishes no earlier.
     """
     n = len(work)
-    nobody = {"leader": np.arange(n), "capacity_slots": 1, "block_size": 1, "paged": True, "residue": "", "pinned_slots": 0}
+    nobody = {
+        "leader": np.arange(n),
+        "capacity_slots": 1,
+        "block_size": 1,
+        "paged": True,
+        "residue": "",
+        "pinned_slots": 0,
+    }
     ledger, together = engine.ledger, engine.policy.leaves_together
     if not len(ledger.rows.columns()["steps"]):
         return None
     book = Book.of(
-        ledger, prompt_tokens=work.prompt_tokens, output_tokens=work.output_tokens, together=together, end_ticks=0, **nobody
+        ledger,
+        prompt_tokens=work.prompt_tokens,
+        output_tokens=work.output_tokens,
+        together=together,
+        end_ticks=0,
+        **nobody,
     )
     rows, stays = book.rows, book.stays
     known, clock = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())

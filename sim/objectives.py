@@ -35,7 +35,11 @@ class Objectives:
         return {name: limit for name in NAMES if (limit := getattr(self, name)) is not None}
 
     def missed(
-        self, arrival_ticks: np.ndarray, first_token_ticks: np.ndarray, finish_ticks: np.ndarray, output_tokens: np.ndarray
+        self,
+        arrival_ticks: np.ndarray,
+        first_token_ticks: np.ndarray,
+        finish_ticks: np.ndarray,
+        output_tokens: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """Who misses each limit, bool [n] by name, from int64 [n].
 

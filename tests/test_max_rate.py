@@ -46,7 +46,9 @@ class EvenLoad:
 
 
 def one_server():
-    return settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1)), RampCost(base_ticks=ticks.from_seconds(SERVICE_S))
+    return settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1)), RampCost(
+        base_ticks=ticks.from_seconds(SERVICE_S)
+    )
 
 
 def wait_within(rate: float, wait_s: float) -> float:
@@ -139,10 +141,12 @@ class TestMaxRate:
         assert MaxRate(MET, None, (1.0,), 7).rate == 1.0
 
     def test_it_holds_for_as_many_other_seeds_as_it_says(self):
-        """500 times 12 seeds whose rates have 4 % deviation: in 95 % of them 95 % of all seeds lie above the limit."""
+        """500 times 12 seeds whose rates deviate by 4 %: in 95 % of them 95 % of all seeds lie above the limit."""
         rng = np.random.default_rng(0)
         limit = log(10) - 1.6449 * 0.04
-        held = sum(MaxRate(MET, None, tuple(10 * np.exp(rng.normal(0, 0.04, 12))), 1).rate <= exp(limit) for _ in range(500))
+        held = sum(
+            MaxRate(MET, None, tuple(10 * np.exp(rng.normal(0, 0.04, 12))), 1).rate <= exp(limit) for _ in range(500)
+        )
         assert abs(held - 475) < 4 * (500 * 0.95 * 0.05) ** 0.5
 
 

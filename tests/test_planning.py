@@ -27,7 +27,7 @@ from fragmeter.sim.workload import Workload
 from oracle import Limits, Pool
 from strategies import LineCost
 
-SMALL = ["--num-prompts", "150", "--seeds", "4", "--jobs", "1"]
+SMALL = ["--num-prompts", "120", "--seeds", "4", "--jobs", "1"]
 LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
 
 
@@ -66,7 +66,9 @@ class TestCandidates:
         assert found.settings is None and "CUDA out of memory" in found.refused
 
     def test_ranges_and_values_that_come_twice(self):
-        assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {"max_num_seqs": ["64", "128", "192", "256", "512"]}
+        assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {
+            "max_num_seqs": ["64", "128", "192", "256", "512"]
+        }
 
 
 def answer_of(gpu: str, rate: float, ranks: str = "1") -> Answer:
@@ -84,7 +86,7 @@ PRICES = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": 5.0}, {})
 
 class TestBill:
     def test_by_hand(self):
-        """25 requests/s by replicas of 10: three, of two GPUs at 2 an hour. An hour is 90,000 requests, 36 M tokens."""
+        """25 requests/s by replicas of 10: three, of two GPUs at 2 an hour, which is 90,000 requests or 36 M tokens."""
         found = bill(answer_of("a100-80gb", 10.0, "2"), FixedLoad, PRICES, 25.0)
         assert (found.replicas, found.gpus, found.per_hour) == (3, 6, 12.0)
         assert found.per_million == pytest.approx({"input": 12 / 27, "output": 12 / 9, "total": 12 / 36})
@@ -96,8 +98,12 @@ class TestBill:
         assert bill(answer_of("h200", 0.1), FixedLoad, PRICES, 0.301).replicas == 4
 
     def test_the_cheapest_for_the_wanted_rate_comes_first(self):
-        """A H200 takes 26 for 5, an A100 10 for 2: whole numbers decide, and without a wanted rate the price of a token."""
-        a100, h200, none = answer_of("a100-80gb", 10.0), answer_of("h200", 26.0), Answer(answer_of("h200", 1.0).candidate)
+        """An H200 takes 26 for 5, an A100 10 for 2: whole numbers decide, or else the price of a token."""
+        a100, h200, none = (
+            answer_of("a100-80gb", 10.0),
+            answer_of("h200", 26.0),
+            Answer(answer_of("h200", 1.0).candidate),
+        )
 
         def order(wanted: float | None) -> list[str]:
             return [each.candidate.asked["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)]
@@ -107,7 +113,9 @@ class TestBill:
         assert order(None) == ["h200", "a100-80gb"]
 
     def test_a_gpu_without_a_price(self):
-        with pytest.raises(SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"):
+        with pytest.raises(
+            SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"
+        ):
             bill(answer_of("h100-80gb", 1.0), FixedLoad, PRICES, None)
 
 
@@ -149,7 +157,9 @@ class TestLimit:
     def run(self, blocks: int, seats: int, budget: int):
         forty = np.ones(40, dtype=np.int64)
         work = Workload("crowd", 0 * forty, 32 * forty, 20 * forty)
-        chosen = settings_of("vllm-v1", Pool(blocks, 16), Limits(64, max_num_seqs=seats, max_num_batched_tokens=budget))
+        chosen = settings_of(
+            "vllm-v1", Pool(blocks, 16), Limits(64, max_num_seqs=seats, max_num_batched_tokens=budget)
+        )
         return simulate(chosen, work, LineCost())
 
     @pytest.mark.parametrize(
@@ -212,7 +222,11 @@ class TestCommand:
         assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
         assert {path.name: path.read_bytes() for path in out.glob("plan.*")} == before
         printed = capsys.readouterr().out
-        assert "Buy " in printed and "USD/h against" in printed and "of 2 other seeds meet the goal 100.0% at 1 times" in printed
+        assert (
+            "Buy " in printed
+            and "USD/h against" in printed
+            and "of 2 other seeds meet the goal 100.0% at 1 times" in printed
+        )
 
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
         tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", "--request-rate", "30", "--verify-seeds", "2"]
@@ -281,16 +295,29 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
         (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
         (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': has no shape here"),
-        (["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"], "goodput = 'itl:5': say KEY:MILLISECONDS"),
+        (
+            ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
+            "goodput = 'itl:5': say KEY:MILLISECONDS",
+        ),
         ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
-        ([*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"], "seeds = 3: tell too little of other seeds; give 4 or more, or 1"),
+        (
+            [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
+            "seeds = 3: tell too little of other seeds; give 4 or more, or 1",
+        ),
         ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
-        ([*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"], "--tensor-parallel-size = 'two': must be a whole number"),
+        (
+            [*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"],
+            "--tensor-parallel-size = 'two': must be a whole number",
+        ),
         ([*LLAMA, "--gpu", "h200", "--max-concurrency", "4"], "max_concurrency = '4': has no rate to look for"),
         ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
-        ([*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"], "startup_log = 'given': is of one server"),
+        (
+            [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],
+            "startup_log = 'given': is of one server",
+        ),
         ([*LINE, "--attainment", "0.99"], "flags of a plan are of no use without objectives"),
-        ([*LINE, "--request-rate", "3"], "flags of a plan are of no use without objectives"),
+        ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
+        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': is of one server; leave it out"),
         (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
     ],
 )
