@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..sim.run import Run, simulate
 from ..sim.settings import Settings
 from ..sim.summary import summary
