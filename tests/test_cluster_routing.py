@@ -83,9 +83,12 @@ def test_of_equal_matches_and_equal_records_the_idler_one():
 def test_a_record_forgets_the_end_of_the_prefix_that_was_used_least_recently():
     """Four blocks: of 1 2 3 and then 7 8, 3 is forgotten, which leaves two of the three."""
     prompts = [[1, 2, 3], [90, 91, 92, 93], [7, 8], [1, 2, 3]]
-    loads = [Fake(0), Fake(1)]
-    assert choices("prefix-affine", loads, prompts, most_blocks=4, cache_threshold=0.6) == [0, 1, 0, 0]
-    assert choices("prefix-affine", loads[::-1], prompts, most_blocks=4, cache_threshold=0.7) == [1, 0, 1, 1]
+    for threshold, last in ((0.6, 0), (0.7, 1)):
+        asked = cluster(num_replicas=2, cache_threshold=threshold)
+        chooser = router("prefix-affine", 2, asked, prompts.__getitem__, 4)
+        assert [chooser.choose(row, [Fake(0), Fake(1)], 0) for row in range(3)] == [0, 1, 0]
+        # Both records are full now, so the idler one gets what too little is known of.
+        assert chooser.choose(3, [Fake(1), Fake(0)], 0) == last
 
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
