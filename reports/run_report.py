@@ -56,6 +56,8 @@ def title(asked: Asked) -> str:
 
 def _lead(asked: Asked) -> str:
     loads = dict.fromkeys(_load_told(result) for result in asked.results)
+    if len({result.about["workload"]["sha256"] for result in asked.results}) > 1:
+        loads["These runs did not serve the same requests; compare them with care."] = None
     return "\n\n".join([*loads, *(_run_told(result) for result in asked.results)])
 
 

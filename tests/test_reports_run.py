@@ -13,7 +13,7 @@ from fragmeter.experiments.cli import DONE, status
 from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
 from fragmeter.reports.figures import block_map, free_run_histogram, largest_free_run, ledger_over_time, request_timeline
 from fragmeter.reports.results import read_result
-from fragmeter.reports.run_report import SECTIONS, Asked
+from fragmeter.reports.run_report import SECTIONS, Asked, write_report
 from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
 from fragmeter.sim.engine import Engine
@@ -44,7 +44,7 @@ class Watched(Engine):
 
 
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "fastgen"])
-@hypothesis_settings(max_examples=10)
+@hypothesis_settings(max_examples=5)
 @given(case=st.one_of(crowded_cases(), medium_cases()))
 def test_spans_say_where_every_request_is(policy, case: Case):
     settings = settings_of(policy, case.pool, case.limits)
@@ -149,7 +149,7 @@ def test_the_watermark_is_drawn_where_there_is_one():
 def results(tmp_path_factory) -> Path:
     """A run of each kind on one load, with all that can be recorded."""
     folder = tmp_path_factory.mktemp("results")
-    load = ["--num-prompts", "30", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--n", "2"]
+    load = ["--num-prompts", "12", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--n", "2"]
     for policy in ("orca-max", "vllm-sosp23"):
         recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
         assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
@@ -201,6 +201,15 @@ def test_each_section_is_made_alone(results):
     made = [make(Asked([plain])) for make in SECTIONS]
     titles = [section.title for section in made if section is not None]
     assert titles == ["Memory over time", "What the memory was used for", "Requests over time"]
+
+
+def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
+    same = read_result(results / "orca-max")
+    load = {**same.about["workload"], "sha256": "another"}
+    other = replace(same, about={**same.about, "workload": load})
+    warning = "These runs did not serve the same requests"
+    assert warning not in write_report(tmp_path / "same.html", Asked([same, same])).read_text()
+    assert warning in write_report(tmp_path / "other.html", Asked([same, other])).read_text()
 
 
 @pytest.mark.slow
