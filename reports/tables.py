@@ -52,11 +52,11 @@ def comparison_table(payload: Payload) -> Table:
     rows = payload["rows"]
     ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))
-    at_x = any(row.get("x") is not None for row in rows)
+    at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
     table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
     # Where there are many columns, the names of series give way.
     table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
-    for heading in _headings(ranged, moving, at_x):
+    for heading in _headings(ranged, moving, at_x, known is None):
         table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
     # Of values that differ in x alone the series' name stands in the first line.
     along = at_x and len(series_of(rows, "metric")) == 1
@@ -68,19 +68,25 @@ def comparison_table(payload: Payload) -> Table:
             label = f"  {metric_label(row['metric'])}" if grouped else name
             if along:
                 label = name if row is mine[0] else ""
-            table.add_row(label, *_cells(row, ranged, moving, at_x), end_section=grouped and row is mine[-1])
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), end_section=grouped and row is mine[-1])
     return table
 
 
-def _headings(ranged: bool, moving: bool, at_x: bool) -> Iterator[str]:
+def _known_alike(rows: list[Row]) -> str | None:
+    """How the published values are known, where a long word for all of them would cost a column that is wanted."""
+    found = {row.get("how") for row in rows if row["published"] is not None}
+    return "digitised" if has_range(rows) and has_step(rows) and found == {"digitised"} else None
+
+
+def _headings(ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
     yield from ["at"] if at_x else []
     yield from ("published", "simulated")
     yield from ["seeds"] if ranged else []
     yield from ["per 1%"] if moving else []
-    yield from ("error", "how", "origin")
+    yield from ("error", "how", "origin") if how else ("error", "origin")
 
 
-def _cells(row: Row, ranged: bool, moving: bool, at_x: bool) -> Iterator[str]:
+def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
     metric = row["metric"]
     if at_x:
         yield "-" if row.get("x") is None else f"{row['x']:g}"
@@ -92,7 +98,8 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool) -> Iterator[str]:
     if moving:
         yield step_told(row)
     yield difference(row)
-    yield row.get("how") or "-"
+    if how:
+        yield row.get("how") or "-"
     yield origin(row)
 
 
@@ -154,7 +161,9 @@ def print_payload(payload: Payload, console: Console) -> None:
     elif parameter is not None:
         subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
     else:
-        subject, table, remark = f"{_subject(rows)}, published and simulated", comparison_table(payload), _ERROR_NOTE
+        known = _known_alike(rows)
+        remark = _ERROR_NOTE if known is None else f"published: {known}; {_ERROR_NOTE}"
+        subject, table = f"{_subject(rows)}, published and simulated", comparison_table(payload)
     console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)
     console.print(payload["workload"], markup=False, highlight=False)
     console.print(table, highlight=False)
