@@ -48,7 +48,6 @@ class Panel:
         wandering: Other seeds, which say how far single ones wander.
         fitted: The series whose own value here a scale was fitted on.
         workload: What is served, in words.
-        markers: Published points of the curves: (rate, s/token) by series.
     """
 
     figure: str
@@ -60,7 +59,6 @@ class Panel:
     wandering: tuple[int, ...]
     workload: str
     fitted: tuple[str, ...] = ()
-    markers: Mapping[str, Sequence[tuple[float, float]]] | None = None
 
     def search(self, series: str, seed: int) -> Search:
         """The job for one series and seed."""
