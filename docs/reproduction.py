@@ -38,7 +38,9 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
     drawn = _documents(folder, [name for name, figure in FIGURES.items() if figure.in_all])
     # Other figures are the same with and without the pairs.
     on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced]) if exact else {}
-    parts = [_HEAD, _EXACT if on_pairs else "", *_summary("How near it comes", drawn)]
+    if not drawn:
+        sys.exit(f"{folder}: has no figures; run fragmeter reproduce all --out {folder}")
+    parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("How near it comes", drawn)]
     parts += _summary("How near it comes on the exact pairs", on_pairs) if on_pairs else []
     for name, document in drawn.items():
         parts += _figure(name, document, on_pairs.get(name))
@@ -46,11 +48,14 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
 
 
 def _documents(folder: str, names: Sequence[str]) -> dict[str, Document]:
+    """Those that are there, in the registry's order."""
     paths = {name: Path(folder) / f"{name}.json" for name in names}
-    missing = [name for name, path in paths.items() if not path.exists()]
-    if missing:
-        sys.exit(f"{folder}: has no {', '.join(missing)}; run fragmeter reproduce all --out {folder}")
-    return {name: json.loads(path.read_text("utf-8")) for name, path in paths.items()}
+    return {name: json.loads(path.read_text("utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def _missing(drawn: dict[str, Document]) -> str:
+    names = [heading(name) for name, figure in FIGURES.items() if figure.in_all and name not in drawn]
+    return f"\nNot rerun for this page: {', '.join(names)}.\n" if names else ""
 
 
 def _summary(title: str, documents: dict[str, Document]) -> Iterator[str]:
@@ -63,8 +68,7 @@ def _summary(title: str, documents: dict[str, Document]) -> Iterator[str]:
 def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterator[str]:
     yield f"\n## {heading(name)}\n"
     yield f"{document['workload']}.\n"
-    yield _rows(document["rows"], on_pairs["rows"] if on_pairs else [])
-    yield ""
+    yield f"{_rows(document['rows'], on_pairs['rows'] if on_pairs else [])}\n"
     # Findings of the pairs are of more worth than those of drawn lengths.
     told = on_pairs or document
     kind = "On the exact pairs: " if on_pairs else ""

@@ -61,7 +61,7 @@ def summary_rows(documents: Iterable[Payload]) -> list[Row]:
 
 def _summary(document: Payload) -> Iterator[Row]:
     """A row for the values in points, and one for the others."""
-    known = [row for row in document["rows"] if row.get("published") and row.get("error") is not None]
+    known = [row for row in document["rows"] if row.get("error") is not None and _comparable(row)]
     for unit in (_POINTS, _PERCENT):
         rows = [row for row in known if is_percent(row["metric"]) == (unit == _POINTS)]
         predicted = [row for row in rows if row.get("kind") == "predicted"]
@@ -76,6 +76,11 @@ def _summary(document: Payload) -> Iterator[Row]:
                 "findings": len(findings),
                 "holding": sum(found["holds"] for found in findings),
             }
+
+
+def _comparable(row: Row) -> bool:
+    """Of nothing there is no percentage."""
+    return is_percent(row["metric"]) or bool(row["published"])
 
 
 def _errors(rows: list[Row]) -> Row:

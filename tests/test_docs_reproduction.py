@@ -53,15 +53,31 @@ def test_exact_pairs_stand_beside_the_drawn_ones_where_they_are_served(script, t
     assert text.count("4.2% | +20.0% | predicted |") == len(IN_ALL) - served
 
 
-def test_a_folder_without_all_figures_is_refused(script, tmp_path):
-    folder = made_up(tmp_path / "drawn", 12.0)
-    (folder / f"{IN_ALL[-1]}.json").unlink()
+def test_what_was_not_rerun_is_named(script, tmp_path):
+    folder, target = made_up(tmp_path / "drawn", 12.0), tmp_path / "reproduction.md"
+    script.main(str(folder), str(target))
+    assert "Not rerun" not in target.read_text()
+    (folder / "table1.json").unlink()
+    script.main(str(folder), str(target))
+    text = target.read_text()
+    assert "\nNot rerun for this page: Table 1.\n" in text and "\n## Table 1\n" not in text
+
+
+def test_a_folder_without_figures_is_refused(script, tmp_path):
     with pytest.raises(SystemExit) as ended:
-        script.main(str(folder), str(tmp_path / "reproduction.md"))
-    assert str(ended.value) == f"{folder}: has no {IN_ALL[-1]}; run fragmeter reproduce all --out {folder}"
+        script.main(str(tmp_path), str(tmp_path / "reproduction.md"))
+    assert str(ended.value) == f"{tmp_path}: has no figures; run fragmeter reproduce all --out {tmp_path}"
     assert not (tmp_path / "reproduction.md").exists()
 
 
 @pytest.mark.parametrize(("name", "told"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
 def test_headings(script, name, told):
     assert script.heading(name) == told
+
+
+def test_the_document_has_figures_that_there_are_in_their_order(script):
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    known = [script.heading(name) for name in IN_ALL]
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    figures = [heading for heading in headings if not heading.startswith("How near")]
+    assert figures == [heading for heading in known if heading in figures] and len(figures) > 10
