@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_runs import settings_of, workload_of
-from fragmeter.sim import simulate
+from fragmeter.sim import Settings, Workload, simulate
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.result import requests_table
 from fragmeter.sim.stays import stays_table
@@ -66,3 +67,22 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
     cut = stays[stays["ended"].isin(["preempted", "swapped"])].groupby("request").size()
     told = requests["recomputed"] + requests["swapped"]
     assert all(count <= told[request] for request, count in cut.items())
+
+
+def test_a_stay_begins_with_the_first_chunk_of_its_prompt():
+    """Ten tokens in chunks of four: the stay begins with the first, and its token comes after the third."""
+    settings = Settings(
+        policy="vllm-v1",
+        model="toy-opt",
+        block_size=4,
+        num_gpu_blocks_override=20,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+    )
+    run = simulate(settings, Workload("one", np.array([7]), np.array([10]), np.array([3])))
+    chunks = run.book.chunks["start_ticks"].tolist()
+    assert len(chunks) == 2 and chunks[0] == 7
+    (stay,) = stays_table(run).itertuples()
+    assert stay.start_ticks == 7 and stay.first_token_ticks > chunks[1]
+    assert (stay.begun, stay.ended) == ("prefilled", "finished")
