@@ -9,7 +9,7 @@ from typing import Any
 from ..reports import figures
 from ..reports.page import Section, write_page
 from ..sim.files import as_json, write_whole
-from .plan_told import memory_rows
+from .plan_told import memory_rows, view_rows
 from .planning import Answer, Bill
 from .points import flat, write_parquet
 
@@ -34,14 +34,16 @@ def write_plan(
     sections = [Section("What else there is", "\n\n".join(explained))]
     if ranks:
         drawn = figures.pareto(pareto_rows(ranks), document["currency"])
-        text = (
-            "Shares of the pool are means over time at the recommended rate: in the paper's view, and by what each slot"
-            " is used for. Activations are estimated."
+        memory = "Of each GPU. Activations are estimated."
+        slots = (
+            "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
         )
         sections = [
             Section("The choices", figures=[drawn], rows=[_row(*each) for each in ranks]),
             *sections,
-            Section("Where memory goes", text, rows=memory_rows(ranks)),
+            Section("Where memory goes", memory, rows=memory_rows(ranks)),
+            Section("What the KV cache holds", slots, rows=view_rows(ranks, "paper_view_pct")),
+            Section("What each slot is used for", slots, rows=view_rows(ranks, "buckets_pct")),
         ]
     sections.append(Section("What this rests on", "\n\n".join(assumptions)))
     return write_page(out / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
@@ -70,11 +72,10 @@ def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
     return {
         "Candidate": answer.candidate.name,
         "Requests/s a replica": answer.rate,
-        "Replicas": bill.replicas,
         "GPUs": bill.gpus,
         "An hour": bill.per_hour,
-        "A million tokens": bill.per_million["total"],
-        "Of outputs": bill.per_million["output"],
+        "A million tokens": f"{bill.per_million['total']:.3g}",
+        "Of outputs": f"{bill.per_million['output']:.3g}",
         "Meet, %": 100 * at["attained"],
         "p90 TTFT, ms": at["p90_ttft_ms"],
         "p90 TPOT, ms": at["p90_tpot_ms"],

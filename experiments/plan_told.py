@@ -86,7 +86,7 @@ def _preemptions(count: int) -> str:
 def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str) -> Table:
     """A row a candidate, the one to buy first, and those without a rate last."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("candidate")
+    table.add_column("candidate", overflow="fold", min_width=10)
     for heading in (
         "requests/s\neach",
         "GPUs",
@@ -146,11 +146,15 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     limited = _limit_in_short(answer.detail["limit"])
     rates = f"a replica takes {answer.rate:.3g} requests/s ({winner.rate:.3g} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
-        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {bill.gpus} GPUs; {rates}"
+        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
     if wanted is not None and bill.gpus > cheapest.gpus:
-        return f"as cheap, but {bill.gpus} GPUs against {cheapest.gpus}; {rates}"
+        return f"as cheap, but {_gpus(bill)} against {cheapest.gpus}; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
     return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
+
+
+def _gpus(bill: Bill) -> str:
+    return f"{bill.gpus:,} GPU{'s' if bill.gpus > 1 else ''}"
 
 
 def verified_told(answer: Answer, count: int) -> str:
@@ -160,20 +164,29 @@ def verified_told(answer: Answer, count: int) -> str:
 
 
 def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """Where the memory of each GPU goes, and what the KV cache holds at the recommended rate."""
+    """Where the memory of each GPU goes, in GiB."""
     rows = []
     for answer, _ in ranks:
         stage = capacity(answer.candidate.started.launch).stage
+        parts = {
+            "Weights": stage.weight_bytes,
+            "Activations": stage.activation_bytes,
+            "Other": stage.non_torch_bytes + stage.cuda_graph_bytes,
+            "KV cache": stage.kv_cache_bytes,
+        }
         rows.append(
-            {
-                "Candidate": answer.candidate.name,
-                "Weights, GiB": float(gib(stage.weight_bytes)),
-                "Activations, GiB": float(gib(stage.activation_bytes)),
-                "Other, GiB": float(gib(stage.non_torch_bytes + stage.cuda_graph_bytes)),
-                "KV cache, GiB": float(gib(stage.kv_cache_bytes)),
-                **{f"{name}, %": share for name, share in answer.detail["paper_view_pct"].items()},
-                **{f"{name}, %": share for name, share in answer.detail["buckets_pct"].items() if share >= 0.005},
-            }
+            {"Candidate": answer.candidate.name} | {f"{name}, GiB": float(gib(part)) for name, part in parts.items()}
         )
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name, 0.0) for name in names} for row in rows]
+    return rows
+
+
+def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
+    """What the KV cache holds at the recommended rate, in percent."""
+    return [
+        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.detail[view].items()}
+        for answer, _ in ranks
+    ]
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").capitalize()

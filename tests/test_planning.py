@@ -13,9 +13,12 @@ from engine_runs import settings_of
 from fragmeter.experiments import planning
 from fragmeter.experiments.candidates import Choices, candidates
 from fragmeter.experiments.cli import DONE, INTERRUPTED, MISTAKE, status
+from fragmeter.experiments.inputs import Inputs, Requests
 from fragmeter.experiments.max_rate import MaxRate
+from fragmeter.experiments.parallel import Workers
 from fragmeter.experiments.plan_detail import limit, waiting_shares
-from fragmeter.experiments.planning import Answer, bill, ranked
+from fragmeter.experiments.plan_load import Load
+from fragmeter.experiments.planning import Answer, Planner, bill, ranked
 from fragmeter.experiments.prices import Prices, prices
 from fragmeter.experiments.serve_line import ServeLine, parse_serve
 from fragmeter.experiments.verdict import Goal, Verdict
@@ -151,6 +154,25 @@ class TestPrices:
             prices(tmp_path / "none.json")
 
 
+def test_what_is_kept_is_found_again_only_for_the_same_question():
+    """Of the stage, the replica, the load, the seed, the goal and what else the job is told."""
+    chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
+    loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
+    goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
+    jobs = [
+        ("detail", chosen, 0, 1.0),
+        ("verify", chosen, 0, 1.0),
+        ("detail", chosen, 1, 1.0),
+        ("detail", chosen, 0, 2.0),
+    ]
+    jobs.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, 1.0))
+    keys = [
+        Planner(load, goal, [0], Workers(jobs=1), None)._key(*job) for load in loads for goal in goals for job in jobs
+    ]
+    assert len(set(keys)) == len(keys) == 30
+    assert keys[0] == Planner(loads[0], goals[0], [0], Workers(jobs=1), None)._key(*jobs[0])
+
+
 class TestLimit:
     """Forty requests at once, of 32 prompt tokens and 20 of output."""
 
@@ -212,7 +234,13 @@ class TestCommand:
         assert table["candidate.gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
         assert table["bill.gpus"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
         page = (out / "plan.html").read_text()
-        for heading in ("The choices", "What else there is", "Where memory goes", "What this rests on"):
+        for heading in (
+            "The choices",
+            "What else there is",
+            "Where memory goes",
+            "What each slot is used for",
+            "What this rests on",
+        ):
             assert heading in page
 
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
