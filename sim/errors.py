@@ -11,11 +11,16 @@
 
 from __future__ import annotations
 
+import copyreg
 from os import PathLike, fspath
 
 
 class FragmeterError(Exception):
     """Base of every error that fragmeter raises on purpose."""
+
+    def __reduce__(self) -> tuple:
+        # As it is, from a worker process too: the arguments that made it are not the text that it has.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)
 
 
 class UserError(FragmeterError):
