@@ -14,6 +14,7 @@ from fragmeter.sim.objectives import Objectives, objectives
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.run import simulate
+from fragmeter.sim.settings import Settings
 from fragmeter.sim.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -133,7 +134,11 @@ def test_a_run_that_is_stopped_has_the_verdict_of_the_whole(policy, case, ttft, 
 @given(case=cases)
 def test_what_is_seen_in_mid_run_bounds_what_will_be(policy, case):
     """At every look: who is done has the times of the whole run, who is not takes as long as is known, or more."""
-    chosen, work = parts(policy, case)
+    check_looks(*parts(policy, case), case.cost)
+
+
+def check_looks(chosen: Settings, work: Workload, cost: LineCost) -> int:
+    """Every look at a run against the whole run; how many saw a request that was out and had had its first token."""
     looks: list[Seen] = []
     keep = mock.patch.object(verdicts, "judged", lambda work, goal, seen, over: looks.append(seen))
     with (
@@ -141,8 +146,8 @@ def test_what_is_seen_in_mid_run_bounds_what_will_be(policy, case):
         mock.patch.object(verdicts, "_LOOK_EVERY", 1),
         mock.patch.object(verdicts, "verdict_of", lambda *_: None),
     ):
-        verdict(chosen, work, Goal(Objectives(ttft=1)), case.cost)
-    times = request_times(simulate(chosen, work, case.cost))
+        verdict(chosen, work, Goal(Objectives(ttft=1)), cost)
+    times = request_times(simulate(chosen, work, cost))
     for seen in looks:
         first, finish, finished = (
             column[times.index] for column in (seen.first_token_ticks, seen.finish_ticks, seen.finished)
@@ -154,6 +159,17 @@ def test_what_is_seen_in_mid_run_bounds_what_will_be(policy, case):
         known = max(seen.first_token_ticks.max(), seen.finish_ticks.max())
         assert (times.finish_ticks[~finished] >= known).all()
         assert finished.sum() >= (times.finish_ticks < known).sum()
+    preempted = times.index[times.recomputed > 0]
+    return sum(((seen.first_token_ticks < seen.finish_ticks) & ~seen.finished)[preempted].any() for seen in looks)
+
+
+def test_who_is_preempted_is_not_done():
+    """Two requests outgrow a pool of nine blocks; the later one waits for the first to end, while others come."""
+    chosen = settings_of("vllm-sosp23", Pool(9, 16), Limits(128, max_num_seqs=2))
+    arrivals = np.concatenate([[0, 1], 5000 + 150 * np.arange(80)])
+    outputs = np.where(np.arange(82) < 2, 60, 1)
+    work = Workload("two and many", arrivals, np.where(outputs > 1, 32, 1), outputs)
+    assert check_looks(chosen, work, LineCost()) > 10
 
 
 def test_an_overload_is_stopped_early():
