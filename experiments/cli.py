@@ -7,6 +7,7 @@ how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 interrupted, w
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -55,6 +56,9 @@ for _place, (_verb, _help) in enumerate({
 
 def main() -> None:
     """Entry point: run the command line and exit."""
+    if hasattr(signal, "alarm"):
+        # Runs after all that modules of verbs register: later on an alarm would end the program by its signal.
+        atexit.register(signal.alarm, 0)
     # A shell lets what it starts in the background ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
