@@ -23,6 +23,7 @@ from math import exp, inf, lgamma, log, sqrt
 from statistics import NormalDist, fmean, stdev
 
 from ..sim.cost import StepCost
+from ..sim.errors import SettingError
 from ..sim.run import simulate
 from ..sim.settings import Settings
 from .parallel import Workers, as_they_finish
@@ -148,7 +149,11 @@ def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more) -> t
 
 
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
-    """The first seed: alone, all at once, a part of it, the whole."""
+    """The first seed: alone, all at once, a part of it, the whole.
+
+    Raises:
+        SettingError: Its requests are too few to tell one rate from another.
+    """
     drawn = load.draw(seed)
     step_cost = step_cost or compiled_cost(settings)
     alone = verdict_of(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
@@ -158,6 +163,8 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
     part = drawn.first(min(len(drawn.gaps), max(len(drawn.gaps) // _SCOUT_PART, _SCOUT_LEAST)))
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
     found = _search(settings, drawn, goal, saturated, near.power or 0, _STRIDE, step_cost)
+    if found.power == MOST:
+        raise SettingError("num_prompts", len(drawn.gaps), "are so few that they meet the goal all at once; ask for more")
     return Ahead(alone, saturated, SeedRate(found.power, 2 + near.runs + found.runs))
 
 

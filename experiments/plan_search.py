@@ -171,7 +171,7 @@ class _Teller:
             return recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
         tried = [answer for answer in self._answers if answer.found]
         if not tried:
-            return "Buy none of these: no candidate starts and serves the load."
+            return "Buy none of these: of no candidate a rate can be told; the reasons follow."
         best = max(tried, key=lambda answer: answer.found.alone.attained)
         return f"Buy none of these. The nearest, {best.candidate.name}: {why_none(best, self._goal)}."
 

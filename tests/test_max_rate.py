@@ -85,6 +85,13 @@ def test_lenient_objectives_are_bounded_by_what_the_server_delivers():
     assert 10 / STEP**6 < found.rate < 10
 
 
+def test_requests_that_are_too_few_to_tell():
+    """Two hundred seats and a day to wait: a hundred requests tell no rate from another."""
+    chosen = settings_of("vllm-sosp23", Pool(4096, 16), Limits(64, max_num_seqs=200))
+    with pytest.raises(SettingError, match="num_prompts = 100: are so few that they meet the goal all at once"):
+        max_rate(chosen, EvenLoad(100), Goal(Objectives(ttft=86_400_000)), [0], step_cost=one_server()[1])
+
+
 def test_who_misses_alone_has_no_rate():
     chosen, cost = one_server()
     found = max_rate(chosen, EvenLoad(200), Goal(Objectives(ttft=99)), range(3), step_cost=cost)

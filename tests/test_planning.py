@@ -279,7 +279,7 @@ class TestCommand:
     def test_a_pasted_line_is_where_candidates_begin(self, capsys):
         line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
         told = planned(
-            capsys, "--serve", line, "--gpu", "h200", "--max-num-seqs", "none,8", "--goodput", "e2el:60000", *SMALL
+            capsys, "--serve", line, "--gpu", "h200", "--max-num-seqs", "none,8", "--goodput", "ttft:500", "tpot:8", *SMALL
         )
         by_seats = {each["candidate"]["max_num_seqs"]: each for each in told["candidates"]}
         assert by_seats["8"]["settings"]["max_num_seqs"] == 8
@@ -298,7 +298,7 @@ class TestCommand:
 
     def test_nothing_that_starts(self, capsys):
         told = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
-        assert told["recommendation"] == "Buy none of these: no candidate starts and serves the load."
+        assert told["recommendation"] == "Buy none of these: of no candidate a rate can be told; the reasons follow."
         assert "does not start: torch.OutOfMemoryError" in told["explained"][0]
 
     def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
