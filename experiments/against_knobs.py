@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..sim import Settings, ticks
+from ..sim import settings as checked
 from .against import Benchmark, Replayed, compared, replay, total_error
 
 #: Runs that a fit of the step scale may take, and the error in it that is good enough.
@@ -183,7 +184,8 @@ def _own_pool(benchmark: Benchmark, settings: Settings, base: Replayed) -> Setti
     if metrics is None or metrics.num_gpu_blocks is None:
         return None
     size = metrics.block_size or base.run.replica.block_size
-    return replace(settings, num_gpu_blocks_override=metrics.num_gpu_blocks, block_size=size)
+    pool = {"num_gpu_blocks_override": metrics.num_gpu_blocks, "block_size": size}
+    return checked(**settings.as_dict() | pool)
 
 
 def _is_pool_of(base: Replayed, own: Settings) -> bool:

@@ -56,7 +56,6 @@ def hold_against(path: Path, metrics: Path | None, server: Server, out: Path | N
     }
     if out is not None:
         write_whole(out / RESULT, as_json(document))
-        with user_paths(out):
-            pd.DataFrame(pairs).to_parquet(out / REQUESTS, index=False)
+        write_whole(out / REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
         report.point_to("Results", out)
     report.data(document | {"scatter": pairs})

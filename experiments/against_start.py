@@ -12,7 +12,7 @@ from ..sim.spec import model
 from ..traces import check_fits, measured, read
 from .against import Benchmark
 from .serve_checks import refusal
-from .serve_line import ServeLine, parse_serve, version
+from .serve_line import ServeLine, parse_serve, pasted, version
 from .serve_log import read_log
 from .serve_models import served_model
 from .serve_start import started
@@ -97,12 +97,3 @@ def _by_flags(server: Server, model_id: str | None) -> Settings:
         own = served.quantization == model(served.name).quantization
         shape = {"model": served.name, "quantization": None if own else served.quantization}
     return settings(**{"policy": POLICY, **shape, **server.given})
-
-
-def pasted(text: str) -> str:
-    """The text, or what the file of that name holds."""
-    try:
-        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
-    except (OSError, UnicodeDecodeError):
-        # A long line is no name of a file.
-        return text

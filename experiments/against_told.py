@@ -12,6 +12,9 @@ from .against import LATENCIES, STATISTICS, Benchmark, Replayed
 from .against_knobs import EXPLAINS, NO_ERROR, Turned, ranked
 from .output import Report
 
+#: By how much the server's count of requests may differ from the benchmark's: scrapes do not begin with it, and vLLM's
+#: client sends one to try first.
+_SAME_LOAD = 0.1
 _LABELS = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
@@ -68,6 +71,12 @@ def _requests_told(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     if metrics is not None:
         from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""
         yield f"Metrics: {metrics.num_scrapes:,} scrapes{from_start}."
+    sent = len(trace) + trace.left_out.failed
+    if metrics is not None and metrics.first_tokens is not None and abs(metrics.first_tokens / sent - 1) > _SAME_LOAD:
+        yield (
+            f"The metrics are of {metrics.first_tokens:,.0f} requests, the benchmark of {sent:,}: what the server says"
+            " of itself may be another load's. Scrape from before the benchmark to its end, with no other clients."
+        )
     if metrics is not None and metrics.hit_rate and base.run.replica.cache_log is None:
         yield (
             f"The server found {metrics.hit_rate:.1%} of the prompts in its prefix cache. What prompts have in common"

@@ -25,6 +25,7 @@ from .grid import MOST_POINTS, NONE, axis_values
 from .serve_checks import refusal
 from .serve_line import ServeLine
 from .serve_log import StartupLog
+from .serve_remedies import remedies
 from .serve_start import Started, started
 
 _VLLM = "vllm-v1"
@@ -73,7 +74,7 @@ class Candidate:
     Attributes:
         asked: Its value on each axis, the GPU first.
         settings: What is simulated; None where it does not start.
-        refused: Why it does not start, in vLLM's words.
+        refused: Why it does not start, in vLLM's words, and what would start it.
         started: With everything that vLLM fills in; None where the flags are at odds.
     """
 
@@ -140,10 +141,16 @@ def _candidate(
     allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(found.launch, found.fits_length, allow_long)
     if refused is not None:
-        return Candidate(asked, None, refused.text, found)
+        return Candidate(asked, None, refused.text + _remedy(found), found)
     policy = asked.get("policy", _VLLM)
     chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
     return Candidate(asked, _with_cost(chosen, cost), None, found)
+
+
+def _remedy(found: Started) -> str:
+    """A single change with which it would start, if there is one."""
+    first = next(iter(remedies(found.launch, found.fits_length)), None)
+    return "" if first is None else f" With {first.flag} {first.value} it would."
 
 
 def _under(policy: str, found: Started, flags: dict) -> Settings:

@@ -46,7 +46,7 @@ for _place, (_verb, _help) in enumerate({
     "compare": "Say by how much each metric moves from one run or setting to another.",
     "report": "Draw a run, or several side by side: one HTML page with the block map.",
     "plan": "Find what to buy and how to set it; say whether a vllm serve line starts.",
-    "validate": "Carry out on a device what was simulated, and compare.",
+    "validate": "Hold what is simulated against a device, or against a benchmark of a real server.",
     "traces": "Look at request traces, and convert them.",
     "calibrate": "Measure what the operations of a step take on a device.",
     "doctor": "Say what works on this machine, and why not.",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -68,8 +69,11 @@ class Load:
                 raise SettingError(
                     name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
                 )
+        wanted = self.pacing.request_rate
+        if wanted is not None and not 0 < wanted < inf:
+            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is what is to be served")
         asked = inputs.requests
-        count = asked.num_prompts or DEFAULT_PROMPTS
+        count = DEFAULT_PROMPTS if asked.num_prompts is None else asked.num_prompts
         if count < FEWEST_PROMPTS:
             raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for shares to mean anything")
         self._inputs = replace(inputs, pacing=Pacing(), requests=replace(asked, num_prompts=count))

@@ -186,9 +186,14 @@ class _Teller:
         load, aims, prompts = self._load, self._aims, self._load.num_prompts
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
         costs = sorted({answer.candidate.settings.cost for answer in self._answers if answer.candidate.settings})
+        seeds = (
+            f"{aims.seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%}"
+            " confidence."
+            if aims.seeds > 1
+            else "one seed, of whose rate nothing says that it holds for others."
+        )
         return [
-            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {aims.seeds}"
-            f" seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%} confidence."
+            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
             " A router is taken to share requests evenly among replicas.",
             f"Step times: {', '.join(costs) or 'none'}. Prices: {self._priced.origin}"
             f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",

@@ -49,7 +49,8 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
     each = "s" if launch.num_gpus > 1 else ""
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     sure = (
-        f"so that {CONTENT:.0%} of other seeds meet the goal, too"
+        f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
+        " other seeds meet the goal, too"
         if len(found.seed_rates) > 1
         else "by one seed, of which nothing is sure"
     )
@@ -97,7 +98,7 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
         "KV\nfull",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+    table.add_column("limit", min_width=9)
     for answer, bill in ranks:
         at, limit = answer.detail, answer.detail["limit"]
         table.add_row(

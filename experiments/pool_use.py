@@ -45,8 +45,9 @@ def pool_use(run: Run) -> PoolUse:
         at_rows = at_rows + growth_moments(run.book)[0] * run.book.block_size
     cache = prefix_cache(run)
     return PoolUse(
-        mean_usage=used / (capacity * busy) if busy else 0.0,
-        max_usage=int(at_rows.max(initial=0)) / capacity,
+        mean_usage=used / (capacity * busy) if busy and capacity else 0.0,
+        # Of one block, which is V1's null block, nothing is left.
+        max_usage=int(at_rows.max(initial=0)) / capacity if capacity else 0.0,
         mean_running=_mean(rows["width"], rows["ticks"]),
         mean_waiting=_mean(rows["waiting"], rows["ticks"]),
         hit_rate=None if cache is None else cache["hit_rate"],

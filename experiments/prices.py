@@ -69,7 +69,10 @@ def _checked(found: Any, origin: str) -> Prices:
     listed = found.get("per_gpu_hour") if isinstance(found, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise SettingError("prices", origin, "must have per_gpu_hour, a price for each GPU, such as h200 = 4.59")
+    sources = found.get("sources", {})
+    if not isinstance(sources, dict):
+        raise SettingError("prices", origin, f"sources is {sources!r}; it must say of each GPU where its price is from")
     for gpu, price in listed.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not (0 < price and isfinite(price)):
             raise SettingError("prices", origin, f"{gpu} costs {price!r}; a price must be a number above 0")
-    return Prices(origin, str(found.get("currency", "USD")), dict(listed), dict(found.get("sources", {})))
+    return Prices(origin, str(found.get("currency", "USD")), dict(listed), dict(sources))

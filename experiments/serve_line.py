@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from ..sim.errors import SettingError, UserError
 from .serve_flags import KNOWN, MANY, NOT_SIMULATED, READ, SHORT, SWITCHES
@@ -80,6 +81,15 @@ class ServeLine:
         if not 0 < number <= 1:
             raise SettingError(f"--{name}", value, "must be above 0 and at most 1")
         return number
+
+
+def pasted(text: str) -> str:
+    """The text, or what the file of that name holds."""
+    try:
+        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
+    except (OSError, UnicodeDecodeError):
+        # A long line is no name of a file.
+        return text
 
 
 def parse_serve(text: str) -> ServeLine:

@@ -50,6 +50,7 @@ class ServerMetrics:
         running, waiting: Mean number of requests.
         preemptions: How many there were.
         hit_rate: Share of the tokens looked up that the prefix cache had.
+        first_tokens: Requests that got one.
         ttft_s, itl_s: Means as the server has them, without the way to the client.
     """
 
@@ -61,6 +62,7 @@ class ServerMetrics:
     waiting: float | None = None
     preemptions: float | None = None
     hit_rate: float | None = None
+    first_tokens: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
 
@@ -144,6 +146,7 @@ class _Reader:
             waiting=_mean(self._gauge(WAITING)),
             preemptions=self._counted(PREEMPTIONS),
             hit_rate=hits / queries if hits is not None and queries else None,
+            first_tokens=self._counted(tuple(f"{name}_count" for name in TTFT)),
             ttft_s=self._observed(TTFT),
             itl_s=self._observed(ITL),
         )
@@ -153,7 +156,7 @@ class _Reader:
 
     def _gauge(self, names: tuple[str, ...]) -> list[float]:
         values = (_sum(scrape, names) for scrape in self._busy)
-        return [value for value in values if value is not None and isfinite(value)]
+        return [value for value in values if value is not None]
 
     def _counted(self, names: tuple[str, ...]) -> float | None:
         """By how much a counter has risen."""
@@ -173,9 +176,9 @@ class _Reader:
 
 
 def _sum(scrape: Scrape, names: tuple[str, ...]) -> float | None:
-    """The series of the first name that is there, over all their labels."""
+    """The series of the first name that is there, over all their labels; what is no number is not there."""
     for wanted in names:
-        values = [value for (name, _), value in scrape.items() if name == wanted]
+        values = [value for (name, _), value in scrape.items() if name == wanted and isfinite(value)]
         if values:
             return sum(values)
     return None

@@ -23,7 +23,7 @@ from .parallel import Workers
 from .plan_asking import answers, questions_of
 from .plan_search import AIMS, Aims, Asked, search
 from .serve_checks import Refusal, gib, refusal
-from .serve_line import ServeLine, parse_serve, version
+from .serve_line import ServeLine, parse_serve, pasted, version
 from .serve_log import StartupLog, read_log
 from .serve_remedies import Remedy, remedies
 from .serve_start import Started, started
@@ -80,7 +80,7 @@ def plan(
         raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
-    log = None if startup_log is None else read_log(_pasted(startup_log))
+    log = None if startup_log is None else read_log(pasted(startup_log))
     line = _line(serve, model)
     line = line if vllm is None else replace(line, version=version(vllm))
     gpus = values_of("gpu", gpu)
@@ -106,7 +106,7 @@ def plan(
 def _line(serve: str | None, model: str | None) -> ServeLine:
     """The pasted line, or one that names the model alone."""
     if serve is not None:
-        return parse_serve(_pasted(serve))
+        return parse_serve(pasted(serve))
     if model is None:
         raise UserError("plan needs a model: --model a preset or config.json, or --serve a vllm serve line")
     return ServeLine(model, {})
@@ -125,15 +125,6 @@ def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choi
         raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
     if aims != Aims() or choices != Choices() or out is not None:
         raise UserError(f"flags of a plan are of no use without objectives; {remedy}")
-
-
-def _pasted(text: str) -> str:
-    """The text, or what the file of that name holds."""
-    try:
-        return Path(text).read_text("utf-8") if "\n" not in text and Path(text).is_file() else text
-    except (OSError, UnicodeDecodeError):
-        # A long line is no name of a file.
-        return text
 
 
 def _facts(answer: Started) -> dict[str, Any]:

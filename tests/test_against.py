@@ -197,6 +197,23 @@ class TestWhatTheFileSays:
         assert (told["requests"], told["failed"], told["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
         assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
 
+    def test_metrics_of_another_load_are_told(self, tmp_path, capsys):
+        path, metrics = written(tmp_path, Server(), ASKED)
+        assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
+        assert "another load" not in capsys.readouterr().out
+        count = 'time_to_first_token_seconds_count{engine="0",model_name="facebook/opt-13b"} '
+        metrics.write_text(metrics.read_text().replace(f"{count}{len(ASKED)}.0", f"{count}{2 * len(ASKED)}.0"))
+        assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"are of {2 * len(ASKED)} requests, the benchmark of {len(ASKED)}" in told
+
+    @pytest.mark.parametrize(("blocks", "outcome"), [(1, DONE), (10**20, MISTAKE)])
+    def test_a_pool_that_no_server_has(self, blocks, outcome, tmp_path, capsys):
+        path, metrics = written(tmp_path, Server(), ASKED)
+        metrics.write_text(metrics.read_text().replace(f'num_gpu_blocks="{BLOCKS}"', f'num_gpu_blocks="{blocks}"'))
+        assert validate("--against", path, "--metrics", metrics, *FLAGS) == outcome
+        assert ("num_gpu_blocks_override" in capsys.readouterr().err) == (outcome == MISTAKE)
+
     def test_without_times_arrivals_are_drawn(self, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), ASKED)
         document = json.loads(path.read_text())

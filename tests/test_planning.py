@@ -67,6 +67,11 @@ class TestCandidates:
     def test_what_does_not_start_says_why(self):
         (found,) = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], {})
         assert found.settings is None and "CUDA out of memory" in found.refused
+        # Two GPUs have room for the weights, 65.7 GiB each, but not beside them for 20 GiB each of 131,072 tokens.
+        assert found.refused.endswith(" With --tensor-parallel-size 4 it would.")
+        ranks = {"tensor_parallel_size": ["2", "4"]}
+        two, four = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], ranks)
+        assert two.settings is None and four.settings is not None
 
     def test_ranges_and_values_that_come_twice(self):
         assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {
@@ -142,6 +147,7 @@ class TestPrices:
             ('{"per_gpu_hour": {"h200": -1}}', "h200 costs -1; a price must be a number above 0"),
             ('{"per_gpu_hour": {"h200": "4"}}', "h200 costs '4'"),
             ('{"per_gpu_hour": {"h200": true}}', "h200 costs True"),
+            ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),
         ],
     )
     def test_what_cannot_be(self, text, told, tmp_path):
@@ -296,10 +302,20 @@ class TestCommand:
         told = planned(capsys, *asked)
         assert told["recommended"] is None and told["candidates"][0]["attained_alone"] < 0.9
 
+    def test_of_one_seed_nothing_is_sure(self, capsys):
+        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
+        assert status(["plan", *asked]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
+
     def test_nothing_that_starts(self, capsys):
         told = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
         assert told["recommendation"] == "Buy none of these: of no candidate a rate can be told; the reasons follow."
         assert "does not start: torch.OutOfMemoryError" in told["explained"][0]
+        asked = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
+        assert status(["plan", *asked]) == DONE
+        table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
+        assert "does not" in table and "start" in table
 
     def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
         trace = tmp_path / "long.csv"
@@ -338,6 +354,10 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
             "--tensor-parallel-size = 'two': must be a whole number",
         ),
         ([*LLAMA, "--gpu", "h200", "--max-concurrency", "4"], "max_concurrency = '4': has no rate to look for"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "0"], "request_rate = 0.0: must be above 0 and finite"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "-1"], "request_rate = -1.0: must be above 0 and finite"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "inf"], "request_rate = inf: must be above 0 and finite"),
+        ([*LLAMA[:-6], "--gpu", "h200", "--num-prompts", "0"], "num_prompts = 0: must be 100 or more"),
         ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
         (
             [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],

@@ -38,6 +38,14 @@ def test_gauges_are_those_of_scrapes_in_which_somebody_runs(tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_what_is_no_number_is_not_there(value, tmp_path):
+    names = ("time_to_first_token_seconds_sum", "time_to_first_token_seconds_count")
+    text = scrape(1, 0.5, 3, **dict.fromkeys(names, 7.0))
+    metrics = found(tmp_path, text.replace(" 7.0", f" {value}").replace(" 3\n", f" {value}\n"))
+    assert metrics == ServerMetrics(num_scrapes=1, kv_usage=(0.5, 0.5), running=1.0, waiting=0.0)
+
+
 def test_counters_and_histograms_count_from_the_first_scrape(tmp_path):
     first, last = ({"prefix_cache_queries_total": 100 * n, "prefix_cache_hits_total": 40 * n * n,
                     "time_to_first_token_seconds_sum": 2.0 * n, "time_to_first_token_seconds_count": 10 * n,
@@ -45,6 +53,7 @@ def test_counters_and_histograms_count_from_the_first_scrape(tmp_path):
                    for n in (1, 2))  # fmt: skip
     metrics = found(tmp_path, scrape(1, 0.5, 0, **first) + scrape(1, 0.5, 0, **last))
     assert (metrics.hit_rate, metrics.ttft_s, metrics.itl_s) == (1.2, 0.2, 0.03)
+    assert metrics.first_tokens == 10
     alone = found(tmp_path, scrape(1, 0.5, 3, **last))
     assert (alone.hit_rate, alone.ttft_s, alone.preemptions) == (0.8, 0.2, 3)
 
