@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from ..sim.errors import MissingExtra, SettingError, UserError
 from .grid import Point, changed, known_name
@@ -65,6 +66,12 @@ class Axis:
         """As optuna has it."""
         from optuna import distributions
 
+        with catch_warnings():
+            # A step that does not lead to the last value ends below it, as that of a grid does.
+            simplefilter("ignore", UserWarning)
+            return self._distribution(distributions)
+
+    def _distribution(self, distributions: Any) -> BaseDistribution:
         if self.choices is not None:
             return distributions.CategoricalDistribution(self.choices)
         if isinstance(self.first, int):
@@ -95,9 +102,11 @@ class Wanted:
         return self._number(swept, self.metric, "maximize" if self.maximize else "minimize")
 
     def beyond(self, swept: Swept) -> dict[str, float]:
-        """By what share of each limit a trial is above it, below 0 where it is within."""
+        """By what share of each limit a trial is above it (of 0, by how much), below 0 where it is within."""
+        # Of a limit of 0 there are no shares.
         return {
-            name: (self._number(swept, name, "at_most") - limit) / abs(limit) for name, limit in self.limits.items()
+            name: (self._number(swept, name, "at_most") - limit) / (abs(limit) or 1)
+            for name, limit in self.limits.items()
         }
 
     @staticmethod
@@ -144,10 +153,12 @@ def _axis(values: str, text: str) -> Axis:
     numbers = parts[:2] if log else parts
     if not all(map(_is_number, numbers)):
         raise SettingError("search", text, _EXAMPLE)
-    whole = all(number.strip().lstrip("-").isdecimal() for number in numbers)
+    whole = all(map(_is_whole, numbers))
     first, last, *step = ((int if whole else float)(number) for number in numbers)
     if not first < last or any(each <= 0 for each in step) or log and first <= 0:
         raise SettingError("search", text, f"is a range without values; {_EXAMPLE}")
+    if any(each > last - first for each in step):
+        raise SettingError("search", text, "is a range of one value; give a smaller step")
     return Axis(text, None, first, last, step[0] if step else None, log)
 
 
@@ -156,6 +167,14 @@ def _is_number(text: str) -> bool:
         return isfinite(float(text))
     except ValueError:
         return False
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
 
 
 def told(value: str | int | float) -> str:
@@ -167,14 +186,17 @@ def limits(texts: Sequence[str]) -> dict[str, float]:
     """Read METRIC=VALUE, the most that a number of the summary may be.
 
     Raises:
-        SettingError: No such text, or a value that is no number but 0.
+        SettingError: No such text, a value that is no number, or a metric given twice.
     """
     found: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not name or not equals or not _is_number(value) or not float(value):
+        if not name or not equals or not _is_number(value):
             raise SettingError("at_most", text, "say METRIC=VALUE, such as p99_ttft_ms=500")
-        found[name.strip()] = float(value)
+        name = name.strip()
+        if name in found:
+            raise SettingError("at_most", text, f"gives {name} a second time; leave one out")
+        found[name] = float(value)
     return found
 
 

@@ -137,13 +137,13 @@ def _tell_waste(
     """What each kind of waste costs each side."""
     if folders:
         raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
-    if inputs.pacing != Pacing():
-        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
     check(seeds, price)
     if out is not None:
         require_writable_file(out)
     _check_twice(sets)
     asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
+    if any(side.pacing != Pacing() for _, side in asked):
+        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
     rows = waste_costs([WasteSide(*each) for each in asked], seeds, workers, price)
     for found in tables(rows):
         report.console.print(found)

@@ -85,7 +85,8 @@ def waste_cost(settings: Settings, work: Workload) -> tuple[Saturated, list[Cost
         work: When its requests come does not count: all are there at the start.
 
     Raises:
-        UserError: As ``simulate``; a request that the pool cannot hold, or so few that none ever waits.
+        UserError: As ``simulate``; a request that the pool cannot hold, or so few that none ever waits,
+            or that none is finished while some do.
     """
     work = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64), users=None)
     base = saturated(settings, work)
@@ -137,6 +138,11 @@ def saturated(settings: Settings, work: Workload) -> Saturated:
     window = run.accounts.window(0, end_ticks)
     done = request_times(run)
     done_by_then = done.finish_ticks <= end_ticks
+    if not done_by_then.any():
+        raise UserError(
+            f"none of {len(run.workload)} requests is finished while some wait, so that no rate can be told; give more"
+            " by num_prompts"
+        )
     per_second = PER_SECOND / end_ticks
     return Saturated(
         num_blocks=run.replica.num_blocks,

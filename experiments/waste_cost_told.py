@@ -115,7 +115,8 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
     without it, its share, and where there is a price what a million tokens cost without it."""
     rate = "request_throughput"
     yield _table(rows, "requests/s", lambda row: f"{row[rate]:.3f}", lambda row: f"x {row['gain']:.2f}")
-    yield _table(rows, "% of the pool", None, lambda row: f"{row['share_pct']:.1f}")
+    if any(row["without"] != AS_IT_IS for row in rows):
+        yield _table(rows, "% of the pool", None, lambda row: f"{row['share_pct']:.1f}")
     if rows[0]["cost_per_million_output_tokens"] is not None:
         yield _table(rows, "per million output tokens", _money, _money)
 

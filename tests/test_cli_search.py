@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 from cli_runs import command
 from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.searching import ROUND, Axis, search_axes
-from fragmeter.experiments.sweeping import Outcome, run_point
+from fragmeter.experiments.grid import Point
+from fragmeter.experiments.inputs import Inputs
+from fragmeter.experiments.searching import ROUND, Axis, Wanted, search_axes
+from fragmeter.experiments.sweeping import Outcome, Swept, run_point
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.settings import Settings
 from fragmeter.sim.workload import Workload
@@ -60,6 +62,7 @@ class TestAxes:
             ("seed=5:1", "is a range without values"),
             ("seed=0:5:log", "is a range without values"),
             ("seed=0:5:0", "is a range without values"),
+            ("seed=0:5:6", "is a range of one value; give a smaller step"),
             ("seed=0:many", "say NAME=VALUE,VALUE"),
         ],
     )
@@ -90,6 +93,27 @@ def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
     capsys.readouterr()
     searched(tmp_path / "none", *BLOCKS, "--trials", 8, "--at-most", "num_gpu_blocks=1")
     assert "No trial is within the limits" in capsys.readouterr().out
+
+
+def test_a_limit_may_be_0(tmp_path):
+    told = tmp_path / "told.json"
+    tokens = ["--search", "num_gpu_blocks_override=10:150", "--minimize", "num_gpu_blocks", "--trials", 12]
+    rows = searched(tmp_path / "out", *tokens, "--at-most", "refused=0", "--json", told)
+    within = rows[rows["refused"] == 0]
+    assert 0 < len(within) < len(rows)
+    assert json.loads(told.read_text())["best"]["num_gpu_blocks"] == within["num_gpu_blocks"].min()
+
+
+def test_how_far_beyond_a_limit_is_a_share_of_it():
+    swept = Swept(Point({}, Inputs()), "", Outcome("", {"a": 6.0, "b": -2.0, "c": 3.0}))
+    beyond = Wanted("a", True, {"a": 4.0, "b": -4.0, "c": 0.0}).beyond(swept)
+    assert beyond == {"a": 0.5, "b": 0.5, "c": 3.0}
+
+
+def test_steps_that_do_not_lead_to_the_last_value_end_below_it(tmp_path, recwarn):
+    rows = searched(tmp_path, "--search", "block_size=1:8:5", "--minimize", "duration", "--trials", 8)
+    assert set(rows["block_size"]) == {1, 6}
+    assert not [each for each in recwarn if issubclass(each.category, UserWarning)]
 
 
 def test_small_is_the_best_of_what_is_minimized(tmp_path):
@@ -125,6 +149,24 @@ def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
     assert "sglang's tree has pages" in capsys.readouterr().err
 
 
+def test_every_trial_is_told_to_the_estimator(monkeypatch, tmp_path):
+    """What is not told counts as running for ever, and keeps the estimator away from its neighbours."""
+    import optuna
+
+    states = []
+
+    def noting(study, trial, value=None, state=None, **more):
+        states.append((trial.number, state))
+        return tell(study, trial, value, state, **more)
+
+    tell = optuna.Study.tell
+    monkeypatch.setattr(optuna.Study, "tell", noting)
+    tokens = ["--search", "policy=sglang,vllm-v1", "--search", "block_size=8:16", "--maximize", "request_throughput"]
+    rows = searched(tmp_path, *tokens, "--trials", 12)
+    failed = optuna.trial.TrialState.FAIL
+    assert states == [(place, failed if error else None) for place, error in enumerate(rows["error"].notna())]
+
+
 def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(tmp_path):
     search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "300"]
     tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 4 * ROUND, "--jobs")
@@ -148,6 +190,7 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
         ([], "sweep takes --grid, or --search with what"),
         ([*BLOCKS, "--trials", "0"], "trials = 0: must be from 1"),
         ([*BLOCKS, "--at-most", "duration"], "at_most = 'duration': say METRIC=VALUE"),
+        ([*BLOCKS, "--at-most", "duration=3", "--at-most", "duration=4"], "gives duration a second time"),
         ([*BLOCKS[:3], "speed"], "maximize = 'speed': is no number of the summary"),
         ([*BLOCKS, "--at-most", "speed=3"], "at_most = 'speed': is no number of the summary"),
         (["--search", "block_size=0:9", *BLOCKS[2:]], "block_size = '0': "),

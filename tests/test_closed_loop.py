@@ -25,6 +25,7 @@ from fragmeter.sim.prefix_cache import cached_tokens
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.users import Users
+from fragmeter.sim.workload import Workload
 from fragmeter.traces import Pacing, Trace, paced, users, workload
 
 # A step takes 101 ticks, 13 for each decode and 7 for each token of a prompt.
@@ -152,6 +153,18 @@ def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
     return idle + sum(run.book.end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
 
 
+def check_replayed(run: Run, work: Workload, cost: object) -> None:
+    """Whoever knew beforehand what is sent, and when, would see the same: rows in the order of the queue."""
+    sent = request_times(run).arrival_ticks
+    rows = np.flatnonzero(~run.refused)
+    queue = np.lexsort((rows, sent))
+    names = ("prompt_tokens", "output_tokens", "max_tokens", "n")
+    columns = {name: getattr(work, name)[rows[queue]] for name in names if getattr(work, name) is not None}
+    known = Workload("known", sent[queue], **columns)
+    replayed, seen = times_of(simulate(run.settings, known, cost)), times_of(run)
+    assert [replayed[place] for place in range(len(queue))] == [seen[row] for row in rows[queue].tolist()]
+
+
 def turns_by_session(asked: Users, served: dict[int, int]) -> list[list[int]]:
     """The rows of each session, in order."""
     names = [NO_SESSION] * len(asked.think_ticks) if asked.session_id is None else asked.session_id.tolist()
@@ -230,6 +243,8 @@ def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
         simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, case.cost) for leap in (True, False)
     )
     same(leapt, stepped)
+    if case.content is None:
+        check_replayed(leapt, work, case.cost)
     idle = check_sent(leapt, asked, work.arrival_ticks)
     times = request_times(leapt)
     assert len(times.index) == n - leapt.refused.sum()
@@ -250,6 +265,7 @@ def test_several_sequences_of_a_request_are_one_answer(policy, case: Case, data)
         simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, CopyCost()) for leap in (True, False)
     )
     same(leapt, stepped)
+    check_replayed(leapt, work, CopyCost())
     check_sent(leapt, asked, work.arrival_ticks)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.inputs import Inputs, Requests
+from fragmeter.experiments.parallel import Workers
 from fragmeter.experiments.waste_cost import ALL, WASTE, saturated, waste_cost
+from fragmeter.experiments.waste_cost_told import Side, waste_costs
 from fragmeter.reports import figures
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.errors import UserError
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.users import Users
 from fragmeter.sim.workload import Workload
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -113,6 +118,9 @@ def test_too_few_requests_and_too_long_ones():
         waste_cost(settings(policy="orca"), alike(5, 10, 10, 10))
     with pytest.raises(UserError, match="request 0 needs a pool of 2 blocks, and there are 1; leave it out"):
         waste_cost(settings(policy="orca", num_gpu_blocks_override=1), alike(5, 10, 10, 10))
+    # They wait for the budget of the first step only.
+    with pytest.raises(UserError, match="none of 5 requests is finished while some wait"):
+        waste_cost(settings(policy="vllm-sosp23", max_num_batched_tokens=2100), alike(5, 1000, 50, 50))
 
 
 def test_the_program(tmp_path, capsys):
@@ -135,11 +143,32 @@ def test_the_program(tmp_path, capsys):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "told.json").read_bytes()
 
 
+def test_each_seed_draws_its_own_and_all_gpus_are_paid():
+    pool = settings(policy="orca", num_gpu_blocks_override=400, tensor_parallel_size=2, pipeline_parallel_size=2)
+    side = Side("two by two", Inputs(settings=pool, requests=Requests(num_prompts=40)))
+    rows = {seeds: waste_costs([side], seeds, Workers(jobs=1), price=2)[0] for seeds in (1, 2)}
+    second = replace(side, inputs=replace(side.inputs, settings=replace(pool, seed=1)))
+    other = waste_costs([second], 1, Workers(jobs=1))[0]["request_throughput"]
+    first = rows[1]["request_throughput"]
+    assert other != first
+    assert rows[2]["request_throughput"] == pytest.approx((first + other) / 2)
+    assert rows[1]["cost_per_million_output_tokens"] == pytest.approx(
+        2 * 4 / (rows[1]["output_throughput"] * 3600) * 1e6
+    )
+
+
+def test_users_who_would_wait_are_there_at_once_too():
+    work, chosen = alike(40, 20, 80, 180), settings(policy="orca", num_gpu_blocks_override=125, block_size=16)
+    waiting = replace(work, users=Users(3, np.full(40, 10**12)))
+    assert waste_cost(chosen, waiting)[0].request_throughput == waste_cost(chosen, work)[0].request_throughput
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--waste", "out/vllm"], "compare --waste runs settings again; give them by --set"),
         (["--waste", "--request-rate", "2"], "compare --waste lets all requests come at once; leave out"),
+        (["--waste", "--set", "request_rate=2"], "compare --waste lets all requests come at once; leave out"),
         (["--waste", "--price", "0"], "price = 0.0: must be positive"),
         (["--waste", "--seeds", "0"], "seeds = 0: must be 1 or more"),
         (["--waste", "--set", "policy=orca", "--set", "policy=orca"], "is compared with itself"),
