@@ -219,6 +219,20 @@ class TestSessions:
         run = served(requests, Users(None, [100, 0, 0, 0], [1, 2, 1, 3]), pool=Pool(6, 4, 0))
         assert request_times(run).recomputed.tolist() == [0, 0, 2, 0]
 
+    def test_behind_a_victim_nobody_begins_who_was_sent_after_it(self):
+        # Row 2 is sent at 268 and gives way to nobody but itself; row 1, sent at 707, waits until it is done.
+        requests = [Request(0, 7, 2), Request(46, 2, 1), Request(268, 4, 5)]
+        run = served(requests, Users(None, [400, 400, 100], [1, 1, 2]), pool=Pool(4, 2, 0))
+        check_replayed(run, run.workload, COST)
+        assert sent_and_done(run) == [(0, 307), (707, 1050), (268, 935)]
+
+    def test_victims_wait_in_the_order_in_which_they_were_sent(self):
+        # Row 1 is the second turn of row 0's session, and row 2 was sent long before it.
+        requests = [Request(0, 5, 6), Request(0, 4, 6), Request(0, 5, 12), Request(118, 4, 2)]
+        run = served(requests, Users(None, [100, 0, 0, 0], [1, 1, 2, 3]), pool=Pool(4, 4, 0))
+        assert request_times(run).recomputed.any()
+        check_replayed(run, run.workload, COST)
+
     @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
     def test_a_later_turn_finds_what_the_one_before_left(self, policy):
         requests = [Request(0, 16, 9), Request(0, 32, 2)]
