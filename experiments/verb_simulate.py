@@ -115,7 +115,8 @@ def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> 
     """What is recorded is what one replica does."""
     for field, value in (("record_plan", record_plan), ("record_blocks", record_blocks)):
         if value:
-            raise SettingError(field, value, "is for a single replica; leave out --num-replicas and the like")
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
 
 
 def _keep(write_to: Callable[[Path, dict[str, Any]], Path], out: Path | None, request: dict[str, Any]) -> None:

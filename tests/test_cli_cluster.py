@@ -98,7 +98,10 @@ MISTAKES = {
         ["--num-replicas", "2", "--policy", "vllm-v0", "--shared-prefix-tokens", "1"],
         "shared_prefix_tokens = 1: is for a single replica",
     ),
-    "a recorded plan": (["--num-replicas", "2", "--record-plan", "p.npz"], "is for a single replica"),
+    "a recorded plan": (
+        ["--num-replicas", "2", "--record-plan", "p.npz"],
+        "record_plan = 'p.npz': is for a single replica",
+    ),
 }
 
 

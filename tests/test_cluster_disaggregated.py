@@ -263,6 +263,8 @@ MISTAKES = {
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
     ),
+    "a link of nobody": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
+    "a router of nobody": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
     "no bandwidth": ({"kv_transfer_bandwidth": 0}, "kv_transfer_bandwidth = 0"),
 }
 
