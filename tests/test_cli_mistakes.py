@@ -215,7 +215,7 @@ PARSING = {
     "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
     "number": (["simulate", "--num-prompts", "x"], ["num_prompts = 'x'", "valid integer"]),
     "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
-    "figure": (["reproduce", "fig3"], ['"fig3"', '"fig2", "fig13a", "waste", "all"']),
+    "figure": (["reproduce", "fig99"], ['"fig99"', '"table1", "fig1", "fig3"']),
     "no figure": (["reproduce"], ["FIGURE requires an argument"]),
     "too much": (["doctor", "twice"], ["twice"]),
 }
