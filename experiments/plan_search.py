@@ -145,6 +145,7 @@ class _Teller:
         self._others = [answer for answer in answers if not answer.rate]
 
     def tell(self, report: Report, out: Path | None) -> None:
+        """The recommendation, the table, and what was asked besides; the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()
         report.say(text)

@@ -135,6 +135,7 @@ class _Reader:
         self._busy = [scrape for scrape in scrapes if (_sum(scrape, RUNNING) or 0) + (_sum(scrape, WAITING) or 0) > 0]
 
     def metrics(self) -> ServerMetrics:
+        """What the scrapes say together."""
         usage, config = self._gauge(KV_USAGE), self._config()
         queries, hits = self._counted(QUERIES), self._counted(HITS)
         return ServerMetrics(

@@ -14,10 +14,6 @@ last holder in the columns before gave it up in a preemption is ``GIVEN_UP``; it
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -25,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ..archives import load_archive, save_archive
 from ..errors import UserError
-from ..files import write_whole
 from ..memory import BUCKETS
 
 #: Raised when an array changes its meaning.
@@ -88,9 +84,7 @@ class BlockMap:
         Raises:
             UserError: It cannot be written.
         """
-        content, meta = io.BytesIO(), np.array(json.dumps(dict(self.meta)))
-        np.savez_compressed(content, meta=meta, **{name: getattr(self, name) for name in _ARRAYS})
-        write_whole(path, content.getvalue())
+        save_archive(path, self.meta, {name: getattr(self, name) for name in _ARRAYS})
 
 
 _ARRAYS = tuple(field.name for field in fields(BlockMap) if field.name != "meta")
@@ -104,18 +98,7 @@ def load(path: str | PathLike[str]) -> BlockMap:
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-blocks"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = dict(archive)
-        meta = json.loads(str(arrays.pop("meta")))
-        version = meta["schema_version"]
-    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
-        raise UserError(f"{path}: is no recorded block map; {remedy}") from None
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version = {version}: this version reads {SCHEMA_VERSION}; {remedy}")
-    if set(arrays) != set(_ARRAYS):
-        wrong = min(set(arrays) ^ set(_ARRAYS))
-        raise UserError(f"{path}: array {wrong} is missing, or too many; {remedy}")
+    meta, arrays = load_archive(path, "recorded block map", _ARRAYS, SCHEMA_VERSION, remedy)
     for name, shape in _shapes(arrays).items():
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iu":
             raise UserError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}; {remedy}")

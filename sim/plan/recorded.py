@@ -20,10 +20,6 @@ attention over the tables can be held to attention over ``logical_tokens`` (inva
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -32,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..archives import load_archive, save_archive
 from ..errors import UserError
-from ..files import write_whole
 from .form import PAGED, complaints
 
 #: Raised when an array changes its meaning.
@@ -196,9 +192,7 @@ class Plan:
         Raises:
             UserError: It cannot be written.
         """
-        content, meta = io.BytesIO(), np.array(json.dumps(dict(self.meta)))
-        np.savez_compressed(content, meta=meta, **{name: getattr(self, name) for name in _ARRAYS})
-        write_whole(path, content.getvalue())
+        save_archive(path, self.meta, {name: getattr(self, name) for name in _ARRAYS})
 
 
 _ARRAYS = tuple(field.name for field in fields(Plan) if field.name != "meta")
@@ -212,18 +206,7 @@ def load(path: str | PathLike[str]) -> Plan:
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-plan"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = dict(archive)
-        meta = json.loads(str(arrays.pop("meta")))
-        version = meta["schema_version"]
-    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
-        raise UserError(f"{path}: is no recorded plan; {remedy}") from None
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version = {version}: this version reads {SCHEMA_VERSION}; {remedy}")
-    if set(arrays) != set(_ARRAYS):
-        wrong = min(set(arrays) ^ set(_ARRAYS))
-        raise UserError(f"{path}: array {wrong} is missing, or too many; {remedy}")
+    meta, arrays = load_archive(path, "recorded plan", _ARRAYS, SCHEMA_VERSION, remedy)
     for complaint in complaints(meta, arrays):
         raise UserError(f"{path}: {complaint}; {remedy}")
     return Plan(meta, **arrays)
