@@ -1,6 +1,7 @@
 """Figures of two policies on one load, as in a notebook: ``python examples/block_map.py [FOLDER]``.
 
-Each figure is a plotly figure over tables of a run: ``figure.show()`` draws it in a notebook, ``write_html`` keeps it.
+Each figure is a plotly figure over tables of a run: ``figure.show()`` draws it in a notebook, ``write_html`` keeps it, and
+``data_of`` is what it draws, as a table.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fragmeter.reports.figures import block_map, largest_free_run, request_timeline
+from fragmeter.reports.figures import block_map, data_of, largest_free_run, request_timeline
 from fragmeter.sim import settings
 from fragmeter.sim.blocks import record
 from fragmeter.sim.result import requests_table
@@ -27,5 +28,6 @@ for policy in ("orca-max", "vllm-sosp23"):
     }
     for name, figure in figures.items():
         figure.write_html(folder / f"{policy}-{name}.html", include_plotlyjs="directory")
+        data_of(figure).to_csv(folder / f"{policy}-{name}.csv", index=False)
     live = blocks.census_slots[:, 0].sum() / blocks.census_slots.sum()
     print(f"{policy}: {live:.1%} of the pool held tokens, {len(blocks.preempted_ticks)} preemptions; see {folder}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -30,7 +32,8 @@ def block_map(found: BlockMap, title: str, requests: np.ndarray | None = None, f
             pixels back has no need of it.
     """
     holders = request_of(found, requests)
-    figure = blank(title, _subtitle(found), HEIGHT_PX, _numbers(found))
+    listed = _numbers(found, _spread(found.num_columns, _MOST_LINES))
+    figure = blank(title, _subtitle(found), HEIGHT_PX, listed, _numbers(found, range(found.num_columns)))
     end_s, blocks = seconds(found.meta["end_ticks"]), int(found.block_ids[-1]) + 1
     picture = paletted_png(np.ascontiguousarray(indices(found.bucket, holders).T), palette())
     figure.add_layout_image(
@@ -147,7 +150,7 @@ def _told(found: BlockMap, holders: np.ndarray, column: int, row: int) -> str:
     return f"request {request}: {kind}<br>{held}, {references} reference{'' if references == 1 else 's'}"
 
 
-def _numbers(found: BlockMap) -> Numbers:
+def _numbers(found: BlockMap, columns: Iterable[int]) -> Numbers:
     """The ledger at some of the moments, in percent of the pool, and the blocks given up to preemptions."""
     used = [place for place in range(len(BUCKETS)) if found.census_slots[:, place].any()]
     capacity = found.census_slots.sum(axis=1)
@@ -159,7 +162,7 @@ def _numbers(found: BlockMap) -> Numbers:
             100 * given_up[column],
             int(np.searchsorted(found.preempted_ticks, found.at_ticks[column], side="right")),
         ]
-        for column in _spread(found.num_columns, _MOST_LINES)
+        for column in columns
     ]
     names = [f"{BUCKETS[place].replace('_', ' ').capitalize()}, %" for place in used]
     return {"columns": ["Time (s)", *names, "Free since a preemption, %", "Preemptions so far"], "rows": rows}

@@ -23,7 +23,8 @@ def largest_free_run(found: BlockMap, title: str) -> go.Figure:
     free = found.census_slots[:, [_FREE, _STRANDED]].sum(axis=1) / size
     index = 1 - found.largest_free_blocks.sum() / max(1, free.sum())
     subtitle = f"Of what is free, {100 * index:.0f} % lies outside the longest run, over the whole run."
-    figure = blank(title, subtitle, 300, _numbers(time_s, free, found.largest_free_blocks))
+    all_moments = _numbers(time_s, free, found.largest_free_blocks)
+    figure = blank(title, subtitle, 300, _excerpt(all_moments), all_moments)
     for name, blocks, hue in (("free", free, HUES["free"]), ("longest run", found.largest_free_blocks, HUES["live"])):
         figure.add_scatter(
             name=name,
@@ -63,6 +64,12 @@ def free_run_histogram(found: BlockMap, title: str) -> go.Figure:
 
 
 def _numbers(time_s: np.ndarray, free: np.ndarray, longest: np.ndarray) -> Numbers:
-    few = np.unique(np.linspace(0, len(time_s) - 1, min(len(time_s), _MOST_LINES)).round().astype(int))
-    rows = [[float(time_s[at]), float(free[at]), int(longest[at])] for at in few]
+    rows = [list(row) for row in zip(time_s.tolist(), free.tolist(), longest.tolist(), strict=True)]
     return {"columns": ["Time (s)", "Free blocks", "Longest run (blocks)"], "rows": rows}
+
+
+def _excerpt(numbers: Numbers) -> Numbers:
+    """Some of the rows, evenly spaced."""
+    rows = numbers["rows"]
+    few = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_LINES)).round().astype(int))
+    return numbers | {"rows": [rows[at] for at in few]}

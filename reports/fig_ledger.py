@@ -29,8 +29,9 @@ def ledger_over_time(
     whole = pd.DataFrame(table)
     drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]
     used = [bucket for bucket in BUCKETS if whole[bucket].any()]
-    numbers = _numbers(whole, used)
-    figure = blank(title, _subtitle(len(drawn), len(whole), len(numbers["rows"]), used), 380, numbers)
+    listed = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
+    subtitle = _subtitle(len(drawn), len(whole), len(listed), used)
+    figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used))
     for bucket in used:
         figure.add_trace(_layer(drawn, bucket))
     _capacity(figure, drawn)
@@ -106,7 +107,6 @@ def _watermark(figure: go.Figure, table: pd.DataFrame, slots: int) -> None:
     )
 
 
-def _numbers(whole: pd.DataFrame, used: list[str]) -> Numbers:
-    few = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
-    rows = [list(row) for row in few[["start_s", *used]].astype(object).itertuples(index=False)]
+def _numbers(table: pd.DataFrame, used: list[str]) -> Numbers:
+    rows = [list(row) for row in table[["start_s", *used]].astype(object).itertuples(index=False)]
     return {"columns": ["Time (s)", *(bucket.replace("_", " ").capitalize() for bucket in used)], "rows": rows}

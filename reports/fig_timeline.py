@@ -28,8 +28,8 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
     spans = request_spans(requests, stays)
     served = spans["request"].unique()
     drawn = served[np.unique(np.linspace(0, len(served) - 1, min(len(served), MOST_REQUESTS)).round().astype(int))]
-    figure = blank(title, _subtitle(len(drawn), len(served)), _HEIGHT_PX, _numbers(spans))
     shown = spans[spans["request"].isin(drawn)]
+    figure = blank(title, _subtitle(len(drawn), len(served)), _HEIGHT_PX, _numbers(spans), _data(shown))
     width_px = min(8.0, max(1.2, 0.9 * (_HEIGHT_PX - 90) / max(1, len(drawn))))
     for state, hue in TIMELINE.items():
         own = shown[shown["state"] == state]
@@ -93,6 +93,11 @@ def _with_gaps(start: pd.Series, end: pd.Series) -> np.ndarray:
 def _subtitle(drawn: int, served: int) -> str:
     some = "" if drawn == served else f" Drawn: {drawn:,} of {served:,} requests, evenly chosen."
     return f"A line a request, in order of arrival.{some}"
+
+
+def _data(spans: pd.DataFrame) -> Numbers:
+    rows = [list(row) for row in spans.astype(object).itertuples(index=False)]
+    return {"columns": ["Request", "State", "From (s)", "To (s)"], "rows": rows}
 
 
 def _numbers(spans: pd.DataFrame) -> Numbers:

@@ -1,7 +1,7 @@
-"""Figures over tables: each function returns a ``plotly.graph_objects.Figure``.
+"""Figures over tables: each function but ``data_of`` returns a ``plotly.graph_objects.Figure``.
 
 Figures come in their light form, with the numbers they show in ``layout.meta["numbers"]``; ``reports.page`` prints
-both and recolours them for dark screens.
+both and recolours them for dark screens. ``data_of`` is what a figure draws, as a table.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from .fig_trace import arrivals, lengths
 from .fig_values import bars, curves
 from .fig_waste import waste
 from .fig_waste_cost import waste_cost
+from .look import data_of
 
 __all__ = [
     "arrivals",
     "bars",
     "block_map",
     "curves",
+    "data_of",
     "fig13a",
     "fig15",
     "fig2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -163,3 +164,8 @@ def _comparison_row(row: Row, at_x: bool, ranged: bool, moving: bool) -> list:
     cells += [row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
     cells += [row.get("step_1pct")] if moving else []
     return [*cells, row.get("error"), origin(row)]
+
+
+def file_stem(title: str) -> str:
+    """A title as the name of a file, without an ending: words in small letters, joined by hyphens."""
+    return "-".join(re.findall(r"\w+", title.lower(), re.ASCII)) or "figure"

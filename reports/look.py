@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from .labels import Numbers
@@ -38,14 +39,23 @@ TEMPLATE = go.layout.Template(
 )
 
 
-def blank(title: str, subtitle: str, height: int, numbers: Numbers) -> go.Figure:
+def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Numbers | None = None) -> go.Figure:
     """An empty figure in the house's look, ``height`` pixels high and as wide as its place.
 
     ``numbers`` is what the figure shows, as a table; it travels in ``layout.meta["numbers"]``, so that a page can
-    print it as text below the picture.
+    print it as text below the picture. Where that is an excerpt or a digest, ``data`` is all that is drawn; it travels
+    in ``layout.meta["data"]``, from which a page makes a CSV file.
     """
     heading = {"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": MUTED}}}
-    return go.Figure(layout={"template": TEMPLATE, "title": heading, "height": height, "meta": {"numbers": numbers}})
+    meta = {"numbers": numbers} | ({} if data is None else {"data": data})
+    return go.Figure(layout={"template": TEMPLATE, "title": heading, "height": height, "meta": meta})
+
+
+def data_of(figure: go.Figure) -> pd.DataFrame:
+    """All that a figure of ``reports.figures`` draws, a row a mark: what its page saves as CSV."""
+    meta = figure.layout.meta
+    content = meta.get("data", meta["numbers"])
+    return pd.DataFrame(content["rows"], columns=content["columns"])
 
 
 def fill(hue: Hue) -> dict:

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 
 from ..sim.files import user_paths, write_whole
 from .block_palette import legend_colours
-from .labels import Numbers
+from .labels import Numbers, file_stem
 from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 
 _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
@@ -142,7 +142,8 @@ def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
     spec = json.loads(plotly.io.to_json(figure, validate=False, engine="json"))
     layout = spec["layout"]
     heading = layout.pop("title")
-    numbers = layout.pop("meta")["numbers"]
+    meta = layout.pop("meta")
+    numbers = meta["numbers"]
     return {
         "serial": serial,
         "title": heading["text"],
@@ -151,6 +152,8 @@ def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
         "is_small": "width" in layout,
         "spec": as_script(spec),
         "table": _table(numbers),
+        "data": as_script(meta.get("data", numbers)),
+        "csv": f"{file_stem(heading['text'])}.csv",
     }
 
 

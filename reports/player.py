@@ -64,7 +64,7 @@ class PlayedMap:
             "block_size": found.meta["block_size"],
             "end_s": found.meta["end_ticks"] / PER_SECOND,
             "block_ids": packed(found.block_ids),
-            "start_s": (found.start_ticks / PER_SECOND).round(6).tolist(),
+            "start_s": (found.start_ticks / PER_SECOND).tolist(),
             "planes": {name: packed(plane.T) for name, plane in planes.items()},
             "requests": packed(np.concatenate([names for names, _ in holders])),
             "first_requests": packed(np.cumsum([0, *(len(names) for names, _ in holders)])),

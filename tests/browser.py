@@ -5,6 +5,7 @@ Tests that ask for one are skipped, visibly, where Chromium, its driver or selen
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -83,6 +84,21 @@ def wait(driver: object, condition: str) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda shown: shown.execute_script(condition), condition)
+
+
+def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[str]]]:
+    """Presses the page's CSV button of that place and reads what it saves: the file's name and its rows."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    button = driver.find_elements("css selector", ".csv")[place]
+    name = button.get_attribute("data-file")
+    assert not (folder / name).exists()
+    driver.execute_script("arguments[0].click()", button)
+    # The browser gives a file its name when it is whole.
+    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda _: (folder / name).exists(), name)
+    with (folder / name).open(encoding="utf-8", newline="") as file:
+        return name, list(csv.reader(file, strict=True))
 
 
 # Every text that can be seen, with its colour and all colours behind it: for a bar's label the bar's own fill, for a

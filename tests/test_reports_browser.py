@@ -7,13 +7,23 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from fragmeter.reports.figures import fig2, fig13a, fig15, ledger_over_time, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.figures import (
+    data_of,
+    fig2,
+    fig13a,
+    fig15,
+    ledger_over_time,
+    scale_sensitivity,
+    seeds,
+    story,
+    waste,
+)
 from fragmeter.reports.page import Section, write_page
 from fragmeter.reports.palette import BUCKETS, DARK, PAPER
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
 
-from browser import hexed, offline_browser, poor_texts, requested_urls, show, texts, wait  # noqa: E402
+from browser import hexed, offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait  # noqa: E402
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 SHARES = {"Orca (Max)": [20.4, 13.3, 57.3, 8.9], "Orca (Pow2)": [26.8, 17.9, 13.6, 41.6], "vLLM": [96.3, 0.0, 1.7, 2.0]}
@@ -134,3 +144,33 @@ def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(drive
     assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 10)]
     assert all(label and outline == "solid" for _, _, label, outline in plots)
     assert sum(tag == "SUMMARY" for tag, *_ in reached) == 9
+    buttons = [outline for tag, _, _, outline in reached if tag == "BUTTON"]
+    assert buttons == ["solid"] * 9
+
+
+def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):
+    rows = [row | {"simulated": value} for row, value in zip(comparison()["rows"], (1 / 3, 1e-9, 0.0, 2.0**53, 1e22))]
+    rows[0] |= {"series": 'Orca, "Max"\r\nof old', "published": None, "minimum": float("nan")}
+    rows[1]["how"] = "x < y </script>"
+    figure = seeds(rows)
+    figure.update_layout(title_text="Étude: 5 % & “more”, said /twice/")
+    write_page(tmp_path / "page.html", "CSV", "", [Section("One", figures=[figure])])
+    show(driver, tmp_path / "page.html", "light")
+    name, (head, *lines) = saved_csv(driver, 0, tmp_path)
+    assert name == "tude-5-more-said-twice.csv"
+    wanted = data_of(figure)
+    assert head == list(wanted.columns)
+    assert [[read(cell) for cell in line] for line in lines] == [
+        [None if cell != cell else cell for cell in row] for row in wanted.astype(object).values.tolist()
+    ]
+    assert driver.get_log("browser") == []
+    said = driver.execute_script("return document.querySelector('.csv').textContent")
+    assert said == "CSV of: Étude: 5 % & “more”, said /twice/"
+
+
+def read(cell: str) -> str | float | None:
+    """A cell of a CSV file: a number if it is one; nothing if it is empty."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell

@@ -76,7 +76,7 @@ class TestSelfContained:
 
     def test_no_style_or_script_of_ours_loads_anything(self, tags):
         ours = [*tags.raw["style"], *(script for script in tags.raw["script"] if script != get_plotlyjs())]
-        assert len(ours) == 1 + len(figures()) + 1
+        assert len(ours) == 1 + 2 * len(figures()) + 1
         for text in ours:
             assert not re.search(r"https?:|//[a-z]|url\(|@import|\bimport\b|fetch\(|XMLHttpRequest|WebSocket", text)
 

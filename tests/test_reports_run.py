@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
+from browser import offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
 from engine_runs import settings_of, workload_of
 from fragmeter.experiments.cli import DONE, status
+from fragmeter.reports.block_palette import KIND_LABELS, KINDS
 from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
-from fragmeter.reports.figures import block_map, free_run_histogram, largest_free_run, ledger_over_time, request_timeline
-from fragmeter.reports.results import read_result
+from fragmeter.reports.figures import (
+    block_map,
+    data_of,
+    free_run_histogram,
+    largest_free_run,
+    ledger_over_time,
+    request_timeline,
+)
+from fragmeter.reports.results import Result, read_result
 from fragmeter.reports.run_report import SECTIONS, Asked, write_report
 from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
@@ -193,6 +203,48 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
 def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
     look(driver, results, scheme)
     assert poor_texts(texts(driver)) == []
+
+
+def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
+    look(driver, results)
+    shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
+    figures = [figure for make in SECTIONS[1:-1] for figure in make(Asked(shown)).figures]
+    names, buttons = [], len(driver.find_elements("css selector", ".csv"))
+    assert buttons == len(shown) + len(figures) == 12
+    for place, figure in enumerate(figures, start=len(shown)):
+        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        wanted = data_of(figure)
+        assert head == list(wanted.columns)
+        assert len(lines) == len(wanted) > 0
+        for column, cells in zip(head, zip(*lines)):
+            numeric = pd.api.types.is_numeric_dtype(wanted[column])
+            assert list(map(float, cells) if numeric else cells) == wanted[column].tolist(), (name, column)
+        names.append(name)
+    assert names[0] == "orca-max-kv-slots-by-bucket.csv" and len(set(names)) == len(names)
+    for place, result in enumerate(shown):
+        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        assert (name, head) == (f"{result.name}.csv", ["Block", "From (s)", "To (s)", "State", "Request", "Sample"])
+        hold_to_map(lines, result)
+
+
+def hold_to_map(lines: list[list[str]], result: Result) -> None:
+    """The rows of a saved block map say of every block and moment what was recorded, in as few rows as can be."""
+    found, request = result.blocks, result.request_of_sequence
+    start_s, seen = (found.start_ticks / PER_SECOND).tolist(), np.zeros(found.bucket.T.shape, dtype=int)
+    row_of, last = {str(block): row for row, block in enumerate(found.block_ids)}, [""]
+    for block, *span, kind, who, sample in lines:
+        begin = bisect_left(start_s, float(span[0]))
+        end = bisect_left(start_s, float(span[1])) if float(span[1]) < start_s[-1] else len(start_s)
+        row = row_of[block]
+        seen[row, begin:end] += 1
+        assert {KIND_LABELS[KINDS[bucket]] for bucket in found.bucket[begin:end, row]} == {kind}
+        holders = found.sequence[begin:end, row]
+        assert {str(request[one]) if one != NOBODY else "" for one in holders} == {who}
+        first = {str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NOBODY else "" for one in holders}
+        assert first == {sample}
+        assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, who, sample])
+        last = [block, *span, kind, who, sample]
+    assert (seen == 1).all()
 
 
 def test_each_section_is_made_alone(results):
