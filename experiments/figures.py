@@ -38,6 +38,12 @@ from .table1 import table1
 from .telling import tell
 from .waste import waste_table
 
+_RATE_SECONDS = {
+    **{"fig12a": 14, "fig12b": 15, "fig12c": 5, "fig12d": 60, "fig12e": 50, "fig12f": 24},
+    **{"fig14a": 60, "fig14b": 60, "fig14c": 60, "fig14d": 120, "fig14e": 120, "fig14f": 120},
+    **{"fig16": 20, "fig17": 15},
+}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -51,6 +57,8 @@ class Figure:
         traced: Whether it serves the pairs of ``--trace``, if there are any.
         in_all: Whether it is one of ``all``.
         in_parts: Whether ``make`` also takes where parts of its document are kept, so that it goes on where it was.
+        seconds: What it takes on one core, about: of many the long ones are begun first. None takes next to nothing.
+        shares: Figures that name the same share runs, and are made one after another by one process.
     """
 
     make: Callable[..., Payload]
@@ -60,6 +68,8 @@ class Figure:
     traced: bool = True
     in_all: bool = True
     in_parts: bool = False
+    seconds: int | None = None
+    shares: str | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
         """The document, made on a bench; of one that is made in parts those that are kept are not made again."""
@@ -80,7 +90,10 @@ def _rates() -> dict[str, Figure]:
         made[f"fig14{letter}"] = partial(fig14.panel, letter), f"Fig 14{letter}: {kind} {n}"
     made["fig16"] = fig16, "Fig 16: translation behind a shared prefix"
     made["fig17"] = fig17, "Fig 17: a chatbot"
-    return {name: Figure(make, sections.rates(title), seeds=1) for name, (make, title) in made.items()}
+    return {
+        name: Figure(make, sections.rates(title), seeds=1, seconds=_RATE_SECONDS[name])
+        for name, (make, title) in made.items()
+    }
 
 
 #: Tables and figures that take no time come first, and the waste table, which takes two seconds: there is soon
@@ -92,18 +105,23 @@ FIGURES: dict[str, Figure] = {
     "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
     "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
-    "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2),
-    "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a),
+    "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2, seconds=35),
+    "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a, seconds=43),
     "fig13b": Figure(
         fig13b,
         sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),
         seeds=1,
         traced=False,
+        seconds=120,
     ),
-    "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1),
-    "fig18b": Figure(fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1),
+    "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100),
+    "fig18b": Figure(
+        fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1,
+        seconds=50, shares="block sizes",
+    ),
     "fig19b": Figure(
-        fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1
+        fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1,
+        seconds=30, shares="block sizes",
     ),
     **_rates(),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from rich.progress import track as rich_track
 
 from ..sim.errors import SettingError
@@ -31,10 +34,75 @@ JsonTarget = Annotated[
     ),
 ]
 
+_no_bars: ContextVar[bool] = ContextVar("no_bars", default=False)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """``track`` draws nothing in this block: what it would count is a part of what is counted elsewhere."""
+    before = _no_bars.set(True)
+    try:
+        yield
+    finally:
+        _no_bars.reset(before)
+
+
+class Count:
+    """A bar on standard error, if that is a terminal, that lets others print.
+
+    Args:
+        subject: What it says.
+        total: How often it advances.
+    """
+
+    def __init__(self, subject: str, total: int) -> None:
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                *Progress.get_default_columns(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                # Standard output may be a file.
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._bar.add_task(subject, total=total)
+
+    def advance(self) -> None:
+        """One more is done."""
+        if self._bar:
+            self._bar.advance(self._task)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Room for what is printed in this block."""
+        self._stop()
+        yield
+        self._start()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Draws the bar in this block."""
+        self._start()
+        try:
+            with no_bars():
+                yield
+        finally:
+            self._stop()
+
+    def _start(self) -> None:
+        if self._bar:
+            self._bar.start()
+
+    def _stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
 
 def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
     """The items; on a terminal a bar on standard error shows how many have come."""
-    if not sys.stderr.isatty():
+    if _no_bars.get() or not sys.stderr.isatty():
         return items
     return rich_track(items, subject, total=total, console=Console(stderr=True), transient=True)
 

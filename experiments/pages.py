@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os import PathLike
 
 from ..reports.page import Section, write_page
@@ -24,25 +24,27 @@ class Page:
     """What is finished so far, section by section.
 
     Args:
+        names: The figures in the order in which they stand on it.
         with_stories: Whether the textbook stories stand at the end.
     """
 
-    def __init__(self, with_stories: bool) -> None:
+    def __init__(self, names: Sequence[str], with_stories: bool) -> None:
         self._last = [stories()] if with_stories else []
-        self._documents: list[Payload] = []
-        self._sections: list[Section] = []
+        self._names = names
+        self._done: dict[str, tuple[Payload, list[Section]]] = {}
 
     def __bool__(self) -> bool:
         """Whether any figure is on it."""
-        return bool(self._documents)
+        return bool(self._done)
 
-    def add(self, document: Payload, sections: Iterable[Section]) -> None:
+    def add(self, name: str, document: Payload, sections: Iterable[Section]) -> None:
         """Take in a figure's document and what is shown of it."""
-        self._documents.append(document)
-        self._sections = joined([*self._sections, *sections])
+        self._done[name] = document, list(sections)
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the sections so far, whole or not at all."""
-        rows = summary_lines(summary_rows(self._documents))
+        done = [self._done[name] for name in self._names if name in self._done]
+        rows = summary_lines(summary_rows(document for document, _ in done))
         summary = [Section(_SUMMARY, SUMMARY_NOTE, rows=rows)] if rows else []
-        write_page(path, TITLE, _LEAD, [*summary, *self._sections, *self._last])
+        shown = joined(section for _, sections in done for section in sections)
+        write_page(path, TITLE, _LEAD, [*summary, *shown, *self._last])

@@ -7,6 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Annotated, Literal, TypeVar
@@ -26,6 +27,7 @@ _ANSWER_S = 10
 _IDLE_S = 20
 #: Calls that each worker of Ray is given at a time.
 _RAY_CALLS = 4
+_at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -51,9 +53,23 @@ class Workers:
         return self
 
 
+@contextmanager
+def at_most(cores: int | None) -> Iterator[None]:
+    """Calls in this block use no more cores of this machine at a time, unless they say how many; None takes all."""
+    before = _at_most.set(cores)
+    try:
+        yield
+    finally:
+        _at_most.reset(before)
+
+
+def _cores() -> int:
+    return _at_most.get() or joblib.cpu_count()
+
+
 def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[Result]:
     """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
-    workers = min(joblib.cpu_count(), len(jobs) // _CASES_WORTH_A_WORKER)
+    workers = min(_cores(), len(jobs) // _CASES_WORTH_A_WORKER)
     if workers < 2:
         yield from (call(*job) for job in jobs)
     else:
@@ -77,7 +93,7 @@ def as_they_finish(
     elif workers.engine == "ray":
         yield from _on_ray(call, jobs, workers)
     else:
-        cores = min(workers.jobs or joblib.cpu_count(), total)
+        cores = min(workers.jobs or _cores(), total)
         if cores < 2:
             yield from (call(*job) for job in jobs)
         else:

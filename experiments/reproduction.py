@@ -1,19 +1,21 @@
-"""The paper rerun: its figures one after another, each told, and kept, as soon as it is done."""
+"""The paper rerun: its figures, each shown, and kept, as soon as it is done; told in the order of the registry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 from ..sim.errors import SettingError
 from ..sim.files import require_writable
-from .bench import Bench
 from .comparison import Payload
+from .figure_runs import Benches, documents
 from .figures import FIGURES, Figure
-from .kept import Kept, key
-from .output import Report
+from .kept import Kept
+from .output import Count, Report
 from .pages import PAGE, Page
-from .paper import Source, source
+from .paper import source
+from .parallel import at_most
 from .telling import summary_rows, tell_summary
 
 ALL = "all"
@@ -25,6 +27,7 @@ def reproduce(
     seeds: int | None,
     report: Report,
     out: str | PathLike[str] | None,
+    jobs: int | None = None,
 ) -> None:
     """Rerun a figure, or ``all``, report it and write the page.
 
@@ -34,68 +37,92 @@ def reproduce(
     Args:
         trace: A file of length pairs; None draws them.
         seeds: How many; None takes each figure's own number.
+        jobs: How many figures at a time, or runs of a single one; None takes the cores of this machine.
 
     Raises:
         UserError: The trace or the seeds cannot be, or have no part in the figure; ``out`` cannot be written.
     """
-    names = [name for name, figure in FIGURES.items() if figure.in_all] if wanted == ALL else [wanted]
     if wanted != ALL:
         _require_used(wanted, FIGURES[wanted], trace, seeds)
     benches = Benches(source(trace, seeds), seeds)
     if out is not None:
         require_writable(out, out, create=True)
-    kept = Kept(None if out is None else Path(out))
-    page = Page(with_stories=wanted == ALL)
-    done: list[Payload] = []
-    for name in names:
-        bench, document = _document(name, benches, kept)
-        done.append(document)
-        FIGURES[name].tell(document, report)
-        report.data_so_far(_told(wanted, done))
-        if out is not None and FIGURES[name].show is not None:
-            page.add(document, FIGURES[name].show(document, bench))
-            page.write(Path(out) / PAGE)
-    if wanted == ALL:
-        tell_summary(done, report)
-    if out is not None and page:
-        report.point_to("Page", Path(out) / PAGE)
-    report.data(_told(wanted, done))
+    rerun = _all if wanted == ALL else _one
+    with at_most(jobs):
+        rerun(wanted, benches, report, None if out is None else Path(out), jobs)
 
 
-class Benches:
-    """A bench for each number of seeds; figures that take the same number share what it has run.
+def _one(name: str, benches: Benches, report: Report, folder: Path | None, jobs: int | None) -> None:
+    [(_, document)] = documents([name], benches, Kept(folder), jobs)
+    FIGURES[name].tell(document, report)
+    page = Page([name], with_stories=False)
+    _show(page, name, document, benches, folder)
+    _point_to(page, report, folder)
+    report.data(document)
+
+
+def _all(_: str, benches: Benches, report: Report, folder: Path | None, jobs: int | None) -> None:
+    names = [name for name, figure in FIGURES.items() if figure.in_all]
+    done = Done(names, report)
+    page, count = Page(names, with_stories=True), Count("figures", len(names))
+    with count.shown():
+        for name, document in documents(names, benches, Kept(folder), jobs):
+            done.add(name, document)
+            _show(page, name, document, benches, folder)
+            count.advance()
+            with count.paused():
+                done.tell()
+    tell_summary(done.documents, report)
+    _point_to(page, report, folder)
+    report.data(done.data)
+
+
+class Done:
+    """The figures that are done so far, in their order whenever they come.
 
     Args:
-        asked: The lengths and seeds that were asked for.
-        seeds: How many seeds were; None leaves it to the figure.
+        names: All that will be.
     """
 
-    def __init__(self, asked: Source, seeds: int | None) -> None:
-        self._asked, self._seeds = asked, seeds
-        self._benches: dict[Source, Bench] = {}
+    def __init__(self, names: Sequence[str], report: Report) -> None:
+        self._names, self._report = names, report
+        self._done: dict[str, Payload] = {}
+        self._told = 0
 
-    def of(self, figure: Figure) -> Bench:
-        """The bench on which a figure is run."""
-        chosen = self._source(figure)
-        return self._benches.setdefault(chosen, Bench(chosen))
+    @property
+    def documents(self) -> list[Payload]:
+        """Of those that are done."""
+        return [self._done[name] for name in self._names if name in self._done]
 
-    def _source(self, figure: Figure) -> Source:
-        exact = self._asked.exact if figure.traced else None
-        if self._seeds is not None or exact is not None:
-            return Source(self._asked.seeds, exact)
-        return Source(tuple(range(figure.seeds or 1)))
+    @property
+    def data(self) -> Payload:
+        """What goes into the file of ``--json``."""
+        return {"figures": self.documents, "summary": summary_rows(self.documents)}
+
+    def add(self, name: str, document: Payload) -> None:
+        """Take in one that is done."""
+        self._done[name] = document
+        self._report.data_so_far(self.data)
+
+    def tell(self) -> None:
+        """Report those that are not told yet and before which none is missing."""
+        while self._told < len(self._names) and self._names[self._told] in self._done:
+            name = self._names[self._told]
+            FIGURES[name].tell(self._done[name], self._report)
+            self._told += 1
 
 
-def _document(name: str, benches: Benches, kept: Kept) -> tuple[Bench, Payload]:
-    figure = FIGURES[name]
-    bench = benches.of(figure)
-    follows_from = key(name, bench.source.exact, None if figure.seeds is None else bench.source.seeds)
-    found = kept.find(name, follows_from)
-    return bench, kept.keep(name, follows_from, figure.document(bench, kept.within(name))) if found is None else found
+def _show(page: Page, name: str, document: Payload, benches: Benches, folder: Path | None) -> None:
+    """Put a figure on the page, if there is one."""
+    show = FIGURES[name].show
+    if folder is not None and show is not None:
+        page.add(name, document, show(document, benches.of(FIGURES[name])))
+        page.write(folder / PAGE)
 
 
-def _told(wanted: str, done: list[Payload]) -> Payload:
-    return {"figures": done, "summary": summary_rows(done)} if wanted == ALL else done[0]
+def _point_to(page: Page, report: Report, folder: Path | None) -> None:
+    if page:
+        report.point_to("Page", folder / PAGE)
 
 
 def _require_used(name: str, figure: Figure, trace: object, seeds: int | None) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cyclopts import Group, Parameter
+
+from ..sim.errors import SettingError
 from .figures import FIGURES
 from .output import RESULTS, JsonTarget, Report
 from .prefix_cache import FIGURE as PREFIX_CACHE
@@ -22,6 +25,7 @@ def reproduce(
     *,
     trace: Path | None = None,
     seeds: int | None = None,
+    jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
@@ -39,11 +43,15 @@ def reproduce(
             hash_ids.
         seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper; else each
             figure's own number, mostly 10.
+        jobs: How many figures at a time, or of a single one how many runs; the same bytes with any number. By default as
+            many as there are cores.
         out: Folder for the page, reproduction.html, and a JSON file for each figure. What is there already and follows
             from the same settings, lengths and code is not run again.
     """
     report = Report(json)
+    if jobs is not None and jobs < 1:
+        raise SettingError("jobs", jobs, "must be 1 or more")
     if figure == PREFIX_CACHE:
         reproduce_prefix_cache(trace, seeds, report, out)
     else:
-        rerun(figure, trace, seeds, report, out)
+        rerun(figure, trace, seeds, report, out, jobs)

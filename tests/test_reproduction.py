@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fragmeter.experiments import kept, reproduction, verb_reproduce
+from fragmeter.experiments import figure_runs, kept, reproduction, verb_reproduce
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.comparison import Payload
 from fragmeter.experiments.figures import FIGURES, Figure
@@ -41,16 +41,17 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
         return Figure(make, shown(f"Figure {name}"), **more)
 
     both = {"one": figure("one", seeds=3), "two": figure("two", seeds=None, traced=False)}
-    monkeypatch.setattr(reproduction, "FIGURES", both)
+    for module in (reproduction, figure_runs):
+        monkeypatch.setattr(module, "FIGURES", both)
     # The page's stories are runs of seconds.
-    monkeypatch.setattr(reproduction, "Page", lambda with_stories: Pages())
+    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories: Pages())
     return runs
 
 
 class Pages(list):
     """Stands for the page: the titles that it was written with."""
 
-    def add(self, _: Payload, sections: list) -> None:
+    def add(self, _: str, document: Payload, sections: list) -> None:
         self.extend(section.title for section in sections)
 
     def write(self, path: Path) -> None:
