@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # As many workers as cores; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
+# Where the environment forbids bytecode, every process of a run would compile the package anew.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: help reproduce claims test test-all benchmark docs screenshots clean
 
 help:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from fragmeter.experiments.cli import DONE, status
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -21,18 +26,38 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+def needs(text: str) -> list[pytest.MarkDecorator]:
+    """What a command or an example takes that is not installed everywhere."""
+    compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+    torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
+    computes = re.search(r"devices\.open|calibrate --device cpu|validate --quick", text)
+    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes)
+
+
+#: Each once, though several pages name it.
 COMMANDS = [
-    pytest.param(line[2:], id=line[2:])
-    for page in PAGES
-    for block in blocks(page, "console")
-    for line in block.splitlines()
-    if line.startswith("$ ")
+    pytest.param(command, id=command, marks=needs(command))
+    for command in dict.fromkeys(
+        line.removeprefix("$ ")
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    )
 ]
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 EXAMPLES = [
-    pytest.param(block, id=f"{page.name}-{place}", marks=NEEDS_COMPILER if "fragmeter.gpu" in block else ())
+    pytest.param(block, id=f"{page.name}-{place}", marks=needs(block))
     for page in PAGES
     for place, block in enumerate(blocks(page, "python"))
+]
+
+#: Commands that load different parts of the program.
+ALONE = [
+    ["simulate", "--trace", "my-trace.csv"],
+    ["plan", "--gpu", "h100-80gb", "--serve", "vllm serve llama-3.1-8b --max-model-len 16K"],
+    ["traces", "stats", "my-trace.csv"],
+    ["compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--num-prompts", "20", "--request-rate", "2"],
+    ["doctor"],
 ]
 
 #: What vllm bench serve says of a few requests, all alike.
@@ -53,48 +78,77 @@ def test_there_are_commands_and_examples():
     assert EXAMPLES
 
 
+@pytest.fixture
+def asked(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
+    """Runs a command in a folder with what the pages take to be there; what it prints.
+
+    In this process, which saves it a second of loading libraries: that no command leaves anything to the next is
+    what ``test_a_command_leaves_nothing_to_the_next`` is for.
+    """
+    with_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    # Other cores have other tests to run, and workers take longer to start than these commands to end.
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+
+    def ask(arguments: list[str]) -> str:
+        assert status(arguments) == DONE, capfd.readouterr().err
+        return capfd.readouterr().out
+
+    return ask
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_runs(command, tmp_path):
-    rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
-    (tmp_path / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
-    turns = [{"arrival_s": place / 4, "prompt_tokens": 20 + 10 * place // 4, "output_tokens": 10} for place in range(80)]
-    sessions = [turn | {"session_id": place % 4} for place, turn in enumerate(turns)]
-    (tmp_path / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
-    (tmp_path / "my-bench.json").write_text(json.dumps(BENCHMARK))
-    (tmp_path / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
+def test_the_command_runs(command, asked):
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     if arguments[0] == "report":
-        simulate_results(tmp_path, [name for name in arguments[1:] if name.startswith("out/")])
-    done = fragmeter(arguments, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+        simulate_results(asked, [name for name in arguments[1:] if name.startswith("out/")])
+    assert asked(arguments).strip()
 
 
-def simulate_results(cwd: Path, folders: list[str]) -> None:
+def with_files(folder: Path) -> None:
+    """The files of a user's own that the pages name."""
+    rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
+    (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    turns = [{"arrival_s": place / 4, "prompt_tokens": 20 + 10 * place // 4, "output_tokens": 10} for place in range(80)]
+    sessions = [turn | {"session_id": place % 4} for place, turn in enumerate(turns)]
+    (folder / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
+    (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
+    (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
+
+
+def simulate_results(asked: Callable[[list[str]], str], folders: list[str]) -> None:
     """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it."""
     for folder in folders:
         load = ["--request-rate", "4", "--num-prompts", "20", "--record-blocks", "--record-plan"]
-        done = fragmeter(["simulate", "--policy", folder.removeprefix("out/"), *load, "--out", folder], cwd)
-        assert done.returncode == 0, done.stderr
+        asked(["simulate", "--policy", folder.removeprefix("out/"), *load, "--out", folder])
 
 
-def fragmeter(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "fragmeter", *arguments], cwd=cwd, capture_output=True, text=True)
+@pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
+def test_a_command_leaves_nothing_to_the_next(arguments, asked, tmp_path):
+    """What it prints here, after all that ran before it, and what it prints in a process of its own."""
+    alone = subprocess.run([sys.executable, "-m", "fragmeter", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert asked(arguments) == asked(arguments) == alone.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_the_example_script_runs(script, tmp_path):
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
+    assert printed_by(script, tmp_path, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_example_runs(example, tmp_path):
-    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_the_example_runs(example, tmp_path, monkeypatch, capfd):
+    (tmp_path / "example.py").write_text(example)
+    assert printed_by(tmp_path / "example.py", tmp_path, monkeypatch, capfd)
+
+
+def printed_by(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> str:
+    """What a script prints that is run in a folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    return capfd.readouterr().out.strip()
 
 
 def test_make_targets_of_the_documentation_exist():
