@@ -6,7 +6,7 @@ A pixel's palette index says what the block is, and where a request holds it als
               shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ
     others    one index each, after those         stranded, cached, free, and free since a preemption
 
-Each index has a colour of its own, so that a picture can be read back; in the light and in the dark form.
+Without shades the index is the kind. Each index has a colour of its own, so that a picture can be read back; in the light and in the dark form.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ _BASE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], f
 def palette(is_dark: bool = False) -> list[str]:
     """A colour for every index, as ``#rrggbb``; no two are alike."""
     held = [_colour(kind, shade, is_dark) for kind in KINDS[:_HELD_KINDS] for shade in range(SHADES)]
-    return [*held, *(_hex(*_BASE[kind][is_dark]) for kind in KINDS[_HELD_KINDS:])]
+    return [*held, *plain_palette(is_dark)[_HELD_KINDS:]]
+
+
+def plain_palette(is_dark: bool = False) -> list[str]:
+    """A colour for every kind, as ``#rrggbb``; of those that a request holds, none of the shades'."""
+    return [_hex(*_BASE[kind][is_dark]) for kind in KINDS]
 
 
 def legend_colour(kind: str) -> str:

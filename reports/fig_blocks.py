@@ -10,11 +10,12 @@ import plotly.graph_objects as go
 from ..sim.blocks import GIVEN_UP, NOBODY, BlockMap
 from ..sim.memory import BUCKETS
 from ..sim.ticks import PER_SECOND
-from .block_palette import KIND_LABELS, KINDS, indices, legend_colour, palette
+from .block_palette import KIND_LABELS, KINDS, legend_colour
+from .block_picture import Picture, picture
 from .labels import Numbers
 from .look import blank
 from .palette import PAPER
-from .png import data_uri, paletted_png
+from .png import data_uri
 
 HEIGHT_PX = 560
 _MOST_LINES = 25
@@ -23,21 +24,28 @@ _MOST_MARKS = 400
 _HOVER_ROWS, _HOVER_COLUMNS = 64, 128
 
 
-def block_map(found: BlockMap, title: str, requests: np.ndarray | None = None, follows: bool = True) -> go.Figure:
+def block_map(
+    found: BlockMap,
+    title: str,
+    requests: np.ndarray | None = None,
+    follows: bool = True,
+    drawn: Picture | None = None,
+) -> go.Figure:
     """A picture of ``found``: time to the right, block 0 on top, a pixel for each block and moment that was recorded.
 
     Args:
         requests: int64 [sequences], the request of each sequence; None where each is a request of its own.
         follows: Whether the pointer is followed, on a layer thinned to some thousand cells; a page that reads the
             pixels back has no need of it.
+        drawn: The picture, where it is there already.
     """
     holders = request_of(found, requests)
+    drawn = picture(found, holders) if drawn is None else drawn
     listed = _numbers(found, _spread(found.num_columns, _MOST_LINES))
-    figure = blank(title, _subtitle(found), HEIGHT_PX, listed, _numbers(found, range(found.num_columns)))
+    figure = blank(title, _subtitle(found, drawn), HEIGHT_PX, listed, _numbers(found, range(found.num_columns)))
     end_s, blocks = seconds(found.meta["end_ticks"]), int(found.block_ids[-1]) + 1
-    picture = paletted_png(np.ascontiguousarray(indices(found.bucket, holders).T), palette())
     figure.add_layout_image(
-        source=data_uri(picture),
+        source=data_uri(drawn.png),
         xref="x",
         yref="y",
         x=0,
@@ -68,14 +76,20 @@ def seconds(ticks: int) -> float:
     return ticks / PER_SECOND
 
 
-def _subtitle(found: BlockMap) -> str:
+def _subtitle(found: BlockMap, drawn: Picture) -> str:
     blocks, rows = found.meta["num_blocks"], len(found.block_ids)
     told = [f"{blocks:,} blocks of {found.meta['block_size']} slots, {found.num_columns:,} moments."]
     if rows < int(found.block_ids[-1]) + 1:
         told.append(f"Drawn: {rows:,} of the blocks, evenly spaced.")
     if found.meta["layout"] == "counted":
         told.append("The policy counts slots without addresses: each piece is drawn in the lowest room that holds it.")
-    told.append("A block is what most of its slots are; each request has its own shade.")
+    if len(drawn.columns) < found.num_columns:
+        told.append(f"Drawn: {len(drawn.columns):,} of the moments, evenly spaced.")
+    told.append("A block is what most of its slots are;")
+    if drawn.is_shaded:
+        told.append("each request has its own shade.")
+    else:
+        told.append(f"requests have no shades, as a block stays with one for {drawn.stay_columns:.1f} moments (mean).")
     return " ".join(told)
 
 

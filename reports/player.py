@@ -3,6 +3,7 @@
 The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
 [rows, columns], deflated and written as base64, which the page's script inflates. In a long run hardly a request is
 there for two columns, so that its number would not be short: a plane says which of the requests of its column it is.
+Of a block that a preemption freed it says who had it. Planes have the columns that the picture has.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from ..sim.blocks import NOBODY, BlockMap
+from ..sim.blocks import GIVEN_UP, NOBODY, BlockMap
 from ..sim.ticks import PER_SECOND
-from .block_palette import KIND_LABELS, KINDS, SHADES, palette
+from .block_palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
+from .block_picture import MOST_BYTES, Picture, picture
 from .fig_blocks import block_map, request_of
 from .look import note
 
@@ -38,40 +41,64 @@ class PlayedMap:
         name: What its run is called.
         found: What was recorded.
         requests: int64 [sequences], the request of each sequence.
+        most_bytes: What its picture may take.
     """
 
     name: str
     found: BlockMap
     requests: np.ndarray
+    most_bytes: int = MOST_BYTES
+
+    @cached_property
+    def drawn(self) -> Picture:
+        """What is drawn of the map."""
+        return picture(self.found, request_of(self.found, self.requests), self.most_bytes)
 
     def figure(self) -> go.Figure:
         """The picture; the page itself follows the pointer."""
-        return block_map(self.found, self.name, self.requests, follows=False)
+        return block_map(self.found, self.name, self.requests, follows=False, drawn=self.drawn)
 
     def data(self) -> dict[str, Any]:
         """What the script reads."""
-        found = self.found
-        request = request_of(found, self.requests)
-        first = np.searchsorted(self.requests, np.arange(len(self.requests)))
-        sample = np.where(found.sequence == NOBODY, 0, found.sequence - first[self.requests[found.sequence]])
-        holders = [np.unique(column, return_inverse=True) for column in request]
+        found, columns = self.found, self.drawn.columns
+        holders = [np.unique(column, return_inverse=True) for column in self._holders()[columns]]
         place = np.stack([each for _, each in holders])
-        planes = {"holder": place, "sample": sample, "live": found.live_slots, "references": found.references}
+        planes = {
+            "holder": place,
+            "sample": self._samples()[columns],
+            "live": found.live_slots[columns],
+            "references": found.references[columns],
+        }
         return {
             "name": self.name,
             "rows": len(found.block_ids),
-            "columns": found.num_columns,
+            "columns": len(columns),
             "block_size": found.meta["block_size"],
             "end_s": found.meta["end_ticks"] / PER_SECOND,
             "block_ids": packed(found.block_ids),
-            "start_s": (found.start_ticks / PER_SECOND).tolist(),
+            "start_s": (found.start_ticks[columns] / PER_SECOND).tolist(),
             "planes": {name: packed(plane.T) for name, plane in planes.items()},
             "requests": packed(np.concatenate([names for names, _ in holders])),
             "first_requests": packed(np.cumsum([0, *(len(names) for names, _ in holders)])),
-            "census": packed(found.census_slots),
-            "largest_free": packed(found.largest_free_blocks),
-            "preemptions": packed(np.searchsorted(found.preempted_ticks, found.at_ticks, side="right")),
+            "census": packed(found.census_slots[columns]),
+            "largest_free": packed(found.largest_free_blocks[columns]),
+            "preemptions": packed(np.searchsorted(found.preempted_ticks, found.at_ticks[columns], side="right")),
         }
+
+    def _holders(self) -> np.ndarray:
+        """The request that holds each block, or gave it up in a preemption, or ``NOBODY``; int64 [columns, rows]."""
+        requests = request_of(self.found, self.requests)
+        last = np.full(requests.shape[1], NOBODY)
+        for held, kind in zip(requests, self.found.bucket, strict=True):
+            last = np.where(held == NOBODY, last, held)
+            held[kind == GIVEN_UP] = last[kind == GIVEN_UP]
+        return requests
+
+    def _samples(self) -> np.ndarray:
+        """Which of its request's sequences holds each block, from 0."""
+        first = np.searchsorted(self.requests, np.arange(len(self.requests)))
+        held = self.found.sequence
+        return np.where(held == NOBODY, 0, held - first[self.requests[held]])
 
 
 def packed(values: np.ndarray) -> dict[str, str]:
@@ -106,7 +133,7 @@ def _colours() -> dict[str, Any]:
     return {
         "shades": SHADES,
         "kinds": list(KINDS),
-        "labels": [KIND_LABELS[kind] for kind in KINDS],
-        "light": palette(),
-        "dark": palette(is_dark=True),
+        "labels": KIND_LABELS,
+        "light": palette() + plain_palette(),
+        "dark": palette(is_dark=True) + plain_palette(is_dark=True),
     }

@@ -1,7 +1,7 @@
 """Paletted PNG pictures, small enough to lie inside a page.
 
-Eight bits a pixel, rows as they are (filter 0): long runs of one index, which deflate makes short. Source: the
-PNG specification, third edition (W3C, 2025), sections 5 and 11.
+Eight bits a pixel, or four where the palette allows it; rows as they are (filter 0): long runs of one index, which
+deflate makes short. Source: the PNG specification, third edition (W3C, 2025), sections 5 and 11.
 """
 
 from __future__ import annotations
@@ -14,19 +14,28 @@ from collections.abc import Sequence
 import numpy as np
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_EIGHT_BITS, _PALETTED = 8, 3
+_PALETTED = 3
+#: Of noise, 9 saves another 5 % in up to fifteen times the time.
+_DEFLATE_LEVEL = 7
 
 
 def paletted_png(indices: np.ndarray, palette: Sequence[str]) -> bytes:
     """A picture of uint8 [height, width] indices into a palette of ``#rrggbb``."""
     height, width = indices.shape
-    head = struct.pack(">IIBBBBB", width, height, _EIGHT_BITS, _PALETTED, 0, 0, 0)
+    bits = 4 if len(palette) <= 16 else 8
+    head = struct.pack(">IIBBBBB", width, height, bits, _PALETTED, 0, 0, 0)
     colours = b"".join(bytes.fromhex(colour[1:]) for colour in palette)
     # Every row begins with the number of its filter.
-    rows = np.zeros((height, width + 1), dtype=np.uint8)
-    rows[:, 1:] = indices
-    chunks = ((b"IHDR", head), (b"PLTE", colours), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    rows = np.pad(indices if bits == 8 else _pairs(indices), ((0, 0), (1, 0)))
+    content = zlib.compress(rows.tobytes(), _DEFLATE_LEVEL)
+    chunks = ((b"IHDR", head), (b"PLTE", colours), (b"IDAT", content), (b"IEND", b""))
     return _SIGNATURE + b"".join(_chunk(name, content) for name, content in chunks)
+
+
+def _pairs(indices: np.ndarray) -> np.ndarray:
+    """Two pixels a byte, the left one in the upper half."""
+    even = np.pad(indices, ((0, 0), (0, indices.shape[1] % 2)))
+    return even[:, ::2] << 4 | even[:, 1::2]
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:

@@ -86,8 +86,9 @@ def _block_maps(asked: Asked) -> Section | None:
         return None
     text = (
         "Every physical block over time: blue holds tokens or soon will, what is warm is wasted, a pale shade is"
-        " reserved. Each request has a shade of its own. Drag across a map to zoom; point at it, or at the blocks"
-        " below, to see whose they are; play, or move the time, to watch the pool fill and empty."
+        " reserved. Where bands are wide enough to be seen each request has a shade of its own. Drag across a map to"
+        " zoom; point at it, or at the blocks below, to see whose they are; play, or move the time, to watch the pool"
+        " fill and empty."
     )
     return Section("The block map", text, widgets=[Player(maps)])
 

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
-from fragmeter.reports.block_palette import KIND_LABELS, KINDS, SHADES, indices, palette
+from browser import offline_browser, poor_texts, requested_urls, texts, wait
+from fragmeter.reports.block_palette import KIND_LABELS, KINDS
 from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.palette import contrast
 from fragmeter.reports.player import PlayedMap, Player
-from fragmeter.reports.png import paletted_png
 from fragmeter.sim import Settings
 from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from plan_cases import swapping_case
+from played import PIXELS, meaning, play, plots, seconds, set_time, state
 
 POLICIES = ("orca-max", "vllm-sosp23")
 
@@ -43,52 +42,6 @@ def page(maps, tmp_path_factory) -> Path:
 def driver():
     with offline_browser(1400, 1300) as driver:
         yield driver
-
-
-def play(driver, page: Path, scheme: str = "light", width_px: int = 1400) -> None:
-    """Opens the page and waits until the maps can be played."""
-    show(driver, page, scheme, width_px)
-    wait(driver, "return document.querySelector('.player').dataset.ready === 'true'")
-
-
-# Draws an image as it is shown, and reads some of its pixels: [[x, y], ...] to [[red, green, blue], ...].
-PIXELS = """
-const [selector, places, done] = arguments;
-const image = new Image();
-image.onload = () => {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  done([[canvas.width, canvas.height],
-    places.map(([x, y]) => Array.from(context.getImageData(x, y, 1, 1).data.slice(0, 3)))]);
-};
-const shown = document.querySelector(selector);
-image.src = shown.getAttributeNS("http://www.w3.org/1999/xlink", "href") || shown.getAttribute("href");
-"""
-
-
-def meaning(colour: list[int], scheme: str) -> tuple[int, int | None]:
-    """What a pixel says: the kind of a block, and of one that a request holds the shade."""
-    index = palette(scheme == "dark").index("#" + "".join(f"{channel:02x}" for channel in colour))
-    held = KINDS.index("stranded")
-    if index < held * SHADES:
-        return index // SHADES, index % SHADES
-    return index - held * (SHADES - 1), None
-
-
-def state(found: BlockMap, column: int, row: int) -> tuple[int, int | None]:
-    """What was recorded, in the same terms."""
-    kind, sequence = int(found.bucket[column, row]), int(found.sequence[column, row])
-    return kind, None if kind >= KINDS.index("stranded") else sequence * 5 % SHADES
-
-
-def plots(driver) -> list[str]:
-    return driver.execute_script("return [...document.querySelectorAll('.player .plot')].map((plot) => plot.id)")
-
-
-def seconds(driver) -> float:
-    return float(driver.find_element("css selector", ".now").text.removesuffix(" s").replace(",", ""))
 
 
 def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
@@ -122,14 +75,6 @@ def cells(driver, screen: int, places: list[int]) -> list[list[int]]:
     });
     """
     return driver.execute_script(script, screen, places, 32)
-
-
-def set_time(driver, share: float) -> None:
-    driver.execute_script(
-        "const slider = document.querySelector('.time'); slider.value = arguments[0] * slider.max;"
-        "slider.dispatchEvent(new Event('input', { bubbles: true }))",
-        share,
-    )
 
 
 def test_the_slider_moves_the_cursor_and_the_pool(driver, page, maps):
@@ -281,52 +226,6 @@ def test_nothing_sticks_out_of_the_window(driver, page, width_px):
     wait(driver, f"return document.documentElement.scrollWidth <= window.innerWidth && window.innerWidth === {width_px}")
 
 
-class TestColours:
-    @pytest.mark.parametrize("is_dark", [False, True])
-    def test_no_two_are_alike(self, is_dark):
-        colours = palette(is_dark)
-        assert len(set(colours)) == len(colours) == 6 * SHADES + 4 <= 256
-
-    @pytest.mark.parametrize("is_dark", [False, True])
-    @pytest.mark.parametrize("blind", ["protan", "deutan"])
-    def test_use_and_waste_are_told_apart_by_the_colour_blind(self, is_dark, blind):
-        """Every shade of what is of use, or free, against every shade of what is wasted: as a dichromat sees them,
-        six times farther apart than what is just noticeable (2.3 in CIE 1976 L*a*b*)."""
-        useful = of_kinds(is_dark, blind, "live", "reserved", "free")
-        wasted = of_kinds(is_dark, blind, "over_estimate", "block_tail", "round_up", "finished_hold", "given_up")
-        assert min(np.linalg.norm(one - other) for one in useful for other in wasted) > 6 * 2.3
-
-    def test_neighbours_in_order_of_arrival_differ(self):
-        shades = indices(np.zeros(100, dtype=np.uint8), np.arange(100))
-        colours = palette()
-        apart = [contrast(colours[one], colours[other]) for one, other in zip(shades, shades[1:])]
-        assert min(apart) > 1.05
-
-
-#: Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
-DICHROMAT = {
-    "protan": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
-    "deutan": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
-}
-
-
-#: Linear sRGB to CIE XYZ with the white point at (1, 1, 1) (IEC 61966-2-1).
-XYZ = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
-
-
-def of_kinds(is_dark: bool, blind: str, *kinds: str) -> list[np.ndarray]:
-    """Every shade of some kinds of block."""
-    pixels = [indices(np.full(SHADES, KINDS.index(kind), np.uint8), np.arange(SHADES)) for kind in kinds]
-    return [seen(palette(is_dark)[index], blind) for index in np.unique(np.concatenate(pixels))]
-
-
-def seen(colour: str, blind: str) -> np.ndarray:
-    """A colour as a dichromat sees it, in L*a*b*."""
-    linear = (np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255) ** 2.2
-    x, y, z = np.cbrt(XYZ @ np.clip(DICHROMAT[blind] @ linear, 0, 1))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
 def test_planes_say_which_sample_of_which_request_holds_a_block():
     settings, work = swapping_case()
     _, found = record(settings, work)
@@ -336,7 +235,7 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
     first = plane_of(data["first_requests"])
     request = plane_of(data["requests"])[first[:-1, None] + planes["holder"]]
     held = found.sequence != NOBODY
-    assert (request[~held] == NOBODY).all() and (planes["live"] == found.live_slots).all()
+    assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all() and (planes["live"] == found.live_slots).all()
     own = np.concatenate([np.arange(count) for count in work.num_sequences])
     assert (request[held] == requests[found.sequence[held]]).all()
     assert (planes["sample"][held] == own[found.sequence[held]]).all() and planes["sample"].any()
@@ -346,15 +245,3 @@ def plane_of(plane: dict[str, str]) -> np.ndarray:
     """A plane as a page's script inflates it."""
     kinds = {"Uint8Array": np.uint8, "Uint16Array": np.uint16, "Int32Array": np.int32}
     return np.frombuffer(zlib.decompress(base64.b64decode(plane["text"])), kinds[plane["kind"]]).astype(np.int64)
-
-
-def test_a_large_map_of_a_busy_pool_is_small():
-    """2048 x 2000 pixels of requests that come and go, in less than 300 kB."""
-    rng = np.random.default_rng(0)
-    kind = np.zeros((2048, 2000), dtype=np.uint8)
-    holder = np.zeros((2048, 2000), dtype=np.int64)
-    for row in range(2048):
-        ends = np.sort(rng.integers(0, 2000, size=12))
-        holder[row] = np.searchsorted(ends, np.arange(2000)) * 2048 + rng.integers(2048)
-        kind[row, ends] = KINDS.index("free")
-    assert len(paletted_png(indices(kind, holder), palette())) < 300_000
