@@ -49,7 +49,20 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
 
 
 def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
-    """What each request did from when to when: columns ``request``, ``state``, ``start_s``, ``end_s``.
+    """``request_spans_ticks`` in seconds: columns ``request``, ``state``, ``start_s``, ``end_s``."""
+    spans = request_spans_ticks(requests, stays)
+    return pd.DataFrame(
+        {
+            "request": spans["request"],
+            "state": spans["state"],
+            "start_s": spans["start_ticks"] / PER_SECOND,
+            "end_s": spans["end_ticks"] / PER_SECOND,
+        }
+    )
+
+
+def request_spans_ticks(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+    """What each request did from when to when: columns ``request``, ``state``, ``start_ticks``, ``end_ticks``.
 
     States are the keys of ``palette.TIMELINE``. Spans without a length are left out. Who stood still and was then
     preempted is told as stalled until it runs again.
@@ -68,18 +81,11 @@ def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
         ("decode", own["first_token_ticks"], own["end_ticks"]),
     ]
     spans = pd.concat(
-        pd.DataFrame({"request": own["request"], "state": state, "start": start, "end": end})
+        pd.DataFrame({"request": own["request"], "state": state, "start_ticks": start, "end_ticks": end})
         for state, start, end in parts
     )
-    spans = spans[spans["end"] > spans["start"]].sort_values(["request", "start"], kind="stable")
-    return pd.DataFrame(
-        {
-            "request": spans["request"],
-            "state": spans["state"],
-            "start_s": spans["start"] / PER_SECOND,
-            "end_s": spans["end"] / PER_SECOND,
-        }
-    ).reset_index(drop=True)
+    spans = spans[spans["end_ticks"] > spans["start_ticks"]]
+    return spans.sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
 
 
 def _with_gaps(start: pd.Series, end: pd.Series) -> np.ndarray:

@@ -36,6 +36,7 @@ class Result:
         name: What it is called beside others.
         summary, about: ``summary.json`` and ``run.json``.
         requests, stays, steps, memory: The tables; times are in ticks.
+        preemptions: Its table too; None of a run that an earlier version wrote.
         blocks, plan: What was recorded besides, if it was.
     """
 
@@ -46,6 +47,7 @@ class Result:
     stays: pd.DataFrame
     steps: pd.DataFrame
     memory: pd.DataFrame
+    preemptions: pd.DataFrame | None = None
     blocks: blocks.BlockMap | None = None
     plan: plan.Plan | None = None
 
@@ -99,4 +101,8 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _recorded(place: Path) -> list[tuple[Path, Any]]:
-    return [(place / "blocks.npz", blocks.load), (place / "plan.npz", plan.load)]
+    return [
+        (place / "preemptions.parquet", pd.read_parquet),
+        (place / "blocks.npz", blocks.load),
+        (place / "plan.npz", plan.load),
+    ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import plotly.graph_objects as go
 
 from ..sim.ticks import PER_SECOND
 from .figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
@@ -44,8 +45,21 @@ def write_report(path: str | PathLike[str], asked: Asked) -> Path:
     Raises:
         UserError: It cannot be written.
     """
-    sections = [made for make in SECTIONS if (made := make(asked)) is not None]
-    return write_page(path, title(asked), _lead(asked), sections)
+    return write_page(path, title(asked), _lead(asked), _sections(asked))
+
+
+def figures(asked: Asked) -> list[go.Figure]:
+    """Every figure of the page, in its order."""
+    return [
+        figure
+        for section in _sections(asked)
+        for holder in (*section.widgets, section)
+        for figure in holder.figures
+    ]
+
+
+def _sections(asked: Asked) -> list[Section]:
+    return [made for make in SECTIONS if (made := make(asked)) is not None]
 
 
 def title(asked: Asked) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
@@ -24,11 +24,23 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     Raises:
         UserError: It cannot be written.
     """
+    with whole_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, beside its place, that is moved there when all is written.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     with user_paths(target):
         try:
-            part.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+            with part.open("wb") as file:
+                yield file
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .memory.book import Book
+from .memory.ledger import STALLED
 from .run import Run
 from .sequence import RECOMPUTED, SWAPPED_IN
 
@@ -71,10 +73,8 @@ def request_times(run: Run) -> RequestTimes:
     for table in (stays, book.chunks):
         np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
     np.minimum.at(first_token, request[sequences], book.first_token_ticks[first])
-    # Of a group that is cut as a whole, one cut counts.
-    cut = book.cuts["index"]
-    leads, swapped = book.leader[cut] == cut, book.cuts["swapped"]
-    recomputed, swaps = (np.bincount(request[cut[leads & (swapped == kind)]], minlength=len(work)) for kind in (0, 1))
+    cut = preemptions(run)
+    recomputed, swaps = (np.bincount(cut.request[cut.swapped == kind], minlength=len(work)) for kind in (0, 1))
     return RequestTimes(
         index=index,
         arrival_ticks=work.arrival_ticks[index],
@@ -85,6 +85,28 @@ def request_times(run: Run) -> RequestTimes:
         recomputed=recomputed[index],
         swapped=swaps[index],
     )
+
+
+class Preemptions(NamedTuple):
+    """Every time a request was preempted, in order of time; int64 [preemptions].
+
+    Attributes:
+        request: Rows of the workload.
+        ticks: When.
+        swapped: 1 where its blocks went to the host, 0 where it is computed again.
+    """
+
+    request: np.ndarray
+    ticks: np.ndarray
+    swapped: np.ndarray
+
+
+def preemptions(run: Run) -> Preemptions:
+    """The preemptions of a run; of a group of sequences that is cut as a whole, one cut counts."""
+    cuts, leader = run.book.cuts, run.book.leader
+    request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
+    counted = (leader[cuts["index"]] == cuts["index"]) & (cuts["swapped"] != STALLED)
+    return Preemptions(request[cuts["index"][counted]], cuts["ticks"][counted], cuts["swapped"][counted])
 
 
 def resumed_gap_ticks(book: Book) -> np.ndarray:

@@ -3,6 +3,7 @@
     summary.json      one number for each question (``summary``)
     requests.parquet  a row a request
     stays.parquet     a row a stay of a sequence on the device, and how it ended
+    preemptions.parquet   a row each time that a request was preempted
     steps.parquet     a row a leap; ``expand`` makes it a row a step
     memory.parquet    the ledger at the start of every leap, in slots
     run.json          every setting, versions, seed and the trace's hash
@@ -33,7 +34,7 @@ from .requests import RequestTimes, request_times
 from .replica import Replica
 from .run import Run
 from .settings import Settings
-from .stays import stays_table
+from .stays import preemptions_table, stays_table
 from .summary import summary
 from .workload import Workload
 
@@ -140,7 +141,13 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
         SettingError: The directory holds something else.
         OSError: It cannot be written.
     """
-    tables = {"requests": requests_table, "stays": stays_table, "steps": steps_table, "memory": memory_table}
+    tables = {
+        "requests": requests_table,
+        "stays": stays_table,
+        "preemptions": preemptions_table,
+        "steps": steps_table,
+        "memory": memory_table,
+    }
     return write_whole_folder(
         directory,
         {name: table(run) for name, table in tables.items()},

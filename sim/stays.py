@@ -1,4 +1,4 @@
-"""Where every sequence was over time: its stays on the device, and how each of them ended."""
+"""Where every sequence was over time: its stays on the device, how each of them ended, and who was preempted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import pandas as pd
 
 from .memory.book import Book
 from .memory.ledger import STALLED
+from .requests import preemptions
 from .run import Run
 
 #: How a stay ended, by what the ledger's cuts say, and after them that the output was complete.
 ENDS = ("preempted", "swapped", "stalled", "finished")
 #: How a stay began, by the ledger's kinds.
 BEGINS = ("prefilled", "recomputed", "resumed", "forked")
+#: What a preemption does with a request's KV, as the summary calls it.
+KINDS = ("recompute", "swap")
 
 
 def stays_table(run: Run) -> pd.DataFrame:
@@ -40,6 +43,13 @@ def stays_table(run: Run) -> pd.DataFrame:
             "ended": pd.Categorical.from_codes(ended, ENDS),
         }
     )
+
+
+def preemptions_table(run: Run) -> pd.DataFrame:
+    """A row a preemption, in order of time: ``request``, ``ticks``, and ``kind``, one of ``KINDS``."""
+    found = preemptions(run)
+    kind = pd.Categorical.from_codes(found.swapped, KINDS)
+    return pd.DataFrame({"request": found.request, "ticks": found.ticks, "kind": kind})
 
 
 def _begins(book: Book) -> np.ndarray:

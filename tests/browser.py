@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fragmeter.reports.palette import contrast
 
-_CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -37,7 +37,7 @@ _FLAGS = (
 def offline_browser(width_px: int = 1280, height_px: int = 800) -> Iterator:
     """A selenium driver of a fresh Chromium of that window size, closed at the end; skips the test if there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium = next(filter(None, map(shutil.which, _CHROMIUM_NAMES)), None)
+    chromium = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     chromedriver = shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         pytest.skip("chromium or chromedriver is not installed")

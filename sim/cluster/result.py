@@ -2,7 +2,8 @@
 
     summary.json      one number for each question (``cluster_summary``), and a row a replica
     requests.parquet  a row a request, with its ``replica``
-    stays.parquet, steps.parquet, memory.parquet     as of one replica, one after the other, with its ``replica``
+    stays.parquet, preemptions.parquet, steps.parquet, memory.parquet
+                      as of one replica, one after the other, with its ``replica``
     run.json          every setting, those of the cluster, versions, seed and the trace's hash
 """
 
@@ -16,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from ..prefix_cache import cached_tokens
+from ..requests import preemptions
 from ..result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
 from ..run import Run
-from ..stays import stays_table
+from ..stays import preemptions_table, stays_table
 from .run import ClusterRun
 from .summary import cluster_summary, cluster_times
 
@@ -57,11 +59,19 @@ def cluster_stays_table(run: ClusterRun) -> pd.DataFrame:
     return table
 
 
+def cluster_preemptions_table(run: ClusterRun) -> pd.DataFrame:
+    """As ``preemptions_table``, of all replicas; requests are rows of the workload."""
+    table = _of_each(run, preemptions_table)
+    own = [rows[preemptions(part).request] for rows, part in zip(run.rows, run.runs, strict=True)]
+    return table.assign(request=np.concatenate(own))
+
+
 def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
     tables = {
         "requests": cluster_requests_table(run),
         "stays": cluster_stays_table(run),
+        "preemptions": cluster_preemptions_table(run),
         "steps": _of_each(run, steps_table),
         "memory": _of_each(run, memory_table),
     }
