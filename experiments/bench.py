@@ -9,7 +9,7 @@ from typing import TypeVar
 import pandas as pd
 
 from ..sim.result import memory_table
-from ..sim.run import Run, simulate
+from ..sim.run import Run, simulate, simulate_window
 from ..sim.settings import settings
 from ..sim.summary import waste
 from ..sim.ticks import PER_SECOND
@@ -28,6 +28,7 @@ class Case:
 
     Attributes:
         by_context: Whether steps depend on the context (``ContextCost``).
+        to_the_end: Whether the last request is served, for rates over the whole run.
     """
 
     experiment: Experiment
@@ -35,6 +36,7 @@ class Case:
     policy: str
     scale: float
     by_context: bool = False
+    to_the_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,9 @@ class Measured:
     """What one run came to.
 
     Attributes:
-        num_blocks, block_size: Size of its pool.
         values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and
-            ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and over
-            the whole run ``requests_per_s`` and ``output_tokens_per_s``.
+            ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and of a case that is
+            served to the end ``requests_per_s`` and ``output_tokens_per_s``.
         over_time: The percentages as means over time.
     """
 
@@ -94,27 +95,31 @@ class Bench:
 
 
 def measure(workload: Workload, case: Case) -> Measured:
-    """Serve a workload to the last request and sum up."""
+    """Serve a workload, as far as the case asks for it, and sum up."""
     run = _run(workload, case)
     views = waste(run.window)
-    seconds = run.book.end_ticks / PER_SECOND
-    served = ~run.refused
-    rates = {
-        "batched_requests": run.window.mean_batch,
-        "requests_per_s": int(served.sum()) / seconds,
-        "output_tokens_per_s": int(workload.output_tokens[served].sum()) / seconds,
-    }
     return Measured(
         run.replica.num_blocks,
         run.replica.block_size,
-        _percentages(views["mean_over_iterations_pct"]) | rates,
+        _percentages(views["mean_over_iterations_pct"])
+        | {"batched_requests": run.window.mean_batch}
+        | (_rates(run) if case.to_the_end else {}),
         _percentages(views["mean_over_time_pct"]),
     )
 
 
+def _rates(run: Run) -> dict[str, float]:
+    seconds, served = run.book.end_ticks / PER_SECOND, ~run.refused
+    return {
+        "requests_per_s": int(served.sum()) / seconds,
+        "output_tokens_per_s": int(run.workload.output_tokens[served].sum()) / seconds,
+    }
+
+
 def _run(workload: Workload, case: Case) -> Run:
     chosen = settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
-    return simulate(chosen, workload, ContextCost(case.scale) if case.by_context else None)
+    serve = simulate if case.to_the_end else simulate_window
+    return serve(chosen, workload, ContextCost(case.scale) if case.by_context else None)
 
 
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:

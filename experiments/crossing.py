@@ -3,15 +3,16 @@
 The curve is asked at the start, then at rates a little further away each time until the target lies between two
 of them, then in the geometric middle until these are 2 % apart. Between the two the curve is taken as a power
 law, a straight line on logarithmic axes, whose exponent says how far the crossing moves when the target or the
-curve does. No more is asked of the curve than that it is below the target somewhere and above it further on: of a
-curve that wiggles, one of its crossings is found.
+curve does. Where the curve only says that it is far above the target, by infinity, its number is asked for at the one
+point next to the crossing alone. No more is asked of the curve than that it is below the target somewhere and above it
+further on: of a curve that wiggles, one of its crossings is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, isfinite, isinf, log, sqrt
 
 from ..sim.errors import UserError
 
@@ -28,7 +29,7 @@ class Crossing:
     Attributes:
         at: Where.
         exponent: d log(at) / d log(target); 0 where the curve is a wall.
-        points: (x, y) of all that was asked, by x.
+        points: (x, y) of all that was asked and is known, by x.
     """
 
     at: float
@@ -36,8 +37,13 @@ class Crossing:
     points: tuple[tuple[float, float], ...]
 
 
-def crossing(curve: Callable[[float], float], target: float, start: float) -> Crossing:
+def crossing(
+    curve: Callable[[float], float], target: float, start: float, whole: Callable[[float], float] | None = None
+) -> Crossing:
     """Where ``curve`` crosses ``target``; both, and ``start``, are positive.
+
+    Args:
+        whole: The same curve with its numbers where ``curve`` is infinite; None where it truly is.
 
     Raises:
         UserError: The curve stays on one side, up to some 2**30 times the start or down to as small a part of it.
@@ -53,8 +59,14 @@ def crossing(curve: Callable[[float], float], target: float, start: float) -> Cr
     while high / low > _APART:
         middle = sqrt(low * high)
         low, high = (middle, high) if below(middle) else (low, middle)
+    if whole is not None and isinf(points[high]):
+        points[high] = whole(high)
     exponent = log(high / low) / log(points[high] / points[low])
-    return Crossing(low * exp(exponent * log(target / points[low])), exponent, tuple(sorted(points.items())))
+    return Crossing(low * exp(exponent * log(target / points[low])), exponent, _known(points))
+
+
+def _known(points: Mapping[float, float]) -> tuple[tuple[float, float], ...]:
+    return tuple((x, y) for x, y in sorted(points.items()) if isfinite(y))
 
 
 def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float]:

@@ -135,10 +135,11 @@ def _crossing_row(
 
 def _curve(panel: Panel, series: str, crossing: Crossing) -> Iterator[Row]:
     """The points that were asked of the first seed; the published crossing is the point that is known of the figure."""
-    for rate, latency in crossing.points:
-        at_crossing = rate == panel.published[series]
+    published = panel.published[series]
+    for rate, latency in sorted({published: None, **dict(crossing.points)}.items()):
+        known = TARGET_S if rate == published else None
         yield value_row(
-            series, LATENCY, TARGET_S if at_crossing else None, [latency], x=round(rate, 4), how="digitised", decimals=4
+            series, LATENCY, known, [] if latency is None else [latency], x=round(rate, 4), how="digitised", decimals=4
         )
 
 

@@ -10,7 +10,8 @@ what it was: L(r, s) = s * L(s * r, 1). So everything runs at s = 1, and the sca
 on a published rate R is to find where the curve s * L(s * R, 1) crosses the target, and how far a crossing moves
 with 1 % of step time follows from the slope there. What bounds swaps and copies is scaled with the rest.
 
-*Crossing.* By bisection (``crossing``). One search is one job, on whatever core is free.
+*Crossing.* By bisection (``crossing``). Rates at which latency is known to be far above the target are not simulated
+to the end (``overload``). One search is one job, on whatever core is free.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 
-from ..sim.requests import request_times
-from ..sim.run import simulate
 from ..sim.settings import Settings
 from ..sim.workload import Workload
 from .crossing import Crossing, crossing
 from .output import track
+from .overload import mean_latency_s
 from .parallel import Workers, as_they_finish
 from .rate_costs import Steps
 
 #: s/token; where the paper draws the line.
 TARGET_S = 0.5
 #: Of the published rate: where the curve is asked too, for the picture.
-_LIGHT = (0.5, 0.8)
+_LIGHT = 0.75
+#: Of the target: latencies above need not be known but for the point next to the crossing.
+_FAR_ABOVE = 2.0
 #: Where the search for a scale starts.
 _SCALE_START = 1.2
 
@@ -81,22 +83,24 @@ class Search:
     scale: float
 
 
-def latency_s(system: System, load: Load, rate: float, scale: float = 1.0) -> float:
-    """Mean normalised latency in s/token, over all requests, at a rate in requests/s with steps scaled."""
+def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_s: float = inf) -> float:
+    """Mean normalised latency in s/token, over all requests, at a rate in requests/s with steps scaled.
+
+    Args:
+        most_s: What is known to be above it is infinite.
+    """
     work = load.at(rate * scale)
     if system.n > 1:
         work = replace(work, n=np.full(len(work), system.n))
-    run = simulate(system.settings, work, system.steps.cost())
-    return scale * float(request_times(run).normalized_latency_s.mean())
+    return scale * mean_latency_s(system.settings, work, system.steps.cost(), most_s / scale)
 
 
 def find_rate(search: Search) -> tuple[tuple, Crossing]:
-    """The rate at which the system crosses the target, by the search's key; its points include two of light load."""
+    """The rate at which the system crosses the target, by the search's key; its points include one of light load."""
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
-    found = crossing(curve, TARGET_S, search.load.rate)
-    light = {share * search.load.rate for share in _LIGHT} - dict(found.points).keys()
-    more = tuple((rate, curve(rate)) for rate in light)
-    return search.key, replace(found, points=tuple(sorted(found.points + more)))
+    found = crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, search.load.rate, curve)
+    light = _LIGHT * search.load.rate
+    return search.key, replace(found, points=tuple(sorted({light: curve(light), **dict(found.points)}.items())))
 
 
 def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing]:
@@ -107,7 +111,8 @@ def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing
 
 def fit_scale(system: System, load: Load) -> Crossing:
     """The scale of the step time at which the system crosses the target at the very rate of its load."""
-    return crossing(lambda scale: latency_s(system, load, load.rate, scale), TARGET_S, _SCALE_START)
+    curve = partial(latency_s, system, load, load.rate)
+    return crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, _SCALE_START, curve)
 
 
 def latencies(searches: Sequence[Search], rates: Mapping[tuple, float], subject: str) -> dict[tuple, float]:

@@ -30,13 +30,13 @@ def value_row(
     """One value beside the published one.
 
     Args:
-        values: By seed, or the only one; ``simulated`` is their mean.
+        values: By seed, or the only one; ``simulated`` is their mean, None of none.
         how: How the published value is known: label, digitised or text.
         kind: ``predicted``; ``fitted`` where a number was fitted on this very value.
         wandering: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
         step_1pct: How far it moves if all steps are 1 % longer or shorter, whichever is more.
     """
-    simulated = round(fmean(values), decimals)
+    simulated = round(fmean(values), decimals) if values else None
     cells = {
         "series": series,
         "metric": metric,
@@ -44,7 +44,7 @@ def value_row(
         "published": published,
         "how": None if published is None else how,
         "simulated": simulated,
-        "error": None if published is None else round(simulated - published, decimals),
+        "error": None if published is None or simulated is None else round(simulated - published, decimals),
         "kind": kind,
     }
     seen = [*values, *wandering]

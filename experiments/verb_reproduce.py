@@ -43,8 +43,8 @@ def reproduce(
             hash_ids.
         seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper; else each
             figure's own number, mostly 10.
-        jobs: How many figures at a time, or of a single one how many runs; the same bytes with any number. By default as
-            many as there are cores.
+        jobs: How many figures at a time, or of a single one how many runs; the same bytes with any number. By default
+            as many as there are cores.
         out: Folder for the page, reproduction.html, and a JSON file for each figure. What is there already and follows
             from the same settings, lengths and code is not run again.
     """

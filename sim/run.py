@@ -28,6 +28,8 @@ from .workload import Workload
 
 #: Slices of the workload after each of which progress is told.
 _SLICES = 200
+#: How far a run goes on, at a time, when all that was asked for lies behind it.
+_PAST_TICKS = ticks.PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,30 @@ def finished(
         cache_changes=_cache_changes(replica),
     )
     return Run(settings, workload, replica, book, smallest_pool_blocks)
+
+
+def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
+    """A run that ends when the settings' window is over: its ``window`` is that of ``simulate``, the rest is not.
+
+    For who asks no more of a load under which the last request is served much later.
+
+    Raises:
+        UserError, SimulationFault: as ``simulate``.
+    """
+    grouped = is_grouped(settings, workload)
+    replica, engine, needed = _start(settings, workload, grouped, step_cost)
+    _, end_ticks = edges(settings)
+    with no_cycle_collection():
+        _run_past(engine, end_ticks)
+    return finished(settings, workload, grouped, replica, engine.ledger, engine.env.now, needed)
+
+
+def _run_past(engine: Engine, end_ticks: int) -> None:
+    """Run until a leap is over that begins at ``end_ticks`` or later: of what began before it the ledger has all."""
+    until = end_ticks
+    while engine.process.is_alive and not (engine.ledger.rows.columns()["start_ticks"] >= end_ticks).any():
+        until += _PAST_TICKS
+        engine.env.run(until=until)
 
 
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:

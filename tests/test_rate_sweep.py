@@ -92,6 +92,21 @@ class TestBisection:
         assert len(asked) == len(set(asked))
         assert found.points == tuple((x, x * x) for x in sorted(asked))
 
+    @pytest.mark.parametrize("far", [1.02, 2.0, 10.0])
+    def test_far_above_no_number_is_needed_but_next_to_the_crossing(self, far):
+        asked = []
+
+        def whole(x: float) -> float:
+            asked.append(x)
+            return x**7
+
+        found = crossing(lambda x: x**7 if x**7 <= far else inf, 1.0, 3.0, whole)
+        told = crossing(lambda x: x**7, 1.0, 3.0)
+        assert (found.at, found.exponent) == (told.at, told.exponent)
+        next_above = min(x for x, y in told.points if y >= 1)
+        assert asked == ([next_above] if next_above**7 > far else [])
+        assert found.points == tuple((x, y) for x, y in told.points if y <= far or x == next_above)
+
     @pytest.mark.parametrize(("level", "side"), [(0.1, "below"), (9.0, "above")])
     def test_a_curve_that_never_crosses_is_refused(self, level, side):
         with pytest.raises(UserError, match=f"stays {side}"):
@@ -164,7 +179,7 @@ class TestSearch:
 
     def test_light_load_is_asked_too(self, search, found):
         rates = [rate for rate, _ in found.points]
-        assert {2.0, 3.2} <= set(rates) and rates == sorted(rates)
+        assert 3.0 in rates and rates == sorted(rates)
 
     def test_searches_come_back_in_their_order_whoever_finishes_first(self, search, monkeypatch):
         monkeypatch.setattr(rate_sweep, "as_they_finish", lambda call, jobs, *_: (call(*job) for job in reversed(jobs)))
@@ -232,7 +247,8 @@ class TestPanels:
         assert [row["x"] for row in known] == [row["published"] for row in panel["rows"]]
         assert {row["published"] for row in known} == {TARGET_S}
         for series in panel["scales"]:
-            latencies = [row["simulated"] for row in panel["curves"] if row["series"] == series]
+            mine = [row["simulated"] for row in panel["curves"] if row["series"] == series]
+            latencies = [latency for latency in mine if latency is not None]
             assert latencies[0] < TARGET_S <= latencies[-1]
 
     def test_alpaca_takes_the_scale_of_sharegpt(self):
