@@ -6,7 +6,8 @@ A pixel's palette index says what the block is, and where a request holds it als
               shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ
     others    one index each, after those         stranded, cached, free, and free since a preemption
 
-Without shades the index is the kind. Each index has a colour of its own, so that a picture can be read back; in the light and in the dark form.
+Without shades the index is the kind. Each index has a colour of its own, so that a picture can be read back; in the
+light and in the dark form.
 """
 
 from __future__ import annotations

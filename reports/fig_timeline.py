@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,6 +11,7 @@ import plotly.graph_objects as go
 from ..sim.ticks import PER_SECOND
 from .labels import Numbers
 from .look import blank
+from .packing import packed
 from .palette import TIMELINE
 
 MOST_REQUESTS = 2_000
@@ -19,7 +22,8 @@ _MOST_LINES = 25
 def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) -> go.Figure:
     """A line for each request from its arrival to its end, in the order of arrival from the top.
 
-    Of a request of several sequences the first is drawn; of more than ``MOST_REQUESTS`` some, evenly chosen.
+    Of a request of several sequences the first is drawn; of more than ``MOST_REQUESTS`` some, evenly chosen. Then all
+    spans are in ``layout.meta["closer"]``, from which a page draws those of the time that is looked at.
 
     Args:
         requests: ``requests.parquet``.
@@ -30,10 +34,13 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
     drawn = served[np.unique(np.linspace(0, len(served) - 1, min(len(served), MOST_REQUESTS)).round().astype(int))]
     shown = spans[spans["request"].isin(drawn)]
     figure = blank(title, _subtitle(len(drawn), len(served)), _HEIGHT_PX, _numbers(spans), _data(shown))
+    present = [state for state in TIMELINE if (spans["state"] == state).any()]
+    if len(drawn) < len(served):
+        figure.layout.meta["closer"] = closer(spans, present)
     width_px = min(8.0, max(1.2, 0.9 * (_HEIGHT_PX - 90) / max(1, len(drawn))))
     for state, hue in TIMELINE.items():
         own = shown[shown["state"] == state]
-        if len(own):
+        if state in present:
             figure.add_scatter(
                 name=state,
                 x=_with_gaps(own["start_s"], own["end_s"]),
@@ -44,7 +51,7 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
             )
     figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
     figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, rangemode="tozero")
-    figure.update_yaxes(title_text="request", fixedrange=False, showgrid=False, autorange="reversed")
+    figure.update_yaxes(title_text="request", tickformat=",d", fixedrange=False, showgrid=False, autorange="reversed")
     return figure
 
 
@@ -88,6 +95,28 @@ def request_spans_ticks(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataF
     return spans.sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
 
 
+def closer(spans: pd.DataFrame, states: list[str]) -> dict[str, Any]:
+    """All spans for the page's script, to the millisecond: packed integers.
+
+    ``skip``, ``count`` and ``gap`` are of each request by how much its number exceeds that of the one before it, how many
+    spans it has, and how much later its first span begins; ``state``, a place in ``states``, and ``length`` are of each span. A span begins
+    where the one before it ends.
+
+    Args:
+        spans: What ``request_spans`` gives, one request after the other.
+    """
+    first = np.flatnonzero(np.diff(spans["request"], prepend=-1))
+    begin, end = ((spans[name] * 1000).round().astype(np.int64).to_numpy() for name in ("start_s", "end_s"))
+    planes = {
+        "skip": np.diff(spans["request"].to_numpy()[first], prepend=0),
+        "count": np.diff(first, append=len(spans)),
+        "gap": np.diff(begin[first], prepend=0),
+        "state": pd.Categorical(spans["state"], states).codes,
+        "length": end - begin,
+    }
+    return {"states": states, "most": MOST_REQUESTS} | {name: packed(plane) for name, plane in planes.items()}
+
+
 def _with_gaps(start: pd.Series, end: pd.Series) -> np.ndarray:
     """Start, end, nothing, start, end, nothing, ..."""
     points = np.full((len(start), 3), np.nan)
@@ -97,7 +126,8 @@ def _with_gaps(start: pd.Series, end: pd.Series) -> np.ndarray:
 
 
 def _subtitle(drawn: int, served: int) -> str:
-    some = "" if drawn == served else f" Drawn: {drawn:,} of {served:,} requests, evenly chosen."
+    some = f" Drawn: {drawn:,} of {served:,} requests, evenly chosen; all of them where you zoom in far enough."
+    some = "" if drawn == served else some
     return f"A line a request, in order of arrival.{some}"
 
 

@@ -153,6 +153,7 @@ def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
         "spec": as_script(spec),
         "table": _table(numbers),
         "data": as_script(meta.get("data", numbers)),
+        "closer": as_script(meta["closer"]) if "closer" in meta else "",
         "csv": f"{file_stem(heading['text'])}.csv",
     }
 

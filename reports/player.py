@@ -8,9 +8,7 @@ Of a block that a preemption freed it says who had it. Planes have the columns t
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +23,10 @@ from .block_palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
 from .block_picture import MOST_BYTES, Picture, picture
 from .fig_blocks import block_map, request_of
 from .look import note
+from .packing import packed
 
 #: Of the longest run: so much shorter ones leave room to say when they were done.
 _MUCH_SOONER = 0.8
-#: Arrays of JavaScript, the smallest first, and what they hold.
-_ARRAYS = {"Uint8Array": (0, 2**8 - 1), "Uint16Array": (0, 2**16 - 1), "Int32Array": (-(2**31), 2**31 - 1)}
-_DTYPES = {"Uint8Array": "<u1", "Uint16Array": "<u2", "Int32Array": "<i4"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +95,6 @@ class PlayedMap:
         first = np.searchsorted(self.requests, np.arange(len(self.requests)))
         held = self.found.sequence
         return np.where(held == NOBODY, 0, held - first[self.requests[held]])
-
-
-def packed(values: np.ndarray) -> dict[str, str]:
-    """Integers, deflated, in base64, and the kind of JavaScript array that holds them."""
-    lowest, highest = (int(bound) for bound in (values.min(initial=0), values.max(initial=0)))
-    kind = next(kind for kind, (least, most) in _ARRAYS.items() if least <= lowest and highest <= most)
-    content = np.ascontiguousarray(values, dtype=_DTYPES[kind]).tobytes()
-    return {"kind": kind, "text": base64.b64encode(zlib.compress(content)).decode("ascii")}
 
 
 class Player:
