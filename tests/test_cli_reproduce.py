@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,30 +127,6 @@ def wait_for_waste(out: Path, program: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("later_s", [0, 0.3, 1.5], ids=lambda later_s: f"{later_s} s later")
-def test_a_terminal_interrupts_every_process_and_twice(later_s, tmp_path):
-    """As a terminal does it, at moments in which workers are starting, and in which they run."""
-    out = tmp_path / "out"
-    program = subprocess.Popen(
-        command("reproduce", "all", "--out", out),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    wait_for_waste(out, program)
-    with pytest.raises(subprocess.TimeoutExpired):
-        program.wait(timeout=later_s)
-    os.killpg(program.pid, signal.SIGINT)
-    with suppress(subprocess.TimeoutExpired):
-        program.wait(timeout=0.1)
-    with suppress(ProcessLookupError):
-        os.killpg(program.pid, signal.SIGINT)
-    # Ends of the pipe that workers hold are waited for, too.
-    _, error = program.communicate(timeout=60)
-    assert program.returncode == INTERRUPTED
-    assert error == "fragmeter: interrupted; what is finished stays\n"
-    assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), PAGE])
-    assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"
-
-
 def test_an_interrupted_program_that_waits_for_ever_is_ended():
     script = """
 import os, signal, threading
@@ -170,18 +147,25 @@ cli.main()
     assert (done.returncode, done.stderr) == (INTERRUPTED, "")
 
 
-def test_ctrl_c_leaves_what_is_finished(tmp_path):
-    """The quick ones and the waste are done first."""
-    out, all_data = tmp_path / "out", tmp_path / "all.json"
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory) -> Path:
+    """The folder that holds what Ctrl-C left: the quick ones and the waste, which are done first."""
+    folder = tmp_path_factory.mktemp("interrupted")
     program = subprocess.Popen(
-        command("reproduce", "all", "--out", out, "--json", all_data),
+        command("reproduce", "all", "--out", folder / "out", "--json", folder / "all.json"),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for_waste(out, program)
+    wait_for_waste(folder / "out", program)
     program.send_signal(signal.SIGINT)
     _, error = program.communicate(timeout=60)
     assert (program.returncode, error) == (INTERRUPTED, "fragmeter: interrupted; what is finished stays\n")
-    assert {path.name for path in tmp_path.rglob("*")} == {"all.json", "out", PAGE, *(f"{name}.json" for name in FIRST)}
+    return folder
+
+
+def test_ctrl_c_leaves_what_is_finished(interrupted):
+    out, all_data = interrupted / "out", interrupted / "all.json"
+    left = {path.name for path in interrupted.rglob("*")}
+    assert left == {"all.json", "out", PAGE, *(f"{name}.json" for name in FIRST)}
     kept = [json.loads((out / f"{name}.json").read_text("utf-8")) for name in FIRST]
     assert json.loads(all_data.read_text("utf-8"))["figures"] == kept
     page = (out / PAGE).read_text("utf-8")
@@ -193,3 +177,31 @@ def test_ctrl_c_leaves_what_is_finished(tmp_path):
         "The ledger over time</h2>",
         "The textbook stories</h2>",
     ]
+
+
+@pytest.mark.parametrize("later_s", [0, 0.3, 1.5], ids=lambda later_s: f"{later_s} s later")
+def test_a_terminal_interrupts_every_process_and_twice(later_s, interrupted, tmp_path):
+    """As a terminal does it, at moments in which workers are starting, and in which they run.
+
+    What is done first is there already, and found again.
+    """
+    out = tmp_path / "out"
+    shutil.copytree(interrupted / "out", out, ignore=shutil.ignore_patterns(PAGE))
+    program = subprocess.Popen(
+        command("reproduce", "all", "--out", out),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for_waste(out, program)
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(timeout=later_s)
+    os.killpg(program.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(timeout=0.1)
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGINT)
+    # Ends of the pipe that workers hold are waited for, too.
+    _, error = program.communicate(timeout=60)
+    assert program.returncode == INTERRUPTED
+    assert error == "fragmeter: interrupted; what is finished stays\n"
+    assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), PAGE])
+    assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"

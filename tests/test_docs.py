@@ -57,7 +57,6 @@ ALONE = [
     ["plan", "--gpu", "h100-80gb", "--serve", "vllm serve llama-3.1-8b --max-model-len 16K"],
     ["traces", "stats", "my-trace.csv"],
     ["compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--num-prompts", "20", "--request-rate", "2"],
-    ["doctor"],
 ]
 
 #: What vllm bench serve says of a few requests, all alike.

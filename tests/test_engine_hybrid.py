@@ -39,7 +39,7 @@ def check(policy: str, hybrid: HybridCase) -> None:
 
 
 @pytest.mark.parametrize("policy", HYBRID)
-@hypothesis_settings(max_examples=120)
+@hypothesis_settings(max_examples=60)
 @given(hybrid=cases)
 def test_every_step_and_slot_is_what_the_oracle_says(policy, hybrid):
     check(policy, hybrid)

@@ -53,7 +53,7 @@ def check(case: SharedCase) -> None:
         assert run.replica.memory.evicted_blocks == oracle.evicted
 
 
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=100)
 @given(case=shared_cases())
 def test_every_step_and_slot_is_what_the_oracle_says(case):
     check(case)
@@ -66,7 +66,7 @@ def test_every_step_and_slot_is_what_the_oracle_says_at_length(case):
     check(case)
 
 
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=50)
 @given(case=shared_cases(), data=st.data())
 def test_leap_and_step_are_the_same_bits(case, data):
     """Invariant 6, with prefixes that are shared and evicted."""

@@ -37,6 +37,7 @@ def states(out: Path) -> dict[str, tuple[str, str | None]]:
 
 
 @needs_all
+@pytest.mark.slow
 def test_the_whole_day_on_the_cpu(tmp_path, capsys):
     for needed in ("torch", "scipy"):
         pytest.importorskip(needed)
@@ -45,17 +46,39 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
     assert states(tmp_path / "day") == {
         one.name: ("left out", one.reason) if one.reason else ("done", None) for one in parts
     }
-    for one in parts:
+    check_told(tmp_path / "day")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
+
+
+@needs_all
+def test_what_the_parts_find_on_the_cpu_is_told(tmp_path):
+    """One after another in this process, where libraries are loaded once; and told with those that are left out."""
+    for needed in ("torch", "scipy"):
+        pytest.importorskip(needed)
+    parts = parts_for("cpu")
+    assert [status_here(one, tmp_path) for one in parts if not one.reason] == [0] * 8
+    runbook.play([one for one in parts if one.reason], tmp_path, "cpu")
+    check_told(tmp_path)
+
+
+def check_told(day: Path) -> None:
+    """The files of every part are there, and the page tells them."""
+    for one in parts_for("cpu"):
         for name in () if one.reason else one.files:
-            assert (tmp_path / "day" / name).exists()
-    page = (tmp_path / "day" / "summary.md").read_text()
+            assert (day / name).exists()
+    page = (day / "summary.md").read_text()
     assert page.startswith("# GPU day on cpu: ")
     assert "cannot be told" not in page
     assert "| decode_attention | float16 |" in page and "| device |" in page and "batch context" in page
     assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
     assert "## Validation: toy-llama, predicted against measured" in page and "| vllm-sosp23 |" in page
-    assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
+
+
+def status_here(one: Part, out: Path) -> int:
+    """The exit status of a part's program, run in this process."""
+    _, module, *flags = one.tokens(out)
+    return cli.status(flags) if module == "fragmeter" else importlib.import_module(module).main(flags)
 
 
 def test_a_part_that_fails_is_written_down_and_the_rest_goes_on(tmp_path):
@@ -182,8 +205,7 @@ ON_GPU = [one for one in parts_for("cuda") if one.name not in ("doctor", "record
 def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_path, capsys):
     pytest.importorskip("torch")
     swapping_plan().save(tmp_path / "plan.npz")
-    _, module, *flags = one.tokens(tmp_path)
-    status = cli.status(flags) if module == "fragmeter" else importlib.import_module(module).main(flags)
+    status = status_here(one, tmp_path)
     complaint = capsys.readouterr().err
     assert status == 2 and complaint.count("\n") == 1
     # CuPy, torch's build, a driver or a card: whichever is missing here.

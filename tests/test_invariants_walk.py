@@ -37,7 +37,7 @@ def test_invariant_1_the_buckets_add_up_and_are_what_the_walk_finds(policy, case
     assert sum(window.slot_steps.values()) == case.pool.slots * window.num_steps
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=75)
 @given(case=cases, leap=leaps)
 def test_invariants_2_and_3_references_are_the_table_entries_that_name_a_block(case, leap):
     """Invariant 2: a block's reference count is the number of table entries that name it, and free blocks have none;

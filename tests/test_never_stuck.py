@@ -63,7 +63,7 @@ def groups(draw):
 
 
 @pytest.mark.parametrize("policy", ("vllm-sosp23", "vllm-v0", "orca-oracle"))
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(case=groups(), alone=st.booleans())
 def test_every_group_is_finished_or_refused(policy, case, alone):
     """Refused are just those whose smallest pool is larger; and in its smallest pool each is served, if it is alone."""
