@@ -219,12 +219,15 @@ def test_where_nothing_can_be_kept_one_line_says_so(monkeypatch, tmp_path):
 
 
 @needs_compiler
-def test_a_kernel_is_built_once(monkeypatch, tmp_path):
+def test_a_kernel_is_built_once_and_the_shim_read_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = cpu_kernels.built(Kernel(KERNEL_TEXT, "places"))
+    cpu_kernels.built(Kernel(KERNEL_TEXT, "places"))
+    (header,) = tmp_path.rglob("shim.h")
+    header.write_text("#error read again")
+    library = cpu_kernels.built(Kernel(KERNEL_TEXT, "reversed<true>"))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert cpu_kernels.built(Kernel(KERNEL_TEXT, "places")) == library
-    assert [path.name for path in (tmp_path / "fragmeter" / "kernels").iterdir()] == [library.name]
+    assert cpu_kernels.built(Kernel(KERNEL_TEXT, "reversed<true>")) == library
+    assert len([*(tmp_path / "fragmeter" / "kernels").glob("*.so")]) == 2
 
 
 def test_headers_are_written_into_the_text_once():
