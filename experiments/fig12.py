@@ -1,6 +1,8 @@
 """Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
 
-The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits.
+The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits. It is
+called with the number of tokens to generate and reserves no more: only so do Alpaca's 14 requests fit a batch of
+OPT-13B, where there is room for seven of the model's 2,048 tokens.
 Fitted are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three
 Orcas and all of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is
 before it is scaled: ``rate_costs``.
@@ -88,7 +90,7 @@ def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Pa
             systems={series: system(model, dataset, series) for series in published},
             scales=scales,
             loads={
-                (series, seed): load(lengths, rate, duration_s, seed)
+                (series, seed): load_of(series, lengths, rate, duration_s, seed)
                 for series, rate in published.items()
                 for seed in (*source.seeds, *wandering)
             },
@@ -124,6 +126,15 @@ def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
     return Load(lengths.workload(replace(FIG13A, request_rate=rate, duration_s=duration_s), seed), rate)
 
 
+def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
+    """As ``load``, for one of the five: FasterTransformer is told every output's length, and reserves no more."""
+    arriving = load(lengths, rate, duration_s, seed)
+    if series != FT:
+        return arriving
+    work = arriving.workload
+    return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
+
+
 def fitted_scale(asked: Asked, series: str) -> Scale:
     """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
     letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
@@ -131,7 +142,7 @@ def fitted_scale(asked: Asked, series: str) -> Scale:
     duration_s = asked.duration_s or SERVERS[asked.model][2]
     return scale_fitted(
         system(asked.model, SHAREGPT, series),
-        _fitting_load(asked.source, rate, duration_s),
+        _fitting_load(series, asked.source, rate, duration_s),
         f"Fig 12{letter}'s {series} crossing ({rate:g} req/s)",
     )
 
@@ -139,10 +150,10 @@ def fitted_scale(asked: Asked, series: str) -> Scale:
 _LOADS: dict[tuple, Load] = {}
 
 
-def _fitting_load(source: Source, rate: float, duration_s: float) -> Load:
+def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -> Load:
     """The same object for the same load, by which fits are remembered."""
-    key = source, rate, duration_s
-    return _LOADS.setdefault(key, load(source, rate, duration_s, source.seeds[0]))
+    key = series, source, rate, duration_s
+    return _LOADS.setdefault(key, load_of(series, source, rate, duration_s, source.seeds[0]))
 
 
 def told(model: str, dataset: str, lengths: Source, duration_s: float) -> str:

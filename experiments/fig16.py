@@ -1,16 +1,14 @@
 """Fig 16: translation with a prefix that all requests share, LLaMA-13B on one A100-40GB.
 
 The paper's: WMT16 English to German behind one example (80 tokens) or five (341), Orca (Oracle) against vLLM,
-which computes the prefix once; 300 s here, where the
-artifact's scripts take 1,200. Only the shape can be compared: the texts
-in LLaMA tokens are not to be had, and the lengths are made up here: sentences of about 21 words are taken to be
-28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the logarithm, the German
+which computes the prefix once; 300 s here, where the artifact's scripts take 1,200. Only the shape can be compared:
+the texts in LLaMA tokens are not to be had, and the lengths are made up here: sentences of about 21 words are taken to
+be 28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the logarithm, the German
 length following the English one. The scale of the step time is Fig 12a's: LLaMA-13B has the layers and the width
 of OPT-13B.
 """
 
 from __future__ import annotations
-
 
 import numpy as np
 

@@ -28,15 +28,14 @@ class Steps:
     Attributes:
         model, gpu, tensor_parallel: Whose.
         roofline: Take the roofline itself, in place of the paper's step.
-        sequences_a_slope: Sequences that the paper's 0.42 ms are for: those of a request, where it is the request that
-            they are spent on.
+        sequence_slope: Of the paper's 0.42 ms a sequence, the part that each sequence of a load takes.
     """
 
     model: str = "opt-13b"
     gpu: str = "a100-40gb"
     tensor_parallel: int = 1
     roofline: bool = False
-    sequences_a_slope: int = 1
+    sequence_slope: float = 1.0
 
     def cost(self) -> StepCost:
         """The cost, at scale 1."""
@@ -46,7 +45,7 @@ class Steps:
         return PaperCost(
             block_bytes=block_bytes(model(self.model), self.tensor_parallel),
             step_ms=step * STEP_MS,
-            ms_per_decode=decode * MS_PER_DECODE / self.sequences_a_slope,
+            ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
             ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
         )
 

@@ -107,7 +107,8 @@ CLAIMS: dict[int, tuple[dict[str, float], list[tuple[str, float, float, str]]]] 
         [("waste_pct", 4.0, 4.05, "less than 4 %"), ("last_block_pct", 3.71, 3.70, "only in the last block")],
     ),
     13: (
-        {"beams_saved_pct": 55.0, "samples_saved_pct": 55.0, "beams_over_oracle": 2.2, "samples_over_unshared": 2.2},
+        {"beams_saved_pct": 55.0, "samples_saved_pct": 55.0, "beams_over_oracle": 2.2, "samples_over_unshared": 2.2,
+         "samples_over_unshared_swapped": 2.2},
         [
             ("beams_saved_pct", 50.0, 49.9, "memory of beams, 55 %"), ("beams_saved_pct", 60.0, 60.1,
              "memory of beams, 55 %"),

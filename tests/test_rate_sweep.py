@@ -27,10 +27,9 @@ from fragmeter.experiments.rate_sweep import (
     moved_to,
     per_step_pct,
 )
-from fragmeter.sim.cost import PaperCost, cost
+from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.errors import UserError
 from fragmeter.sim.settings import settings
-from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.ticks import PER_SECOND
 from fragmeter.sim.workload import Workload
 
@@ -142,10 +141,11 @@ class TestLatency:
         # Eight steps, with four more sequences in each.
         assert found[1] - found[0] == pytest.approx(8 * 4 * DECODE_S / 9, rel=1e-6)
 
-    def test_the_slope_is_a_request_s_where_it_is_said_to_be(self):
+    def test_a_sequence_takes_its_part_of_the_slope(self):
         load = lone_requests(3, prompt=16, output=9, gap_s=10)
-        found = [latency_s(System(settings(), Steps(sequences_a_slope=n), n), load, load.rate) for n in (1, 4)]
-        assert found[1] == pytest.approx(found[0], rel=1e-6)
+        found = [latency_s(System(settings(), Steps(sequence_slope=part), 4), load, load.rate) for part in (1, 0.25)]
+        # Eight steps of four sequences, each three quarters of its time less.
+        assert found[0] - found[1] == pytest.approx(8 * 4 * 0.75 * DECODE_S / 9, rel=1e-6)
 
 
 class ScaledSteps(Steps):
@@ -192,34 +192,6 @@ class TestSearch:
         assert moved_to(found, 2 * TARGET_S) == pytest.approx(found.at * 2**-found.exponent)
 
 
-class TestSteps:
-    def test_opt_13b_s_are_the_paper_s(self):
-        assert Steps().ratios() == Steps("llama-13b").ratios() == (1, 1, 1)
-        assert Steps().cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(10, 5000, 200, 0)
-
-    def test_others_are_the_paper_s_times_what_the_roofline_says(self):
-        ranks = {"opt-66b": 4, "opt-13b": 1}
-        own, base = (cost("roofline", model(name), gpu("a100-40gb"), ranks[name]) for name in ranks)
-        steps = Steps("opt-66b", "a100-40gb", 4)
-        assert steps.ratios()[0] == own.step_ticks(1, 1, 0, 0) / base.step_ticks(1, 1, 0, 0)
-        empty = steps.cost().step_ticks(0, 0, 0, 0)
-        assert empty == pytest.approx(STEP_S * steps.ratios()[0] * PER_SECOND, abs=1)
-        more = steps.cost().step_ticks(10, 0, 0, 0) - empty
-        assert more == pytest.approx(10 * DECODE_S * steps.ratios()[1] * PER_SECOND, abs=10)
-        prompt = steps.cost().step_ticks(0, 0, 1000, 0) - empty
-        assert prompt == pytest.approx(1000 * PROMPT_S * steps.ratios()[2] * PER_SECOND, abs=1000)
-
-    def test_larger_models_take_longer_for_weights_and_prompts_and_less_for_a_rank_s_share_of_attention(self):
-        for name, card, ranks in (("opt-66b", "a100-40gb", 4), ("opt-175b", "a100-80gb", 8)):
-            step, decode, prefill = Steps(name, card, ranks).ratios()
-            assert 1.2 < step < 1.6 and 0.5 < decode < 0.9 and 1.2 < prefill < 2.5
-
-    def test_fastertransformer_s_are_the_roofline_s(self):
-        system = fig12.system("OPT-66B", "Alpaca", "FasterTransformer")
-        assert system.steps.cost().name == "roofline"
-        assert system.settings.max_num_seqs == 8 and system.settings.tensor_parallel_size == 4
-
-
 class TestPanels:
     def test_a_value_each_with_how_it_came_about(self, panel):
         rows = panel["rows"]
@@ -256,25 +228,6 @@ class TestPanels:
         scale = fig12.fitted_scale(asked, VLLM)
         assert scale.on == "Fig 12a's vLLM crossing (1.931 req/s)"
         assert fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 60), VLLM) is scale
-
-    def test_samples_share_a_slope_and_beams_do_not(self):
-        assert fig14.system("parallel", 4, VLLM).steps.sequences_a_slope == 4
-        beams = fig14.system("beam", 4, ORACLE)
-        assert beams.steps.sequences_a_slope == 1 and beams.settings.use_beam_search and beams.n == 4
-
-    def test_vllm_alone_keeps_the_prefix(self):
-        vllm, orca = (fig16.system(series, 341).settings for series in (VLLM, ORACLE))
-        assert (vllm.shared_prefix_tokens, orca.shared_prefix_tokens) == (341, 0)
-        pairs = fig16.sentences(341, 0).exact
-        assert pairs.prompt_tokens.min() > 341
-        assert pairs.prompt_tokens.mean() - 341 == pytest.approx(fig16.SOURCE_TOKENS, rel=0.02)
-        assert pairs.output_tokens.mean() == pytest.approx(fig16.TARGET_TOKENS, rel=0.02)
-
-    def test_conversations_grow_and_are_cut(self):
-        rounds = fig17.conversations(0).exact
-        assert rounds.prompt_tokens.max() == 1024 and rounds.output_tokens.max() == 1016
-        assert (rounds.prompt_tokens == 1024).mean() > 0.5
-        assert (rounds.prompt_tokens + rounds.output_tokens).max() < 2048
 
     def test_other_seeds_stand_in_where_one_is_asked_for(self):
         assert spare_seeds((0,)) == (1, 2) and spare_seeds((0, 1)) == ()
