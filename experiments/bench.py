@@ -19,6 +19,8 @@ from .output import track
 from .paper import Experiment, Source
 from .parallel import in_parallel
 
+#: What only a case that is served to the end has.
+OVER_THE_RUN = ("requests_per_s", "output_tokens_per_s")
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -46,7 +48,7 @@ class Measured:
     Attributes:
         values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and
             ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and of a case that is
-            served to the end ``requests_per_s`` and ``output_tokens_per_s``.
+            served to the end those of ``OVER_THE_RUN``.
         over_time: The percentages as means over time.
     """
 
@@ -110,10 +112,8 @@ def measure(workload: Workload, case: Case) -> Measured:
 
 def _rates(run: Run) -> dict[str, float]:
     seconds, served = run.book.end_ticks / PER_SECOND, ~run.refused
-    return {
-        "requests_per_s": int(served.sum()) / seconds,
-        "output_tokens_per_s": int(run.workload.output_tokens[served].sum()) / seconds,
-    }
+    counts = int(served.sum()), int(run.workload.output_tokens[served].sum())
+    return {name: count / seconds for name, count in zip(OVER_THE_RUN, counts, strict=True)}
 
 
 def _run(workload: Workload, case: Case) -> Run:

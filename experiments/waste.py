@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .bench import Bench, Case, Measured
+from .bench import OVER_THE_RUN, Bench, Case, Measured
 from .comparison import Payload, pool_told, row
 from .facts import published_fig2
 from .fit import Fit
 from .paper import FIG2, SERIES
-from .rows import Row
+from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
@@ -44,13 +44,20 @@ _POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_ex
 def waste_table(bench: Bench, fit: Fit) -> Payload:
     """Fig 2's workload under every policy of the paper, with the source's first seed, to the last request.
 
-    Percentages and batches are means over iterations in Fig 2's window, throughput is over the run.
+    Percentages and batches are means over iterations in Fig 2's window, and say how far they move with other seeds and
+    with 1 % of step time; throughput is over the run.
     """
     seed = bench.source.seeds[0]
-    cases = [Case(FIG2, seed, policy, fit.scale, to_the_end=True) for policy in NAMES]
-    runs = dict(zip(NAMES.values(), bench.measure(cases, "waste"), strict=True))
-    rows = [row for name, run in runs.items() for row in _rows(name, run)]
-    one = next(iter(runs.values()))
+    cases = {
+        (name, what): mine for policy, name in NAMES.items() for what, mine in _cases(policy, seed, fit.scale).items()
+    }
+    runs = bench.measure_groups(cases, "waste")
+    rows = [
+        row
+        for name in NAMES.values()
+        for row in _rows(name, {what: found for (series, what), found in runs.items() if series == name})
+    ]
+    one = runs[VLLM, "asked"][0]
     return {
         "figure": "waste",
         "workload": bench.source.told(FIG2, (seed,)),
@@ -65,12 +72,31 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
     }
 
 
-def _rows(series: str, run: Measured) -> Iterator[Row]:
+def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
+    """The run itself, to the end; and in the window alone what other seeds and other step times come to."""
+    others = [other for other in WANDERING_SEEDS if other != seed]
+    return {
+        "asked": [Case(FIG2, seed, policy, scale, to_the_end=True)],
+        "wandering": [Case(FIG2, other, policy, scale) for other in others],
+        **{change: [Case(FIG2, seed, policy, round(scale * change, 6))] for change in STEP_CHANGES},
+    }
+
+
+def _rows(series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     published = published_fig2()
     for metric, measured in METRICS.items():
         # Fig 2 is this very measurement, for four of the policies.
         value = published.get((series, measured))
-        yield row(series, measured, value, [run]) | {"metric": metric}
+        yield row(series, measured, value, runs["asked"], **_moves(measured, runs)) | {"metric": metric}
+
+
+def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
+    """How far a value moves; nothing of those that are over the whole run."""
+    if measured in OVER_THE_RUN:
+        return {}
+    values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
+    step_1pct = moved(values["asked"], *(values[change] for change in STEP_CHANGES))
+    return {"wandering": values["wandering"], "step_1pct": step_1pct}
 
 
 def by_policy(rows: list[Row]) -> list[dict[str, Any]]:

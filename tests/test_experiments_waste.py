@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.bench import Bench
+from fragmeter.experiments.bench import OVER_THE_RUN, Bench
 from fragmeter.experiments.facts import published_fig2
 from fragmeter.experiments.fit import fit
 from fragmeter.experiments.paper import FIG2, source
@@ -34,6 +34,16 @@ def test_one_trace_one_pool_and_a_row_for_every_policy_and_metric(table):
     assert [(row["series"], row["metric"]) for row in table["rows"]] == [
         (NAMES[policy], metric) for policy in NAMES for metric in METRICS
     ]
+
+
+def test_every_value_in_the_window_says_how_far_it_moves(table):
+    for row in table["rows"]:
+        told = {"minimum", "maximum", "step_1pct"} & row.keys()
+        assert told == (set() if row["metric"] in OVER_THE_RUN else {"minimum", "maximum", "step_1pct"})
+    values = [row for row in table["rows"] if row["metric"] == "paper_internal_pct"]
+    assert all(row["minimum"] <= row["simulated"] <= row["maximum"] for row in values)
+    assert sum(row["minimum"] < row["maximum"] for row in values) >= 5
+    assert all(0 <= row["step_1pct"] < 2 for row in values) and any(row["step_1pct"] > 0 for row in values)
 
 
 @pytest.mark.parametrize("view", [PAPER_VIEW, POPULAR_VIEW], ids=["paper", "popular"])
