@@ -59,7 +59,7 @@ def thin(start_s: np.ndarray, most: int) -> np.ndarray:
 def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
     empty = [bucket.replace("_", " ") for bucket in BUCKETS if bucket not in used]
     parts = [f"Drawn: {drawn:,} of {rows:,} rows, those in force at evenly spaced times."] if drawn < rows else []
-    parts += [f"Listed below: {listed} of {rows:,} rows, chosen likewise."] if listed < rows else []
+    parts += [f"Listed below: {listed} of {rows:,} rows, evenly spaced."] if listed < rows else []
     parts += [f"Nothing at any time in: {', '.join(empty)}."] if empty else []
     return " ".join(parts)
 

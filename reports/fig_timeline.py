@@ -49,7 +49,7 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
                 line={"color": hue.light, "width": width_px, "simplify": False},
                 hovertemplate="request %{y:,d} " + state + "<br>%{x:,.2f} s<extra></extra>",
             )
-    figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
+    figure.update_layout(dragmode="zoom", hovermode="closest", legend={"traceorder": "normal", "itemsizing": "constant"})
     figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, rangemode="tozero")
     figure.update_yaxes(title_text="request", tickformat=",d", fixedrange=False, showgrid=False, autorange="reversed")
     return figure

@@ -107,8 +107,6 @@ class Player:
         self.data = [played.data() for played in maps]
         longest_s = max(played["end_s"] for played in self.data)
         for figure, played in zip(self.figures, self.data, strict=True):
-            # Legends of one and of two lines leave the maps side by side at one height.
-            figure.update_layout(margin_t=58)
             figure.update_xaxes(range=[0, longest_s])
             if played["end_s"] < _MUCH_SOONER * longest_s:
                 told = f"all served<br>after {played['end_s']:,.0f} s"

@@ -97,6 +97,15 @@ def test_the_slider_moves_the_cursor_and_the_pool(driver, page, maps):
     assert lefts == sorted(lefts) and len(set(lefts)) == 3
 
 
+@pytest.mark.parametrize("width_px", [1080, 1400])
+def test_maps_beside_each_other_are_at_one_height_under_any_legend(driver, page, width_px):
+    play(driver, page, "light", width_px)
+    tops = """return [...document.querySelectorAll('.player .plot')].map((plot) =>
+      plot.getBoundingClientRect().top + plot._fullLayout.yaxis._offset)"""
+    heights = "return [...document.querySelectorAll('.legend')].map((legend) => legend.children.length)"
+    assert len(set(driver.execute_script(tops))) == 1 and len(set(driver.execute_script(heights))) == 2
+
+
 def test_play_runs_and_stops_at_the_end(driver, page):
     play(driver, page)
     set_time(driver, 0)
