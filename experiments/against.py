@@ -121,22 +121,11 @@ class Benchmark:
         return {name: value for name, value in found.items() if "_itl_" not in name}
 
 
-@dataclass(frozen=True, eq=False)
-class Replayed:
-    """The benchmark's requests, simulated.
+class Client:
+    """What the client sees of requests that were simulated, from their ``times`` and an ``offset_ticks``."""
 
-    Attributes:
-        run: What became of them.
-        offset_ticks: What each takes to reach the engine.
-    """
-
-    run: Run
-    offset_ticks: int = 0
-
-    @cached_property
-    def times(self) -> RequestTimes:
-        """Of those that were served; ``index`` are rows of the benchmark's trace."""
-        return request_times(self.run)
+    times: RequestTimes
+    offset_ticks: int
 
     @property
     def _offset_s(self) -> float:
@@ -156,6 +145,37 @@ class Replayed:
     def tpot_s(self) -> np.ndarray:
         """Float64 [served], NaN where there is one token only."""
         return _tpot(self.e2el_s - self.ttft_s, self.times.output_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Served(Client):
+    """The benchmark's requests, from the tables of a run.
+
+    Attributes:
+        times: Of those that were served; ``index`` are rows of the benchmark's trace.
+        offset_ticks: What each takes to reach the engine.
+    """
+
+    times: RequestTimes
+    offset_ticks: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed(Client):
+    """The benchmark's requests, simulated.
+
+    Attributes:
+        run: What became of them.
+        offset_ticks: What each takes to reach the engine.
+    """
+
+    run: Run
+    offset_ticks: int = 0
+
+    @cached_property
+    def times(self) -> RequestTimes:
+        """Of those that were served; ``index`` are rows of the benchmark's trace."""
+        return request_times(self.run)
 
     @cached_property
     def pool(self) -> PoolUse:
@@ -237,7 +257,7 @@ def total_error(rows: Sequence[dict[str, Any]]) -> float:
     return float(np.mean([np.mean(part) for part in found if part]))
 
 
-def scatter(benchmark: Benchmark, replayed: Replayed) -> dict[str, list[float | int | None]]:
+def scatter(benchmark: Benchmark, replayed: Client) -> dict[str, list[float | int | None]]:
     """Columns of a row for each request that was served on both sides, in the order in which they were sent."""
     served = replayed.times.index
     sides = {"simulated": replayed, "measured": benchmark.measured}

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from .. import __version__
 from ..sim.errors import SettingError
 from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.objectives import Objectives
 from ..sim.result import SCHEMA_VERSION
 from ..sim.settings import Settings
 from ..sim.workload import Workload
@@ -54,15 +55,16 @@ class Workloads:
         return inputs.workload(lengths)
 
 
-def key(inputs: Inputs, work: Workload) -> str:
-    """A hash of all that a run's summary follows from: settings, files that they name, requests, and our version."""
+def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
+    """A hash of all that a run's summary follows from: settings, files that they name, requests, objectives, and our
+    version."""
     settings = inputs.settings
     content = {
         "versions": [SCHEMA_VERSION, __version__],
         "settings": settings.as_dict(),
         "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "")],
         "workload": work.sha256(),
-    }
+    } | ({} if goal is None else {"goodput": goal.limits})
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

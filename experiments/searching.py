@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from ..sim.errors import MissingExtra, SettingError, UserError
+from ..sim.objectives import Objectives
 from .grid import Point, changed, known_name
 from .inputs import Inputs
 from .parallel import Workers
@@ -207,10 +208,11 @@ def search(
     trials: int,
     workers: Workers,
     store: Store | None = None,
+    goal: Objectives | None = None,
 ) -> list[Swept]:
     """Run so many trials, in the order in which they were asked.
 
-    The seed of the search is that of the settings.
+    The seed of the search is that of the settings; ``goal`` is as of ``sweep_points``.
 
     Raises:
         UserError: A value that cannot be, requests that cannot be made, or no such number in the summary.
@@ -227,7 +229,7 @@ def search(
     while len(found) < trials:
         asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
         values = [{name: told(value) for name, value in trial.params.items()} for trial in asked]
-        swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store)
+        swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal)
         for trial, each in zip(asked, swept, strict=True):
             _tell(study, trial, each, wanted)
         found += swept

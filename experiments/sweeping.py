@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..sim.errors import SimulationFault, UserError
+from ..sim.objectives import Objectives
 from ..sim.run import simulate
 from ..sim.settings import Settings
 from ..sim.summary import summary
@@ -40,8 +41,13 @@ class Swept:
     outcome: Outcome
 
 
-def sweep_points(points: Sequence[Point], workers: Workers, store: Store | None = None) -> list[Swept]:
+def sweep_points(
+    points: Sequence[Point], workers: Workers, store: Store | None = None, goal: Objectives | None = None
+) -> list[Swept]:
     """Run the points that the store has not, and put into it each that finishes.
+
+    Args:
+        goal: Objectives of every request, for the summaries to say how many meet them.
 
     Raises:
         UserError: Requests that cannot be made, before anything is run.
@@ -52,10 +58,10 @@ def sweep_points(points: Sequence[Point], workers: Workers, store: Store | None 
     for point in points:
         work = workloads.of(point.inputs)
         hashes.append(work.sha256())
-        keys.append(key(point.inputs, work))
+        keys.append(key(point.inputs, work, goal))
     outcomes = {name: Outcome(name, summary) for name in keys if store and (summary := store.find(name)) is not None}
     missing = {name: point for name, point in zip(keys, points, strict=True) if name not in outcomes}
-    for outcome in track(_run(missing, workloads, workers), "points", len(missing)):
+    for outcome in track(_run(missing, workloads, workers, goal), "points", len(missing)):
         point = missing[outcome.key]
         if outcome.fault:
             error = SimulationFault(f"{point.asked}: {outcome.fault.splitlines()[-1]}")
@@ -67,15 +73,17 @@ def sweep_points(points: Sequence[Point], workers: Workers, store: Store | None 
     return [Swept(*each, outcomes[name]) for *each, name in zip(points, hashes, keys, strict=True)]
 
 
-def _run(points: Mapping[str, Point], workloads: Workloads, workers: Workers) -> Iterator[Outcome]:
-    jobs = ((name, point.inputs.settings, workloads.of(point.inputs)) for name, point in points.items())
+def _run(
+    points: Mapping[str, Point], workloads: Workloads, workers: Workers, goal: Objectives | None
+) -> Iterator[Outcome]:
+    jobs = ((name, point.inputs.settings, workloads.of(point.inputs), goal) for name, point in points.items())
     return as_they_finish(run_point, jobs, len(points), workers)
 
 
-def run_point(name: str, settings: Settings, work: Workload) -> Outcome:
+def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
     """Serve a workload to its end and sum up; never raises."""
     try:
-        return Outcome(name, summary(simulate(settings, work)))
+        return Outcome(name, summary(simulate(settings, work), goal))
     except UserError as error:
         return Outcome(name, error=str(error))
     except Exception:

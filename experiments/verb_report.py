@@ -11,17 +11,25 @@ from cyclopts import Parameter
 from ..reports.images import ImageFormat, require_kaleido, write_images
 from ..reports.results import Result, read_result
 from ..reports.run_report import Asked, figures, write_report
+from ..reports.sweep_report import write_sweep_report
 from ..sim.errors import MissingExtra, SettingError
 from ..sim.files import require_writable, require_writable_file
+from ..sim.objectives import objectives
+from .against_run import RESULT
 from .output import RESULTS, JsonTarget, Report
+from .report_measured import read_measured, write_against_report
+from .report_sweep import TABLE, read_sweep
 
+FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
 #: Runs that stand beside each other on a page and can still be read.
 MOST_FOLDERS = 4
 
 
 def report(
-    *folders: Annotated[Path, Parameter(help="Results of simulate --out, of one run or of several on the same load.")],
+    *folders: Annotated[Path, Parameter(help=FOLDERS)],
     request: int | None = None,
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None,
+    measured: Path | None = None,
     out: Annotated[Path, RESULTS] = Path("report.html"),
     perfetto: Annotated[Path | None, RESULTS] = None,
     images: Annotated[Path | None, RESULTS] = None,
@@ -33,8 +41,14 @@ def report(
     With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it has
     the block tables of a request and its siblings, step by step.
 
+    Of the folder of a sweep: goodput and latency against the request rate, and throughput against the speed that users
+    see. Of one of validate --against: every request, simulated against measured.
+
     Args:
         request: Whose block tables are shown, counted from 0. By default the first request that shares blocks.
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
+        measured: What vllm bench serve --save-result --save-detailed wrote of a real server that was sent the same
+            requests.
         out: The page.
         perfetto: Write the runs as a timeline for ui.perfetto.dev too, into this file (.pftrace): requests, steps,
             preemptions and memory. Needs the extra perfetto.
@@ -45,15 +59,23 @@ def report(
     told = Report(json)
     if not 1 <= len(folders) <= MOST_FOLDERS:
         raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
+    goal = None if goodput is None else objectives(goodput)
     out.parent.mkdir(parents=True, exist_ok=True)
     require_writable_file(out)
+    for file, draw in ((TABLE, _sweep), (RESULT, _against)):
+        for folder in folders:
+            if (folder / file).is_file():
+                flags = {"request": request, "goodput": goodput, "measured": measured}
+                _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
+                draw(folder, out, told)
+                return
     write_timeline = _timeline_writer(perfetto)
     if images is not None:
         require_writable(images, images, create=True)
         require_kaleido()
     results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     _check_request(request, results)
-    asked = Asked(results, request)
+    asked = Asked(results, request, goal, None if measured is None else read_measured(measured, results))
     pictures = write_images(images, figures(asked), image_format) if images is not None else []
     if perfetto is not None:
         write_timeline(perfetto, results)
@@ -63,6 +85,8 @@ def report(
     for folder, result in zip(folders, results, strict=True):
         if result.blocks is None:
             told.say(f"{folder} has no block map; simulate --record-blocks records one.")
+    if asked.measured is not None and asked.measured.warning:
+        told.say(asked.measured.warning)
     if perfetto is not None:
         told.point_to("Timeline for ui.perfetto.dev", perfetto)
     if images is not None:
@@ -92,6 +116,32 @@ def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] 
     return write_timeline
 
 
+def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
+    """Refuse what belongs to runs, beside a folder that is none."""
+    if len(folders) > 1:
+        raise SettingError("folders", str(folder), "is no run; name it alone")
+    for name, value in flags.items():
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            remedy = "is of runs; leave it out" + (", and give it to fragmeter sweep" if name == "goodput" else "")
+            raise SettingError(name, shown, remedy)
+
+
+def _sweep(folder: Path, out: Path, told: Report) -> None:
+    sweep = read_sweep(folder)
+    write_sweep_report(out, sweep)
+    told.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    told.point_to("Report", out)
+    told.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
+
+
+def _against(folder: Path, out: Path, told: Report) -> None:
+    about = write_against_report(folder, out)
+    told.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    told.point_to("Report", out)
+    told.data({"report": str(out), **about})
+
+
 def _check_request(request: int | None, results: list[Result]) -> None:
     """Refuse a request of which nobody recorded tables."""
     if request is None:
@@ -105,8 +155,11 @@ def _check_request(request: int | None, results: list[Result]) -> None:
 
 
 def _names(folders: tuple[Path, ...]) -> list[str]:
-    """One by its policy, several by their folders."""
-    return [""] if len(folders) == 1 else [folder.resolve().name for folder in folders]
+    """One by its policy, several by their folders, numbered where these are called alike."""
+    if len(folders) == 1:
+        return [""]
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [f"{place}: {name}" for place, name in enumerate(names, 1)]
 
 
 def _told(result: Result) -> str:

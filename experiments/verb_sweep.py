@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import UserError
+from ..sim.objectives import objectives
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import axes, points
@@ -24,6 +25,7 @@ from .sweeping import Swept, sweep_points
 from .trace_files import READING
 
 SWEEP = Group("Sweep", sort_key=-1)
+GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
 WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
 #: Results that the terminal shows, and what it calls them.
 _SHOWN = {
@@ -51,6 +53,7 @@ def sweep(
     maximize: Annotated[str | None, Parameter(group=SWEEP)] = None,
     minimize: Annotated[str | None, Parameter(group=SWEEP)] = None,
     at_most: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    goodput: Annotated[list[str] | None, GOODPUT] = None,
     out: Annotated[Path, RESULTS],
     json: JsonTarget = None,
 ) -> None:
@@ -68,13 +71,16 @@ def sweep(
         maximize: What the search is for: a number of the summary, such as request_throughput.
         minimize: As maximize, for what should be small, such as p99_ttft_ms.
         at_most: The most that another number may be, METRIC=VALUE.
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. Each
+            row has the requests/s that meet them all, request_goodput.
         out: Folder for sweep.parquet and the finished points.
     """
     report = Report(json)
+    goal = None if goodput is None else objectives(goodput)
     base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if search:
         wanted = _wanted(grid, maximize, minimize, at_most or [])
-        found = searched(base, search_axes(search), wanted, trials, workers, Store(out))
+        found = searched(base, search_axes(search), wanted, trials, workers, Store(out), goal)
         _tell_search(report, out, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
@@ -82,7 +88,7 @@ def sweep(
     names = axes(grid)
     chosen = points(base, names)
     store = Store(out)
-    swept = sweep_points(chosen, workers, store)
+    swept = sweep_points(chosen, workers, store, goal)
     failed = [each for each in swept if each.outcome.error]
     if len(failed) == len(swept):
         raise UserError(failed[0].outcome.error)

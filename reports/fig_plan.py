@@ -8,11 +8,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from .look import blank
-from .palette import BUCKETS, INK, MUTED, PAPER
+from .palette import PAPER
+from .pareto_front import rings, unbeaten
+from .series import colour, symbol
 
 Row = dict[str, Any]
-_HUES = [BUCKETS[name].light for name in ("live", "over_estimate", "cached", "finished_hold", "round_up", "reserved")]
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
 def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
@@ -31,15 +31,9 @@ def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
         460,
         {"columns": columns, "rows": [[row[name] for name in fields] for row in rows]},
     )
-    front = [row for row in rows if not any(_beats(other, row) for other in rows)]
-    figure.add_scatter(
-        name="beaten by none",
-        mode="markers",
-        x=[row["tokens_per_s_per_user"] for row in front],
-        y=[row["cost_per_million_tokens"] for row in front],
-        marker={"size": 19, "color": PAPER, "line": {"color": INK, "width": 1}},
-        hoverinfo="skip",
-    )
+    points = [(row["tokens_per_s_per_user"], row["cost_per_million_tokens"]) for row in rows]
+    front = [point for point, best in zip(points, unbeaten([(speed, -cost) for speed, cost in points])) if best]
+    figure.add_trace(rings(*zip(*front)))
     for place, name in enumerate(names):
         figure.add_trace(_line([row for row in rows if row["candidate"] == name], name, place))
     figure.update_xaxes(title_text="tokens/s a user sees (1 / median TPOT)", rangemode="tozero")
@@ -48,16 +42,15 @@ def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
 
 
 def _line(rows: Sequence[Row], name: str, place: int) -> go.Scatter:
-    colour = _HUES[place] if place < len(_HUES) else MUTED
     return go.Scatter(
         name=name,
         mode="lines+markers",
         x=[row["tokens_per_s_per_user"] for row in rows],
         y=[row["cost_per_million_tokens"] for row in rows],
         customdata=[[row["request_rate"]] for row in rows],
-        line={"color": colour, "width": 2},
+        line={"color": colour(place), "width": 2},
         marker={
-            "symbol": _SYMBOLS[place % len(_SYMBOLS)],
+            "symbol": symbol(place),
             "size": [12 if row["recommended"] else 7 for row in rows],
             "line": {"color": PAPER, "width": 1},
         },
@@ -65,9 +58,3 @@ def _line(rows: Sequence[Row], name: str, place: int) -> go.Scatter:
         f"<extra>{name}</extra>",
     )
 
-
-def _beats(one: Row, other: Row) -> bool:
-    """Whether one is no worse in both, and better in one."""
-    faster = one["tokens_per_s_per_user"] - other["tokens_per_s_per_user"]
-    cheaper = other["cost_per_million_tokens"] - one["cost_per_million_tokens"]
-    return faster >= 0 and cheaper >= 0 and faster + cheaper > 0

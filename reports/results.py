@@ -23,7 +23,7 @@ from ..sim.ticks import PER_SECOND
 _TABLES = {
     "requests": {"arrival_ticks", "finish_ticks"},
     "stays": {"request", "sequence", "start_ticks", "first_token_ticks", "end_ticks", "begun", "ended"},
-    "steps": {"start_ticks", "ticks", "decodes"},
+    "steps": {"start_ticks", "ticks", "growing", "prefill_tokens"},
     "memory": {"start_ticks", *BUCKETS},
 }
 
@@ -36,7 +36,7 @@ class Result:
         name: What it is called beside others.
         summary, about: ``summary.json`` and ``run.json``.
         requests, stays, steps, memory: The tables; times are in ticks.
-        preemptions: Its table too; None of a run that an earlier version wrote.
+        preemptions, gaps: Tables too; None of a run that an earlier version wrote.
         blocks, plan: What was recorded besides, if it was.
     """
 
@@ -48,6 +48,7 @@ class Result:
     steps: pd.DataFrame
     memory: pd.DataFrame
     preemptions: pd.DataFrame | None = None
+    gaps: pd.DataFrame | None = None
     blocks: blocks.BlockMap | None = None
     plan: plan.Plan | None = None
 
@@ -103,6 +104,7 @@ def _table(path: Path) -> pd.DataFrame:
 def _recorded(place: Path) -> list[tuple[Path, Any]]:
     return [
         (place / "preemptions.parquet", pd.read_parquet),
+        (place / "gaps.parquet", pd.read_parquet),
         (place / "blocks.npz", blocks.load),
         (place / "plan.npz", plan.load),
     ]

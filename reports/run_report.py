@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from ..sim.objectives import Objectives
 from ..sim.ticks import PER_SECOND
+from . import serving_sections
 from .figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
 from .page import Section, write_page
 from .player import PlayedMap, Player
 from .results import Result
+from .serving_sections import Measured
 from .table_viewer import TableViewer, chosen_request
 
 
@@ -29,10 +32,14 @@ class Asked(NamedTuple):
     Attributes:
         results: One run, or several on the same load.
         request: The request whose block tables are shown; None for one that is worth it.
+        goal: Objectives of every request.
+        measured: The requests beside those of a real server; None where nothing was measured.
     """
 
     results: Sequence[Result]
     request: int | None = None
+    goal: Objectives | None = None
+    measured: Measured | None = None
 
 
 #: Policies that admit nobody below the watermark.
@@ -157,6 +164,18 @@ def _fragmentation(asked: Asked) -> Section | None:
     return Section("External fragmentation", text, figures)
 
 
+def _latencies(asked: Asked) -> Section | None:
+    return serving_sections.latencies(asked.results, asked.goal)
+
+
+def _serving(asked: Asked) -> Section | None:
+    return serving_sections.serving(asked.results)
+
+
+def _measured(asked: Asked) -> Section:
+    return serving_sections.measured(asked.measured)
+
+
 def _timeline(asked: Asked) -> Section:
     figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in asked.results]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
@@ -191,7 +210,10 @@ SECTIONS: tuple[Callable[[Asked], Section | None], ...] = (
     _memory,
     _waste,
     _fragmentation,
+    _latencies,
+    _serving,
     _timeline,
     _tables,
+    _measured,
 )
 """The page, in order; what a function has nothing to show for is left out."""

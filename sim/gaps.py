@@ -13,11 +13,14 @@ from functools import cached_property
 from math import floor, sqrt
 
 import numpy as np
+import pandas as pd
 
 from .memory.book import Book
 from .memory.exact import dot, total
 from .requests import resumed_gap_ticks
 from .sequence import SWAPPED_IN
+
+_COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,16 @@ class Gaps:
         names = ("first", "slope", "count", "weight")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
+    @classmethod
+    def of_table(cls, table: pd.DataFrame) -> Gaps:
+        """The gaps of a run, from what ``as_table`` says of them."""
+        return cls(*(table[name].to_numpy() for name in _COLUMNS))
+
+    def as_table(self) -> pd.DataFrame:
+        """A row a progression, ascending, alike ones together: columns first_ticks, slope_ticks, count and weight."""
+        table = pd.DataFrame(dict(zip(_COLUMNS, (self.first, self.slope, self.count, self.weight), strict=True)))
+        return table.groupby(list(_COLUMNS[:-1]), as_index=False).sum()
+
     @property
     def number(self) -> int:
         """How many gaps there are."""
@@ -83,6 +96,22 @@ class Gaps:
         low = self._order_statistic(floor(rank))
         high = self._order_statistic(min(floor(rank) + 1, number - 1))
         return (low + (high - low) * (rank - floor(rank))) / 1e9
+
+    def percentiles_ms(self, percents: np.ndarray) -> np.ndarray:
+        """Many percentiles at once, each as ``percentile_ms`` has it; float64, as long as ``percents``.
+
+        Lists a value for each step, but not one for each token. There must be gaps.
+        """
+        row = np.repeat(np.arange(len(self.count)), self.count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(self.count) - self.count, self.count)
+        values = self.first[row] + self.slope[row] * place
+        order = np.argsort(values, kind="stable")
+        values, numbers = values[order], np.cumsum(self.weight[row][order])
+        rank = (self.number - 1) * percents / 100
+        below = np.floor(rank).astype(np.int64)
+        above = np.minimum(below + 1, self.number - 1)
+        low, high = (values[np.searchsorted(numbers, ranks, side="right")] for ranks in (below, above))
+        return (low + (high - low) * (rank - below)) / 1e9
 
     def _sum(self) -> int:
         values, numbers = self._distinct

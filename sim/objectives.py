@@ -9,6 +9,7 @@ from math import isfinite
 import numpy as np
 
 from .errors import SettingError
+from .requests import RequestTimes
 
 #: As ``vllm bench serve`` calls them.
 NAMES = ("ttft", "tpot", "e2el")
@@ -52,6 +53,12 @@ class Objectives:
             "e2el": (finish_ticks - arrival_ticks) / 1e9,
         }
         return {name: taken_ms[name] > limit for name, limit in self.limits.items()}
+
+    def met(self, times: RequestTimes) -> dict[str, np.ndarray]:
+        """Who of those that were served meets each limit, bool [served] by name, and under ``all`` who meets all."""
+        asked = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
+        found = {name: ~missed for name, missed in self.missed(*asked).items()}
+        return found | {"all": np.logical_and.reduce(list(found.values()))}
 
     def __str__(self) -> str:
         return " ".join(f"{name}:{limit:g}" for name, limit in self.limits.items())

@@ -6,6 +6,7 @@
     preemptions.parquet   a row each time that a request was preempted
     steps.parquet     a row a leap; ``expand`` makes it a row a step
     memory.parquet    the ledger at the start of every leap, in slots
+    gaps.parquet      all inter-token latencies, a row an arithmetic progression of them (``gaps.Gaps``)
     run.json          every setting, versions, seed and the trace's hash
     plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
     blocks.npz        what every block held, where that was recorded (``blocks.BlockMap.save``)
@@ -18,6 +19,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import pandas as pd
 
 from .errors import SettingError
 from .files import as_json
+from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
@@ -76,6 +79,13 @@ def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -
     return table
 
 
+def served_times(requests: pd.DataFrame) -> RequestTimes:
+    """The times of those that were served, from a requests table: what ``request_times`` says of the run."""
+    served = requests[requests["finish_ticks"].notna()]
+    names = (each.name for each in fields(RequestTimes) if each.name != "index")
+    return RequestTimes(index=served.index.to_numpy(), **{name: served[name].to_numpy(np.int64) for name in names})
+
+
 def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
     """A column of whole numbers that some requests have, null for the others."""
     return pd.Series(values, index=index, dtype="Int64").reindex(range(requests))
@@ -84,6 +94,11 @@ def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
 def steps_table(run: Run) -> pd.DataFrame:
     """A row a leap: when, how many steps, how long they are and what they compute."""
     return pd.DataFrame({name: run.book.rows[name] for name in _STEP_COLUMNS})
+
+
+def gaps_table(run: Run) -> pd.DataFrame:
+    """All inter-token latencies, a row a progression; see ``Gaps.as_table``."""
+    return Gaps.of(run.book).as_table()
 
 
 def memory_table(run: Run) -> pd.DataFrame:
@@ -147,6 +162,7 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
         "preemptions": preemptions_table,
         "steps": steps_table,
         "memory": memory_table,
+        "gaps": gaps_table,
     }
     return write_whole_folder(
         directory,

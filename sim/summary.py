@@ -11,6 +11,7 @@ from .gaps import Gaps
 from .host_pool import host_pool
 from .kv_groups import kv_groups
 from .memory.integrals import BUCKETS, Window
+from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
 from .run import Run
@@ -24,14 +25,20 @@ PERCENTILES = (50, 90, 95, 99)
 MOST_REFUSED = 20
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     """Everything that is said of a run in numbers.
 
     Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
     window. Times are in ms, as in ``vllm bench serve``, but for ``duration`` (s).
+
+    Args:
+        goal: Objectives of every request. With them there are ``goodput``, their limits in ms, and
+            ``request_goodput``, the requests/s that meet all of them.
     """
+    times = request_times(run)
     return {
-        **serving(run.workload, request_times(run), Gaps.of(run.book), run.book.end_ticks),
+        **serving(run.workload, times, Gaps.of(run.book), run.book.end_ticks),
+        **({} if goal is None else goodput(goal, times, run.book.end_ticks)),
         "copied_slots": int(run.book.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
@@ -59,6 +66,12 @@ def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int)
         "mean_normalized_latency_s": _mean(times.normalized_latency_s),
         "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
     }
+
+
+def goodput(goal: Objectives, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
+    """The limits, and the requests/s that meet all of them, by the key of ``vllm bench serve``."""
+    met = int(goal.met(times)["all"].sum())
+    return {"goodput": goal.limits, "request_goodput": met / (end_ticks / PER_SECOND) if end_ticks else 0.0}
 
 
 def waste(window: Window) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_every_slot_of_every_pool_is_told(tmp_path):
 def test_the_same_settings_are_the_same_bytes(tmp_path):
     flags = ("--num-replicas", 2, "--router", "prefix-affine")
     one, other = (simulated(*flags, out=tmp_path / name) for name in ("one", "other"))
-    tables = ["memory", "preemptions", "requests", "stays", "steps"]
+    tables = ["gaps", "memory", "preemptions", "requests", "stays", "steps"]
     tables = sorted([*(f"{table}.parquet" for table in tables), "run.json", "summary.json"])
     assert sorted(path.name for path in one.iterdir()) == tables
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in tables)

@@ -126,7 +126,7 @@ def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
     first = searched(tmp_path, *BLOCKS, "--trials", 10)["num_gpu_blocks_override"].tolist()
     ran = []
 
-    def noting(name: str, settings: Settings, work: Workload) -> Outcome:
+    def noting(name: str, settings: Settings, work: Workload, goal: None) -> Outcome:
         ran.append(settings.num_gpu_blocks_override)
         return run_point(name, settings, work)
 

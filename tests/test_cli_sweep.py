@@ -104,7 +104,7 @@ def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
     before = (tmp_path / "sweep.parquet").read_bytes()
     ran = []
 
-    def noting(name: str, settings: Settings, work: Workload) -> Outcome:
+    def noting(name: str, settings: Settings, work: Workload, goal: None) -> Outcome:
         ran.append(settings.seed)
         return run_point(name, settings, work)
 

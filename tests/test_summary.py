@@ -113,7 +113,7 @@ def test_the_summary_has_the_keys_of_vllm_bench_serve():
 def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
     for name in ("a", "b"):
         result.write(small_run(), tmp_path / name, {"seed": 0})
-    names = ["memory", "preemptions", "requests", "stays", "steps"]
+    names = ["gaps", "memory", "preemptions", "requests", "stays", "steps"]
     names = sorted([*(f"{table}.parquet" for table in names), "run.json", "summary.json"])
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
     for name in names:

@@ -4,6 +4,7 @@
     requests.parquet  a row a request, with its ``replica``
     stays.parquet, preemptions.parquet, steps.parquet, memory.parquet
                       as of one replica, one after the other, with its ``replica``
+    gaps.parquet      the inter-token latencies of all replicas
     run.json          every setting, those of the cluster, versions, seed and the trace's hash
 """
 
@@ -22,7 +23,7 @@ from ..result import asked_and_served, describe, known_of, memory_table, steps_t
 from ..run import Run
 from ..stays import preemptions_table, stays_table
 from .run import ClusterRun
-from .summary import cluster_summary, cluster_times
+from .summary import cluster_gaps, cluster_summary, cluster_times
 
 
 def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
@@ -74,6 +75,7 @@ def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, 
         "preemptions": cluster_preemptions_table(run),
         "steps": _of_each(run, steps_table),
         "memory": _of_each(run, memory_table),
+        "gaps": cluster_gaps(run).as_table(),
     }
     told = describe(run.settings, run.runs[0].replica, run.workload, request)
     return write_whole_folder(

@@ -34,7 +34,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
     first = run.runs[0]
     window = _together([part.window for part in run.runs])
     return {
-        **serving(run.workload, cluster_times(run), _gaps(run), run.end_ticks),
+        **serving(run.workload, cluster_times(run), cluster_gaps(run), run.end_ticks),
         "copied_slots": sum(int(part.book.copies["slots"].sum()) for part in run.runs),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
@@ -70,7 +70,7 @@ def cluster_times(run: ClusterRun) -> RequestTimes:
     )
 
 
-def _gaps(run: ClusterRun) -> Gaps:
+def cluster_gaps(run: ClusterRun) -> Gaps:
     """All gaps: those on each replica, and those in which a request went from one to another."""
     times, moved = cluster_times(run), run.transfers["row"]
     first_token, second_token = (np.zeros(len(run.workload), dtype=np.int64) for _ in range(2))

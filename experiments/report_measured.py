@@ -1,0 +1,79 @@
+"""A report's requests beside those of a real server: of a run that served the same, or of ``validate --against``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyarrow import ArrowInvalid
+
+from ..reports.page import Section, write_page
+from ..reports.results import Result
+from ..reports.serving_sections import Measured, measured as measured_section
+from ..sim.errors import SettingError, UserError
+from ..sim.result import served_times
+from ..traces import measured, read
+from .against import Benchmark, Served, scatter
+from .against_run import REQUESTS, RESULT
+
+_TIMES_DIFFER = "They were not sent when the benchmark's were, so requests did not meet the same load: compare with care."
+
+
+def read_measured(path: Path, results: Sequence[Result]) -> Measured:
+    """The requests of each run beside those of a benchmark.
+
+    Args:
+        path: What ``vllm bench serve --save-result --save-detailed`` wrote.
+
+    Raises:
+        UserError: It cannot be read.
+        SettingError: A run is not of its requests.
+    """
+    trace = read(path)
+    benchmark = Benchmark(trace, measured(path, trace))
+    pairs, same_times = {}, True
+    for result in results:
+        asked = result.requests
+        for name in ("prompt_tokens", "output_tokens"):
+            if not np.array_equal(asked[name].to_numpy(), getattr(trace, name)):
+                remedy = f"is of other requests than {result.name}; run fragmeter simulate --trace {path} --out"
+                raise SettingError("measured", str(path), remedy)
+        pairs[result.name] = pd.DataFrame(scatter(benchmark, Served(served_times(asked))))
+        same_times &= np.array_equal(asked["arrival_ticks"].to_numpy(), benchmark.arrivals.arrival_ticks)
+    follows = same_times or benchmark.measured.max_concurrency is not None
+    return Measured(pairs, "" if follows else _TIMES_DIFFER)
+
+
+def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
+    """The page of what ``validate --against --out`` left in a folder; returns what it is about, as data.
+
+    Raises:
+        UserError: It is damaged, or the page cannot be written.
+    """
+    try:
+        document = json.loads((folder / RESULT).read_bytes())
+        pairs = pd.read_parquet(folder / REQUESTS)
+        settings, rows = document["settings"], [_row(row) for row in document["rows"]]
+        section = measured_section(Measured({settings["policy"]: pairs}))
+        lead = (
+            f"{settings['policy']}: {settings['model']} on {settings['gpu']}, {document['requests']:,} requests of"
+            f" {document['benchmark']}. Over throughput, TTFT, TPOT, ITL and E2EL the error is {document['error']:.1%}."
+        )
+    except (OSError, ValueError, KeyError, TypeError, ArrowInvalid):
+        raise UserError(f"{folder}: holds a damaged comparison; make it again by validate --against --out") from None
+    write_page(page, f"{document['benchmark']}: simulated against measured", lead, [section, Section("All metrics", rows=rows)])
+    return {"benchmark": document["benchmark"], "requests": document["requests"], "error": document["error"]}
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    error = row["error"]
+    return {
+        "Metric": row["metric"],
+        "Simulated": row["simulated"],
+        "Measured": row["measured"],
+        "Error (%)": None if error is None else 100 * error,
+    }

@@ -1,0 +1,92 @@
+"""From the Parquet of a sweep to the points of its report: which axes tell series apart, and what each point came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pyarrow import ArrowInvalid
+
+from ..reports.sweep_report import Sweep
+from ..sim.errors import UserError
+from .grid import PART_OF
+
+TABLE = "sweep.parquet"
+#: Series that can be told apart.
+MOST_SERIES = 12
+#: Settings that tell no series apart: what figures are drawn against, and what is averaged over.
+_NO_AXES = ("request_rate", "seed")
+_RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_ms", "median_tpot_ms")
+_GOAL = "goodput."
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The points that a sweep left in its folder.
+
+    Raises:
+        UserError: They are damaged, of another version, or none could be run.
+    """
+    path = folder / TABLE
+    try:
+        rows = pd.read_parquet(path)
+    except (OSError, ArrowInvalid):
+        raise UserError(f"{path}: is damaged; run fragmeter sweep again, which keeps what is finished") from None
+    missing = [name for name in ("tensor_parallel_size", "pipeline_parallel_size", *_RESULTS) if name not in rows]
+    if missing:
+        raise UserError(f"{path}: has no column {missing[0]}; no point was run, or another version wrote it: run it again")
+    done = rows[rows["error"].isna()] if "error" in rows else rows
+    done = done.dropna(subset=list(_RESULTS)).reset_index(drop=True)
+    if done.empty:
+        raise UserError(f"{path}: no point could be run; its column error says why")
+    axes = _axes(done)
+    return Sweep(folder.resolve().name, _points(done, axes), axes, _objectives(done), len(rows) - len(done))
+
+
+def _axes(rows: pd.DataFrame) -> list[str]:
+    """Settings that differ where those before them do not, policy first, as long as series are few."""
+    names = ["policy", *(name for name in PART_OF if name not in ("policy", *_NO_AXES) and name in rows)]
+    chosen: list[str] = []
+    for name in names:
+        before = _series(rows, chosen).nunique()
+        if before < _series(rows, [*chosen, name]).nunique() <= MOST_SERIES:
+            chosen.append(name)
+    return chosen
+
+
+def _series(rows: pd.DataFrame, axes: list[str]) -> pd.Series:
+    if not axes:
+        alike = rows["policy"].nunique() == 1
+        return pd.Series(rows["policy"].iloc[0] if alike else "all", index=rows.index)
+    told = [rows[name].map(_told) if name == "policy" else rows[name].map(_told).radd(f"{name} ") for name in axes]
+    return pd.Series([", ".join(each) for each in zip(*told)], index=rows.index)
+
+
+def _told(value: object) -> str:
+    if value is None or value != value:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _points(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
+    gpus = rows["tensor_parallel_size"] * rows["pipeline_parallel_size"]
+    tpot_ms = rows["median_tpot_ms"].to_numpy(np.float64)
+    columns = {
+        "series": _series(rows, axes),
+        "request_rate": pd.to_numeric(rows["request_rate"]) if "request_rate" in rows else np.nan,
+        "seed": rows["seed"],
+        "request_throughput": rows["request_throughput"],
+        "p99_ttft_ms": rows["p99_ttft_ms"],
+        "p99_tpot_ms": rows["p99_tpot_ms"],
+        # Where no output has a second token there is no speed.
+        "tokens_per_s_per_user": np.divide(1e3, tpot_ms, out=np.full(len(rows), np.nan), where=tpot_ms > 0),
+        "tokens_per_s_per_gpu": rows["output_throughput"] / gpus,
+    }
+    if "request_goodput" in rows:
+        columns["request_goodput"] = rows["request_goodput"]
+    return pd.DataFrame(columns)
+
+
+def _objectives(rows: pd.DataFrame) -> str:
+    limits = {name: rows[name].iloc[0] for name in rows if name.startswith(_GOAL)}
+    return " ".join(f"{name.removeprefix(_GOAL)}:{limit:g}" for name, limit in limits.items())

@@ -1,0 +1,26 @@
+"""How lines and points of several runs are told apart: by colour, and besides by dash or symbol."""
+
+from __future__ import annotations
+
+from .palette import BUCKETS, MUTED
+
+_HUES = [BUCKETS[name].light for name in ("live", "over_estimate", "cached", "finished_hold", "round_up", "reserved")]
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
+_DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
+#: Series that have colours of their own.
+COLOURED = len(_HUES)
+
+
+def colour(place: int) -> str:
+    """Of the series at that place, counted from 0; those after the sixth share a grey."""
+    return _HUES[place] if place < COLOURED else MUTED
+
+
+def symbol(place: int) -> str:
+    """The marker of the series at that place."""
+    return _SYMBOLS[place % len(_SYMBOLS)]
+
+
+def dash(place: int) -> str:
+    """The dash of the series at that place."""
+    return _DASHES[place % len(_DASHES)]
