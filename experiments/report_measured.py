@@ -13,9 +13,11 @@ from pyarrow import ArrowInvalid
 
 from ..reports.page import Section, write_page
 from ..reports.results import Result
-from ..reports.serving_sections import Measured, measured as measured_section
+from ..reports.serving_sections import Measured
+from ..reports.serving_sections import measured as measured_section
 from ..sim.errors import SettingError, UserError
 from ..sim.result import served_times
+from ..sim.ticks import PER_US
 from ..traces import measured, read
 from .against import Benchmark, Served, scatter
 from .against_run import REQUESTS, RESULT
@@ -43,9 +45,15 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
                 remedy = f"is of other requests than {result.name}; run fragmeter simulate --trace {path} --out"
                 raise SettingError("measured", str(path), remedy)
         pairs[result.name] = pd.DataFrame(scatter(benchmark, Served(served_times(asked))))
-        same_times &= np.array_equal(asked["arrival_ticks"].to_numpy(), benchmark.arrivals.arrival_ticks)
+        same_times &= _sent_alike(asked["arrival_ticks"].to_numpy(), benchmark.arrivals.arrival_ticks)
     follows = same_times or benchmark.measured.max_concurrency is not None
     return Measured(pairs, "" if follows else _TIMES_DIFFER)
+
+
+def _sent_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether requests were sent at the same times, counted from the first, but for the decimals of seconds."""
+    late = one - one.min() - (other - other.min())
+    return bool((abs(late) <= PER_US).all())
 
 
 def write_against_report(folder: Path, page: Path) -> dict[str, Any]:

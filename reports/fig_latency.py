@@ -40,9 +40,8 @@ def latency_cdf(
         met_pct: Share of each run's requests that meet it.
     """
     met = met_pct or {}
-    figure = blank(
-        f"{metric.upper()}: {LATENCIES[metric]}", _subtitle(metric, runs), 330, _numbers(runs, limit_ms, met)
-    )
+    title = f"{metric.upper()}: {LATENCIES[metric]}"
+    figure = blank(title, _subtitle(metric, runs), 330, _numbers(runs, limit_ms, met), _data(runs))
     for place, (name, values) in enumerate(runs.items()):
         figure.add_traces([_line(place, _told(name, met.get(name), limit_ms), values), _marks(place, name, values)])
     if limit_ms is not None:
@@ -98,6 +97,11 @@ def _limit(limit_ms: float) -> go.Scatter:
         line={"color": INK, "width": 1.5, "dash": "dot"},
         hovertemplate="objective: %{x:,g} ms<extra></extra>",
     )
+
+
+def _data(runs: Mapping[str, Distribution]) -> Numbers:
+    rows = [[name, *point] for name, each in runs.items() for point in zip(each.percents.tolist(), each.values_ms.tolist())]
+    return {"columns": ["Run", "Share (%)", "No longer than (ms)"], "rows": rows}
 
 
 def _numbers(runs: Mapping[str, Distribution], limit_ms: float | None, met_pct: Mapping[str, float]) -> Numbers:

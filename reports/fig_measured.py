@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from .fig_latency import LATENCIES
 from .labels import Numbers
 from .look import blank
 from .palette import GRID, INK, MUTED, PAPER
@@ -38,14 +37,15 @@ def simulated_against_measured(metric: str, runs: Mapping[str, pd.DataFrame]) ->
     """
     pairs = {name: _pairs(metric, table) for name, table in runs.items()}
     found = {name: agreement(metric, table) for name, table in runs.items()}
-    title = f"{metric.upper()}: {LATENCIES[metric]}"
-    figure = blank(title, _subtitle(found), _SIDE_PX, _numbers(found))
+    title = f"{metric.upper()}, simulated against measured"
+    drawn = {name: _some(*each) for name, each in pairs.items()}
+    figure = blank(title, _subtitle(found), _SIDE_PX, _numbers(found), _data(drawn))
     both = np.concatenate([values for each in pairs.values() for values in each])
     lowest, highest = float(both.min(initial=np.inf)), float(both.max(initial=0))
     log = 0 < lowest and highest / lowest > _LOG_FROM
     ends = np.array([min(lowest, highest) / _ROOM, highest * _ROOM])
     figure.add_traces([*_band(ends), _diagonal(ends)])
-    for place, (name, (simulated, measured)) in enumerate(pairs.items()):
+    for place, (name, (simulated, measured)) in enumerate(drawn.items()):
         figure.add_trace(_points(place, f"{name}: {found[name].inside_pct:.1f} %", simulated, measured))
     limits = np.log10(ends).tolist() if log else ends.tolist()
     kind = {"type": "log", "dtick": 1} if log else {}
@@ -100,14 +100,19 @@ def _diagonal(ends: np.ndarray) -> go.Scatter:
     return go.Scatter(name="as measured", mode="lines", x=ends, y=ends, line=line, hoverinfo="skip")
 
 
+def _some(simulated: np.ndarray, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most ``MOST_POINTS`` requests, evenly chosen by what was measured, the least and the most included."""
+    places = np.linspace(0, max(0, len(measured) - 1), min(len(measured), MOST_POINTS)).round().astype(int)
+    chosen = np.argsort(measured, kind="stable")[places]
+    return simulated[chosen], measured[chosen]
+
+
 def _points(place: int, name: str, simulated: np.ndarray, measured: np.ndarray) -> go.Scatter:
-    ordered = np.argsort(measured, kind="stable")
-    drawn = ordered[np.unique(np.linspace(0, max(0, len(ordered) - 1), min(len(ordered), MOST_POINTS)).round().astype(int))]
     return go.Scatter(
         name=name,
         mode="markers",
-        x=measured[drawn].round(4),
-        y=simulated[drawn].round(4),
+        x=measured,
+        y=simulated,
         marker={
             "symbol": symbol(place),
             "size": 7,
@@ -122,6 +127,11 @@ def _points(place: int, name: str, simulated: np.ndarray, measured: np.ndarray) 
 def _numbers(found: Mapping[str, Agreement]) -> Numbers:
     columns = ["Run", "Requests", f"Within {100 * BAND:.0f} % (%)", "Median error (%)", "Median size of the error (%)"]
     return {"columns": columns, "rows": [[name, *each] for name, each in found.items()]}
+
+
+def _data(drawn: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Numbers:
+    rows = [[name, *pair] for name, (simulated, measured) in drawn.items() for pair in zip(measured.tolist(), simulated.tolist())]
+    return {"columns": ["Run", "Measured (ms)", "Simulated (ms)"], "rows": rows}
 
 
 def _subtitle(found: Mapping[str, Agreement]) -> str:

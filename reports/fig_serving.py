@@ -17,10 +17,10 @@ Tables = Mapping[str, pd.DataFrame]
 
 
 def batch_over_time(tables: Tables) -> go.Figure:
-    """Requests that run (solid) and that wait (dotted), each point the mean over a span of time."""
+    """Sequences that run (solid) and requests that wait (dotted), each point the mean over a span of time."""
     rows = [_batch_row(name, table) for name, table in tables.items()]
-    figure = blank("Requests running and waiting", _subtitle(tables), 340, _table(rows))
-    return _drawn(figure, tables, {"running": "solid", "waiting": "dot"}, "requests")
+    figure = blank("Sequences running, requests waiting", _subtitle(tables), 340, _table(rows), _data(tables, ("running", "waiting")))
+    return _drawn(figure, tables, {"running": "solid", "waiting": "dot"}, "sequences or requests")
 
 
 def throughput_over_time(tables: Tables, kind: str = "output") -> go.Figure:
@@ -33,7 +33,8 @@ def throughput_over_time(tables: Tables, kind: str = "output") -> go.Figure:
     paces = {name: table.assign(**{column: table[column] / _spans_s(table)}) for name, table in tables.items()}
     rows = [_throughput_row(name, table[column], paces[name]) for name, table in tables.items()]
     more = "" if kind == "output" else " What is computed again counts again, and cached tokens do not."
-    figure = blank(f"{kind.capitalize()} tokens/s", f"{_subtitle(tables)}{more}", 280, _table(rows))
+    title = f"{kind.capitalize()} tokens/s"
+    figure = blank(title, f"{_subtitle(tables)}{more}", 280, _table(rows), _data(paces, (column,)))
     return _drawn(figure, paces, {column: "solid"}, "tokens/s")
 
 
@@ -87,6 +88,16 @@ def _throughput_row(name: str, tokens: pd.Series, pace: pd.DataFrame) -> dict[st
         "Tokens/s, mean": total / float(pace["end_s"].iloc[-1]),
         "Tokens/s, most of a span": float(pace[tokens.name].max()),
     }
+
+
+def _data(tables: Tables, columns: tuple[str, ...]) -> Numbers:
+    headings = [column.replace("_", " ").capitalize() + ("/s" if column.endswith("_tokens") else "") for column in columns]
+    rows = [
+        [name, *span]
+        for name, table in tables.items()
+        for span in zip(*(table[column].tolist() for column in ("start_s", "end_s", *columns)))
+    ]
+    return {"columns": ["Run", "Start (s)", "End (s)", *headings], "rows": rows}
 
 
 def _table(rows: list[dict[str, Any]]) -> Numbers:

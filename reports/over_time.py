@@ -9,7 +9,8 @@ step; after x picoseconds j steps are done, where
 
 which is exact where steps end, and between two ends rises evenly. Two kinds of tokens are no row's: those of prompts
 that end while others pause, which come when the row ends, and the first token of a sequence that forks, which came
-with the request's. Requests run from their first step to their last, and wait before it and where they were pushed out.
+with the request's. A sequence runs in its stays (``stays.parquet``); a request waits from its arrival to its end where
+none of its sequences does.
 """
 
 from __future__ import annotations
@@ -18,40 +19,60 @@ import numpy as np
 import pandas as pd
 
 from ..sim.ticks import PER_SECOND
-from .fig_timeline import request_spans
 
 MOST_SPANS = 400
-RUNNING, WAITING = ("prefill", "decode", "stalled"), ("queued", "preempted", "swapped")
+COLUMNS = ("start_s", "end_s", "running", "waiting", "output_tokens", "prompt_tokens")
 
 
 def over_time(requests: pd.DataFrame, stays: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row for each of ``MOST_SPANS`` equal spans of a run, from its tables.
 
-    Columns: ``start_s`` and ``end_s``; ``running`` and ``waiting``, requests, mean over the span; ``output_tokens``
-    and ``prompt_tokens``, computed in it, prompts that are computed again and padding among them. A run without steps
-    has no rows.
+    Columns: ``start_s`` and ``end_s``; ``running``, sequences that compute, and ``waiting``, requests of which no
+    sequence does, both the mean over the span; ``output_tokens`` and ``prompt_tokens``, computed in it, prompts that
+    are computed again and padding among them. A run without steps has no rows.
     """
     end_ticks = int((steps["start_ticks"] + steps["ticks"]).max()) if len(steps) else 0
-    edges = np.linspace(0, end_ticks, MOST_SPANS + 1 if end_ticks else 1).round().astype(np.int64)
-    edges_s = edges / PER_SECOND
-    spans = request_spans(requests, stays)
-    columns = {"start_s": edges_s[:-1], "end_s": edges_s[1:]}
-    for name, states in (("running", RUNNING), ("waiting", WAITING)):
-        own = spans[spans["state"].isin(states)]
-        covered_s = _past(own["start_s"], edges_s) - _past(own["end_s"], edges_s)
-        columns[name] = np.diff(covered_s) / np.diff(edges_s)
+    if not end_ticks:
+        return pd.DataFrame(columns=list(COLUMNS), dtype=float)
+    edges = np.linspace(0, end_ticks, MOST_SPANS + 1).round().astype(np.int64)
+    served = requests[requests["finish_ticks"].notna()]
+    under_way_s = _covered_s(served["arrival_ticks"], served["finish_ticks"], edges)
+    span_s = np.diff(edges) / PER_SECOND
     outputs, prompts = np.zeros(len(edges)), np.zeros(len(edges))
     for rows, own in _replicas(steps, stays):
         outputs += _steps_tokens(rows, edges) + np.searchsorted(_lone_tokens(rows, own, requests), edges, side="right")
         prompts += _prompt_tokens(rows, edges)
-    return pd.DataFrame(columns | {"output_tokens": np.diff(outputs), "prompt_tokens": np.diff(prompts)})
+    columns = (
+        edges[:-1] / PER_SECOND,
+        edges[1:] / PER_SECOND,
+        _covered_s(stays["start_ticks"], stays["end_ticks"], edges) / span_s,
+        # What is left of nothing by rounding is nothing.
+        np.maximum(under_way_s - _covered_s(*_apart(stays), edges), 0) / span_s,
+        np.diff(outputs),
+        np.diff(prompts),
+    )
+    return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
 
 
-def _past(times_s: pd.Series, edges_s: np.ndarray) -> np.ndarray:
-    """Seconds since each of the times, summed, at each edge."""
-    ordered = np.sort(times_s.to_numpy())
-    count = np.searchsorted(ordered, edges_s, side="right")
-    return count * edges_s - np.concatenate([[0.0], np.cumsum(ordered)])[count]
+def _covered_s(starts: pd.Series, ends: pd.Series, edges: np.ndarray) -> np.ndarray:
+    """Seconds between the starts and the ends, summed over all, between each edge and the next."""
+    return np.diff(_past_s(starts, edges) - _past_s(ends, edges))
+
+
+def _past_s(times: pd.Series, edges: np.ndarray) -> np.ndarray:
+    """Seconds since each of the times that is over, summed, at each edge."""
+    ordered_s, edges_s = np.sort(times.to_numpy(np.int64)) / PER_SECOND, edges / PER_SECOND
+    count = np.searchsorted(ordered_s, edges_s, side="right")
+    return count * edges_s - np.concatenate([[0.0], np.cumsum(ordered_s)])[count]
+
+
+def _apart(stays: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Starts and ends of the stays, without what those of one request have in common."""
+    ordered = stays.sort_values(["request", "start_ticks"], kind="stable")
+    latest = ordered.groupby("request")["end_ticks"].cummax()
+    before = latest.groupby(ordered["request"]).shift(fill_value=0)
+    starts = np.maximum(ordered["start_ticks"], before)
+    return starts, np.maximum(ordered["end_ticks"], starts)
 
 
 def _replicas(steps: pd.DataFrame, stays: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:

@@ -213,7 +213,7 @@ SECTIONS: tuple[Callable[[Asked], Section | None], ...] = (
     _latencies,
     _serving,
     _timeline,
-    _tables,
     _measured,
+    _tables,
 )
 """The page, in order; what a function has nothing to show for is left out."""

@@ -72,7 +72,10 @@ def serving(results: Sequence[Result]) -> Section | None:
     tables = {name: table for name, table in tables.items() if len(table)}
     if not tables:
         return None
-    text = "Every request is counted in every moment: a request runs from its first step to its last, and waits before."
+    text = (
+        "A sequence runs from its first step to its last, or until it is preempted; a request waits while none of its"
+        " sequences runs. The spans add up to the run: to all its tokens, and all its seconds."
+    )
     paces = [throughput_over_time(tables, kind) for kind in ("output", "prompt")]
     return Section("Batch and throughput over time", text, [batch_over_time(tables), *paces])
 

@@ -94,7 +94,8 @@ def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[
     button = driver.find_elements("css selector", ".csv")[place]
     name = button.get_attribute("data-file")
     assert not (folder / name).exists()
-    driver.execute_script("arguments[0].click()", button)
+    # A browser lets a page save a few files by itself, and any number that a key is pressed for.
+    button.send_keys("\n")
     # The browser gives a file its name when it is whole.
     WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda _: (folder / name).exists(), name)
     with (folder / name).open(encoding="utf-8", newline="") as file:

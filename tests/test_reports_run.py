@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from bench_files import benchmark
 from browser import offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
 from engine_runs import settings_of, workload_of
 from fragmeter.experiments.cli import DONE, status
+from fragmeter.experiments.report_measured import read_measured
 from fragmeter.reports.block_palette import KIND_LABELS, KINDS
 from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
 from fragmeter.reports.figures import (
@@ -27,6 +29,7 @@ from fragmeter.reports.run_report import SECTIONS, Asked, write_report
 from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
 from fragmeter.sim.engine import Engine
+from fragmeter.sim.objectives import objectives
 from fragmeter.sim.result import memory_table, requests_table
 from fragmeter.sim.stays import stays_table
 from fragmeter.sim.ticks import PER_SECOND
@@ -155,6 +158,9 @@ def test_the_watermark_is_drawn_where_there_is_one():
     assert set(line.y) == {18 * 4 - 8}
 
 
+GOAL = ["ttft:500", "tpot:50"]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
     """A run of each kind on one load, with all that can be recorded."""
@@ -163,8 +169,9 @@ def results(tmp_path_factory) -> Path:
     for policy in ("orca-max", "vllm-sosp23"):
         recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
         assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
-    out = ["--out", str(folder / "report.html")]
-    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *out]) == DONE
+    benchmark(folder / "bench.json", read_result(folder / "orca-max").requests)
+    asked = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
+    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *asked]) == DONE
     return folder
 
 
@@ -189,13 +196,16 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
         "Memory over time",
         "What the memory was used for",
         "External fragmentation",
+        "Latency",
+        "Batch and throughput over time",
         "Requests over time",
+        "Simulated against measured",
         "Block tables",
     ]
     marks = """return [...document.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(
       ".barlayer .point path, .scatterlayer .js-fill, .scatterlayer .js-line, .scatterlayer .point, image").length)"""
     found = driver.execute_script(marks)
-    assert len(found) == 2 + 2 + 2 + 4 + 2 and min(found) >= 1
+    assert len(found) == 2 + 2 + 2 + 4 + 4 + 3 + 2 + 3 and min(found) >= 1
     assert len(driver.find_elements("css selector", ".tables")) == 1
 
 
@@ -208,9 +218,10 @@ def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
 def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
-    figures = [figure for make in SECTIONS[1:-1] for figure in make(Asked(shown)).figures]
+    asked = Asked(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
+    figures = [figure for make in SECTIONS[1:-1] for figure in make(asked).figures]
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
-    assert buttons == len(shown) + len(figures) == 12
+    assert buttons == len(shown) + len(figures) == 22
     for place, figure in enumerate(figures, start=len(shown)):
         name, (head, *lines) = saved_csv(driver, place, tmp_path)
         wanted = data_of(figure)
@@ -252,7 +263,9 @@ def test_each_section_is_made_alone(results):
     plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
     made = [make(Asked([plain])) for make in SECTIONS]
     titles = [section.title for section in made if section is not None]
-    assert titles == ["Memory over time", "What the memory was used for", "Requests over time"]
+    served = ["Latency", "Batch and throughput over time", "Requests over time"]
+    always = ["Memory over time", "What the memory was used for", *served, "Simulated against measured"]
+    assert titles == always
 
 
 def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
