@@ -22,7 +22,7 @@ from ..traces import measured, read
 from .against import Benchmark, Served, scatter
 from .against_run import REQUESTS, RESULT
 
-_TIMES_DIFFER = "They were not sent when the benchmark's were, so requests did not meet the same load: compare with care."
+_TIMES_DIFFER = "They were not sent when the benchmark's were, and met another load: compare with care."
 
 
 def read_measured(path: Path, results: Sequence[Result]) -> Measured:
@@ -73,7 +73,8 @@ def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
         )
     except (OSError, ValueError, KeyError, TypeError, ArrowInvalid):
         raise UserError(f"{folder}: holds a damaged comparison; make it again by validate --against --out") from None
-    write_page(page, f"{document['benchmark']}: simulated against measured", lead, [section, Section("All metrics", rows=rows)])
+    sections = [section, Section("All metrics", rows=rows)]
+    write_page(page, f"{document['benchmark']}: simulated against measured", lead, sections)
     return {"benchmark": document["benchmark"], "requests": document["requests"], "error": document["error"]}
 
 

@@ -1,4 +1,4 @@
-"""From the Parquet of a sweep to the points of its report: which axes tell series apart, and what each point came to."""
+"""From the Parquet of a sweep to the points of its report: what tells series apart, and what each point came to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def read_sweep(folder: Path) -> Sweep:
         raise UserError(f"{path}: is damaged; run fragmeter sweep again, which keeps what is finished") from None
     missing = [name for name in ("tensor_parallel_size", "pipeline_parallel_size", *_RESULTS) if name not in rows]
     if missing:
-        raise UserError(f"{path}: has no column {missing[0]}; no point was run, or another version wrote it: run it again")
+        remedy = "no point was run, or another version wrote it: run fragmeter sweep again"
+        raise UserError(f"{path}: has no column {missing[0]}; {remedy}")
     done = rows[rows["error"].isna()] if "error" in rows else rows
     done = done.dropna(subset=list(_RESULTS)).reset_index(drop=True)
     if done.empty:

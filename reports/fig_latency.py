@@ -100,7 +100,8 @@ def _limit(limit_ms: float) -> go.Scatter:
 
 
 def _data(runs: Mapping[str, Distribution]) -> Numbers:
-    rows = [[name, *point] for name, each in runs.items() for point in zip(each.percents.tolist(), each.values_ms.tolist())]
+    points = {name: zip(each.percents.tolist(), each.values_ms.tolist()) for name, each in runs.items()}
+    rows = [[name, *point] for name, own in points.items() for point in own]
     return {"columns": ["Run", "Share (%)", "No longer than (ms)"], "rows": rows}
 
 

@@ -130,7 +130,7 @@ def _numbers(found: Mapping[str, Agreement]) -> Numbers:
 
 
 def _data(drawn: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Numbers:
-    rows = [[name, *pair] for name, (simulated, measured) in drawn.items() for pair in zip(measured.tolist(), simulated.tolist())]
+    rows = [[name, x, y] for name, pairs in drawn.items() for y, x in zip(*(values.tolist() for values in pairs))]
     return {"columns": ["Run", "Measured (ms)", "Simulated (ms)"], "rows": rows}
 
 

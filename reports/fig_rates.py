@@ -38,7 +38,8 @@ def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go
     log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
     figure.update_layout(hovermode="closest", legend_traceorder="normal")
     figure.update_xaxes(title_text="requests/s asked", rangemode="tozero")
-    figure.update_yaxes(title_text=unit, tickformat=",", **({"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}))
+    kind = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
+    figure.update_yaxes(title_text=unit, tickformat=",", **kind)
     return figure
 
 
@@ -108,8 +109,8 @@ def _choices(place: int, name: str, rows: pd.DataFrame, best: Sequence[bool]) ->
             "opacity": [1.0 if each else _FAINT for each in best],
             "line": {"color": PAPER, "width": 1},
         },
-        hovertemplate=f"{name}<br>at %{{customdata[0]:,.3~g}} requests/s: %{{x:,.1f}} tokens/s a user, %{{y:,.0f}} a GPU"
-        "<extra></extra>",
+        hovertemplate=f"{name}<br>at %{{customdata[0]:,.3~g}} requests/s:"
+        " %{x:,.1f} tokens/s a user, %{y:,.0f} a GPU<extra></extra>",
     )
 
 

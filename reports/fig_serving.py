@@ -19,7 +19,8 @@ Tables = Mapping[str, pd.DataFrame]
 def batch_over_time(tables: Tables) -> go.Figure:
     """Sequences that run (solid) and requests that wait (dotted), each point the mean over a span of time."""
     rows = [_batch_row(name, table) for name, table in tables.items()]
-    figure = blank("Sequences running, requests waiting", _subtitle(tables), 340, _table(rows), _data(tables, ("running", "waiting")))
+    data = _data(tables, ("running", "waiting"))
+    figure = blank("Sequences running, requests waiting", _subtitle(tables), 340, _table(rows), data)
     return _drawn(figure, tables, {"running": "solid", "waiting": "dot"}, "sequences or requests")
 
 
@@ -91,7 +92,7 @@ def _throughput_row(name: str, tokens: pd.Series, pace: pd.DataFrame) -> dict[st
 
 
 def _data(tables: Tables, columns: tuple[str, ...]) -> Numbers:
-    headings = [column.replace("_", " ").capitalize() + ("/s" if column.endswith("_tokens") else "") for column in columns]
+    headings = [column.replace("_tokens", " tokens/s").capitalize() for column in columns]
     rows = [
         [name, *span]
         for name, table in tables.items()

@@ -13,7 +13,7 @@ from ..sim.requests import RequestTimes
 from ..sim.result import served_times
 from .distribution import Distribution, of_gaps, of_values
 from .fig_latency import LATENCIES, latency_cdf
-from .fig_measured import agreement, simulated_against_measured
+from .fig_measured import BAND, agreement, simulated_against_measured
 from .fig_serving import batch_over_time, throughput_over_time
 from .over_time import over_time
 from .page import Section
@@ -45,7 +45,7 @@ def _distributions(result: Result, times: RequestTimes) -> dict[str, Distributio
     return {
         "ttft": of_values(times.ttft_ms),
         "tpot": of_values(times.tpot_ms),
-        "itl": of_gaps(Gaps.of_table(result.gaps)),
+        "itl": None if result.gaps is None else of_gaps(Gaps.of_table(result.gaps)),
         "e2el": of_values(times.e2el_ms),
     }
 
@@ -113,7 +113,7 @@ def _agreement_told(name: str, pairs: pd.DataFrame) -> str:
         near = agreement(metric, pairs)
         if near.requests:
             parts.append(
-                f"{metric.upper()} of {near.inside_pct:.1f} % of {near.requests:,} requests is within 10 %, median error"
-                f" {near.median_pct:+.1f} %"
+                f"{metric.upper()} of {near.inside_pct:.1f} % of {near.requests:,} requests is within"
+                f" {100 * BAND:.0f} %, median error {near.median_pct:+.1f} %"
             )
     return f"{name}: {'; '.join(parts)}." if parts else ""

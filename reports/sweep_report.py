@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from .fig_rates import against_rate, throughput_pareto
 from .page import Section, write_page
@@ -64,7 +65,7 @@ def write_sweep_report(path: str | PathLike[str], sweep: Sweep) -> Path:
 def _lead(sweep: Sweep) -> str:
     series = sweep.points["series"].nunique()
     by = f", by {', '.join(name.replace('_', ' ') for name in sweep.axes)}" if sweep.axes else ""
-    failed = f" {sweep.failed:,} more could not be run; the column error of sweep.parquet says why." if sweep.failed else ""
+    failed = f" {sweep.failed:,} more could not be run; the column error says why." if sweep.failed else ""
     many = f" The first {COLOURED} series have colours." if series > COLOURED else ""
     return f"{len(sweep.points):,} points in {series:,} series{by}.{failed}{many}"
 
@@ -81,22 +82,22 @@ def _rates(sweep: Sweep) -> Section:
     figures += [against_rate(points, name, told, "ms") for name, told in _LATENCIES.items()]
     text = "Where a line bends, the replica is full: a higher rate only makes requests wait."
     if not sweep.objectives:
-        text += " No objectives were given, so goodput is not known; fragmeter sweep --goodput ttft:500 tpot:50 counts it."
+        text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."
     return Section(title, text, figures)
 
 
-def _goodput(points: pd.DataFrame, objectives: str):
+def _goodput(points: pd.DataFrame, objectives: str) -> go.Figure:
     if not objectives:
         return against_rate(points, "request_throughput", "Requests/s that are done", "requests/s")
     return against_rate(points, "request_goodput", f"Goodput: requests/s that meet {objectives} (ms)", "requests/s")
 
 
 def _pareto(sweep: Sweep) -> Section:
-    points = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])]
+    points, title = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])], "Throughput against speed"
     if points.empty:
-        return Section("Throughput against speed", "No point has an output of more than one token, so nobody sees a speed.")
-    text = "Larger batches give more tokens a GPU, and each user fewer: there is no best point, but there are worse ones."
-    return Section("Throughput against speed", text, [throughput_pareto(points)])
+        return Section(title, "No point has an output of more than one token, so nobody sees a speed.")
+    text = "Larger batches give more tokens a GPU, and each user fewer: no point is best, but some are beaten."
+    return Section(title, text, [throughput_pareto(points)])
 
 
 def _list(sweep: Sweep) -> Section:

@@ -15,7 +15,7 @@ def benchmark(path: Path, requests: pd.DataFrame, slower: float = 1.0, **more: o
     times = served_times(requests)
     assert len(times.index) == len(requests)
     ttft_s, e2el_s = (slower * values / 1e3 for values in (times.ttft_ms, times.e2el_ms))
-    gaps = [[(end - first) / max(1, count - 1)] * (count - 1) for first, end, count in zip(ttft_s, e2el_s, times.output_tokens)]
+    spans = zip((e2el_s - ttft_s).tolist(), (times.output_tokens - 1).tolist(), strict=True)
     told = {
         "model_id": "facebook/opt-13b",
         "duration": float(times.finish_ticks.max() / PER_SECOND),
@@ -24,7 +24,7 @@ def benchmark(path: Path, requests: pd.DataFrame, slower: float = 1.0, **more: o
         "output_lens": requests["output_tokens"].tolist(),
         "start_times": (times.arrival_ticks / PER_SECOND).tolist(),
         "ttfts": ttft_s.tolist(),
-        "itls": gaps,
+        "itls": [[span_s / max(1, count)] * count for span_s, count in spans],
     }
     path.write_text(json.dumps(told | more))
     return path

@@ -99,8 +99,8 @@ def test_few_values_are_each_a_point():
 
 def times(ttft_ms: list[int], after_ms: list[int], tokens: list[int]) -> RequestTimes:
     first = np.array(ttft_ms) * PER_MS
-    zero = np.zeros(len(tokens), dtype=np.int64)
-    return RequestTimes(np.arange(len(tokens)), zero, zero, first, first + np.array(after_ms) * PER_MS, np.array(tokens), zero, zero)
+    last, zero = first + np.array(after_ms) * PER_MS, np.zeros(len(tokens), dtype=np.int64)
+    return RequestTimes(np.arange(len(tokens)), zero, zero, first, last, np.array(tokens), zero, zero)
 
 
 def test_objectives_by_hand():

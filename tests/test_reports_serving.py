@@ -18,8 +18,8 @@ from fragmeter.sim.ticks import PER_SECOND
 from fragmeter.traces import synthetic_pairs, workload
 
 POLICIES = (
-    "static", "orca-max", "vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-max-util", "fastgen", "lightllm",
-    "sglang", "vattention",
+    "static", "orca-max", "vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "tgi", "trtllm-max-util", "fastgen",
+    "lightllm", "sglang", "vattention",
 )  # fmt: skip
 SMALL_POOL = {"vllm-sosp23": 150, "vllm-v0": 150, "vllm-v1": 150, "sarathi": 150, "trtllm-max-util": 150}
 
@@ -108,7 +108,8 @@ def test_replicas_are_added_up(roles):
 
 
 def test_a_run_without_steps_has_no_spans():
-    refused = simulate(settings(policy="vllm-v1", num_gpu_blocks_override=2), Workload("one", *map(np.array, ([0], [900], [5]))))
+    one = Workload("one", np.array([0]), np.array([900]), np.array([5]))
+    refused = simulate(settings(policy="vllm-v1", num_gpu_blocks_override=2), one)
     assert summary(refused)["refused"] == 1 and len(spans_of(refused)) == 0
 
 
