@@ -7,6 +7,8 @@ PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c set
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
 test test-all: export PYTHONDONTWRITEBYTECODE =
+# Every core has a worker of its own: threads of libraries would wait for each other.
+test test-all: export OMP_NUM_THREADS = 1
 
 .PHONY: help reproduce claims test test-all benchmark docs screenshots clean
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
 
 import pytest
-from cli_runs import run
 
 pytest.importorskip("torch")
 
@@ -19,15 +21,17 @@ from fragmeter.sim.spec import gpu, model  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory):
-    """A quick calibration: the folder and the finished program."""
-    folder = tmp_path_factory.mktemp("calibrated")
-    return folder, run("calibrate", "--quick", "--out", "found.json", "--json", "told.json", cwd=folder)
+def calibrated(tmp_path_factory) -> tuple[Path, str]:
+    """A quick calibration: the folder, and what was printed."""
+    folder, printed, complaint = tmp_path_factory.mktemp("calibrated"), StringIO(), StringIO()
+    with chdir(folder), redirect_stdout(printed), redirect_stderr(complaint):
+        done = cli.status(["calibrate", "--quick", "--out", "found.json", "--json", "told.json"])
+    assert (done, complaint.getvalue()) == (cli.DONE, "")
+    return folder, printed.getvalue()
 
 
 def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
-    folder, done = calibrated
-    assert (done.returncode, done.stderr) == (0, "")
+    folder, _ = calibrated
     found = json.loads((folder / "found.json").read_text())
     assert {name: found[name] for name in ("schema_version", "kind", "model", "dtype", "block_size", "quick")} == {
         "schema_version": 1,
@@ -45,10 +49,10 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
 
 
 def test_what_is_printed_is_told_as_data(calibrated):
-    folder, done = calibrated
+    folder, printed = calibrated
     told, found = (json.loads((folder / name).read_text()) for name in ("told.json", "found.json"))
     assert told == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
-    lines = done.stdout.splitlines()
+    lines = printed.splitlines()
     assert lines[0].startswith("toy-llama in fp32 on ") and lines[-1] == "Calibration: found.json"
     for name, entry in told["ops"].items():
         (line,) = (line.split() for line in lines if line.startswith(name))
