@@ -25,7 +25,10 @@ simulated, and what is said of paged attention elsewhere, put to the test. This 
 
 "how" is how the published value is known: a label in the paper, digitised from its plot (1 to 2 % accurate), or its
 text.
-"per 1 %" is how far a value moves if all steps are 1 % longer or shorter, "seeds" how far it lies with single seeds.
+"per 1 %" is how far a value moves if all steps are 1 % longer or shorter: in points of a percentage, else in percent of
+the value. "seeds" is from the lowest to the highest value that single seeds give; where a figure is run with one, others
+are run for this column. Both are empty where no requests are drawn and no steps are taken.
+"origin" says whether a number was fitted on this very value, or the value is predicted.
 """
 _EXACT = """
 Where a column says "exact pairs", it was simulated on the paper's own length pairs, which are not redistributed; the

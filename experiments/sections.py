@@ -46,11 +46,14 @@ def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
     """One section whose values stand in a table, as they have no axis in common."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
-        numbers = comparison_numbers(for_reports(payload)["rows"])
-        rows = [dict(zip(numbers["columns"], line, strict=True)) for line in numbers["rows"]]
-        return [Section(title, paragraphs(payload), rows=rows)]
+        return [Section(title, paragraphs(payload), rows=_table(for_reports(payload)["rows"]))]
 
     return show
+
+
+def _table(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    numbers = comparison_numbers(rows)
+    return [dict(zip(numbers["columns"], line, strict=True)) for line in numbers["rows"]]
 
 
 def paragraphs(payload: Payload) -> str:
@@ -109,10 +112,12 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
-    """Both views of every policy's waste, and the pool over time."""
+    """Both views of every policy's waste, how far each value moves, and the pool over time."""
     text = _BETWEEN.join([f"{payload['workload']}.", *findings_told(payload)])
     pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
-    return [Section("The waste table: one trace, one pool, every policy", text, pictures), _ledgers(payload, bench)]
+    moving = _table(row for row in payload["rows"] if "step_1pct" in row)
+    title = "The waste table: one trace, one pool, every policy"
+    return [Section(title, text, pictures, moving), _ledgers(payload, bench)]
 
 
 def stories() -> Section:
