@@ -14,5 +14,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("fragmeter")
 # Sequences of operations, of up to twenty each.
-hypothesis.settings.register_profile("machines", max_examples=50, stateful_step_count=20)
+hypothesis.settings.register_profile("machines", max_examples=100, stateful_step_count=20)
 hypothesis.settings.register_profile("machines-in-full", max_examples=20_000, stateful_step_count=20)

@@ -1,4 +1,4 @@
-"""Random operations on every allocator, with all invariants walked after each: fifty sequences here, twenty
+"""Random operations on every allocator, with all invariants walked after each: a hundred sequences here, twenty
 thousand in `make test-all`."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_every_allocator_has_a_machine():
 
 
 @each_machine
-def test_fifty_sequences_of_operations(machine):
+def test_a_hundred_sequences_of_operations(machine):
     run_state_machine_as_test(machine, settings=hypothesis.settings.get_profile("machines"))
 
 
