@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 from selenium import webdriver
@@ -14,14 +15,29 @@ from selenium.webdriver.support.ui import WebDriverWait
 #: What is shown of each page, by the start of the section's title and what of the section.
 PICTURES = {
     "reproduction.html": {"fig2.png": ("Fig 2", ".plot"), "waste.png": ("The waste table", ".plot")},
-    "report.html": {"blocks.png": ("The block map", ".screens")},
+    "report.html": {
+        "blocks.png": ("The block map", ".screens"),
+        "memory.png": ("Memory over time", "div:has(> figure)"),
+    },
     "tables.html": {"tables.png": ("Block tables", ".tables")},
 }
 #: What is done before the picture is taken.
-FIRST = {"tables.png": "document.querySelector('.tables .copy').click()"}
+FIRST = {
+    "tables.png": "document.querySelector('.tables .copy').click()",
+    # Both pools are busy after a quarter of the time.
+    "blocks.png": "const slider = document.querySelector('.time'); slider.value = slider.max / 4;"
+    "slider.dispatchEvent(new Event('input', { bubbles: true }))",
+}
+#: Nobody can press or unfold anything in a picture.
+STYLE = """
+const style = document.createElement("style");
+style.textContent = ".player .controls, .chosen, .numbers, figcaption p { display: none }";
+document.head.append(style);
+"""
+MARGIN_PX = 12
 WIDTH_PX, HEIGHT_PX = 1000, 5000
 #: Of a page whose maps stand side by side.
-WIDE_PX = {"report.html": 1440}
+WIDE_PX = {"report.html": 1180}
 
 
 def browser() -> webdriver.Chrome:
@@ -41,13 +57,22 @@ def main(page: str, folder: str) -> None:
     try:
         driver.set_window_size(WIDE_PX.get(Path(page).name, WIDTH_PX), HEIGHT_PX)
         driver.get(Path(page).resolve().as_uri())
+        driver.execute_script(STYLE)
         for name, (title, part) in PICTURES[Path(page).name].items():
             section = driver.find_element(By.XPATH, f"//section[h2[starts-with(., '{title}')]]")
-            WebDriverWait(driver, 20).until(lambda _, drawn=section: is_drawn(drawn))
+            WebDriverWait(driver, 60).until(lambda _, drawn=section: is_drawn(drawn))
             driver.execute_script(FIRST.get(name, ""))
-            section.find_element(By.CSS_SELECTOR, part).screenshot(str(Path(folder) / name))
+            (Path(folder) / name).write_bytes(picture_of(driver, section.find_element(By.CSS_SELECTOR, part)))
     finally:
         driver.quit()
+
+
+def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
+    """A PNG of an element and a little of what is around it."""
+    place = driver.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
+    clip = {"x": place["x"] - MARGIN_PX, "y": place["y"] - MARGIN_PX, "scale": 1}
+    clip |= {side: place[side] + 2 * MARGIN_PX for side in ("width", "height")}
+    return b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})["data"])
 
 
 def is_drawn(section: WebElement) -> bool:

@@ -17,12 +17,12 @@ _MOST_LINES = 25
 
 
 def ledger_over_time(
-    table: pd.DataFrame | Mapping[str, object], title: str, watermark_slots: int = 0
+    table: pd.DataFrame | Mapping[str, object], title: str, watermark_slots: int = 0, end_s: float | None = None
 ) -> go.Figure:
     """The nine buckets stacked over time, in slots, as steps, with the pool's capacity on top.
 
     ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket; a row holds from
-    its start to the next row's. Of a table longer than ``MOST_POINTS`` the rows in force at evenly spaced times are
+    its start to the next row's, the last one to ``end_s``. Of a table longer than ``MOST_POINTS`` the rows in force at evenly spaced times are
     drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not drawn. Of a policy that
     admits nobody where fewer than ``watermark_slots`` would stay free, that line is drawn too.
     """
@@ -32,6 +32,8 @@ def ledger_over_time(
     listed = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
     subtitle = _subtitle(len(drawn), len(whole), len(listed), used)
     figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used))
+    if end_s is not None:
+        drawn = pd.concat([drawn, drawn.tail(1).assign(start_s=end_s)])
     for bucket in used:
         figure.add_trace(_layer(drawn, bucket))
     _capacity(figure, drawn)
@@ -91,7 +93,8 @@ def _capacity(figure: go.Figure, table: pd.DataFrame) -> None:
         showlegend=False,
     )
     text = f"capacity {int(capacity_slots[0]):,} slots"
-    note(figure, text, x=1, xref="paper", xanchor="right", y=capacity_slots[-1], yanchor="bottom", font={"size": 12})
+    end_s = table["start_s"].iloc[-1]
+    note(figure, text, x=end_s, xanchor="right", y=capacity_slots[-1], yanchor="bottom", font={"size": 12})
     figure.update_yaxes(range=[0, 1.09 * capacity_slots.max()])
 
 

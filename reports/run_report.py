@@ -120,7 +120,7 @@ def _memory(asked: Asked) -> Section:
         table = result.memory.assign(start_s=result.memory["start_ticks"] / PER_SECOND)
         replica, heeds = result.about["replica"], result.policy in _WATERMARKED
         watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
-        figure = ledger_over_time(table, f"{result.name}: KV slots by bucket", watermark)
+        figure = ledger_over_time(table, f"{result.name}: KV slots by bucket", watermark, result.end_s)
         figures.append(figure.update_xaxes(range=[0, longest_s]))
     text = "The ledger: every slot of the pool in exactly one bucket, at every scheduling decision."
     return Section("Memory over time", text, figures)

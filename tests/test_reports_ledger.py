@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from fragmeter.reports.fig_ledger import MOST_POINTS, thin
-from fragmeter.reports.figures import ledger_over_time
+from fragmeter.reports.figures import data_of, ledger_over_time
 from fragmeter.reports.palette import BUCKETS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +34,13 @@ def test_layers_are_the_buckets_in_order_as_steps_and_add_up_to_the_capacity():
 def test_buckets_that_hold_nothing_are_named():
     subtitle = ledger_over_time(ledger_table(40), "made up").layout.title.subtitle.text
     assert "Nothing at any time in: reserved, over estimate" in subtitle and "live" not in subtitle
+
+
+def test_the_last_row_is_drawn_to_the_end_and_is_no_row_more():
+    figure = ledger_over_time(ledger_table(40), "made up", 8, end_s=33.0)
+    for line in figure.data:
+        assert line.x[-1] == 33.0 and line.y[-1] == line.y[-2 if len(line.y) > 2 else 0]
+    assert len(data_of(figure)) == 40
 
 
 def test_a_long_table_is_thinned_and_says_so():
