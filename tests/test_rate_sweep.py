@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -32,6 +33,7 @@ from fragmeter.sim.errors import UserError
 from fragmeter.sim.settings import settings
 from fragmeter.sim.ticks import PER_SECOND
 from fragmeter.sim.workload import Workload
+from fragmeter.traces import LengthPairs
 
 STEP_S, DECODE_S, PROMPT_S = 0.0257, 0.00042, 0.000047
 
@@ -228,6 +230,15 @@ class TestPanels:
         scale = fig12.fitted_scale(asked, VLLM)
         assert scale.on == "Fig 12a's vLLM crossing (1.931 req/s)"
         assert fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 60), VLLM) is scale
+
+    def test_a_scale_is_fitted_once_in_a_process_whoever_sends_the_pairs(self):
+        pairs = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 90]))
+        asked = fig12.Asked("OPT-13B", Source((0,), pairs), 20)
+        sent = pickle.loads(pickle.dumps(asked))
+        assert sent.source.exact is not pairs and sent == asked
+        assert fig12.fitted_scale(sent, VLLM) is fig12.fitted_scale(asked, VLLM)
+        other = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 91]))
+        assert Source((0,), other) != asked.source
 
     def test_other_seeds_stand_in_where_one_is_asked_for(self):
         assert spare_seeds((0,)) == (1, 2) and spare_seeds((0, 1)) == ()

@@ -39,6 +39,19 @@ class LengthPairs:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    def __eq__(self, other: object) -> bool:
+        """By name and content: pairs that another process was sent are the same."""
+        if not isinstance(other, LengthPairs):
+            return NotImplemented
+        return self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[str, bytes, bytes]:
+        return self.name, self.prompt_tokens.tobytes(), self.output_tokens.tobytes()
+
     def capped(self, max_total: int, strict: bool) -> LengthPairs:
         """The pairs whose prompt + output is at most ``max_total`` tokens (``strict``: below it)."""
         total_tokens = self.prompt_tokens + self.output_tokens
