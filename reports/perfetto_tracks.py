@@ -87,6 +87,8 @@ class Tracks:
         if parent is not None:
             track.parent_uuid = parent
         track.sibling_order_rank = self._children[parent]
+        # Runs of one name stay apart.
+        track.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
         self._children[parent] += 1
         return track
 
