@@ -1,7 +1,8 @@
 """Figures of two policies on one load, as in a notebook: ``python examples/block_map.py [FOLDER]``.
 
 Each figure is a plotly figure over tables of a run: ``figure.show()`` draws it in a notebook, ``write_html`` keeps it, and
-``data_of`` is what it draws, as a table.
+``data_of`` is what it draws, as a table. A run's tables, once written, are also a timeline for ui.perfetto.dev, which
+takes ``pip install 'fragmeter[perfetto]'``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 from pathlib import Path
 
 from fragmeter.reports.figures import block_map, data_of, largest_free_run, request_timeline
+from fragmeter.reports.perfetto_timeline import write_timeline
+from fragmeter.reports.results import read_result
 from fragmeter.sim import settings
 from fragmeter.sim.blocks import record
-from fragmeter.sim.result import requests_table
+from fragmeter.sim.result import requests_table, write
 from fragmeter.sim.stays import stays_table
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -29,5 +32,6 @@ for policy in ("orca-max", "vllm-sosp23"):
     for name, figure in figures.items():
         figure.write_html(folder / f"{policy}-{name}.html", include_plotlyjs="directory")
         data_of(figure).to_csv(folder / f"{policy}-{name}.csv", index=False)
+    write_timeline(folder / f"{policy}.pftrace", [read_result(write(run, folder / policy, request={}))])
     live = blocks.census_slots[:, 0].sum() / blocks.census_slots.sum()
     print(f"{policy}: {live:.1%} of the pool held tokens, {len(blocks.preempted_ticks)} preemptions; see {folder}")

@@ -187,6 +187,16 @@ def test_the_same_runs_give_the_same_bytes(results, tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
+def test_a_hundred_thousand_requests_are_as_many_slices(tmp_path):
+    load = ["--policy", "vllm-sosp23", "--num-prompts", "100000", "--request-rate", "1.7"]
+    assert status(["simulate", *load, "--out", str(tmp_path / "run")]) == DONE
+    result = read_result(tmp_path / "run")
+    found = read_timeline(write_timeline(tmp_path / "run.pftrace", [result]))
+    assert len(found.of("request")) == 100_000 and len(found.of("step")) == len(result.steps)
+    assert Counter(one.name for one in found.instants) == +Counter(result.summary["preemptions"])
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12).map(sorted))
 def test_lanes_do_not_overlap(intervals):
     begin, end = [come for come, _ in intervals], [come + stay for come, stay in intervals]
