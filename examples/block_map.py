@@ -10,12 +10,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fragmeter.reports.figures import block_map, data_of, largest_free_run, request_timeline
+from fragmeter.reports.distribution import of_values
+from fragmeter.reports.figures import (
+    block_map,
+    data_of,
+    largest_free_run,
+    latency_cdf,
+    request_timeline,
+    throughput_over_time,
+)
+from fragmeter.reports.over_time import over_time
 from fragmeter.reports.perfetto_timeline import write_timeline
 from fragmeter.reports.results import read_result
 from fragmeter.sim import settings
 from fragmeter.sim.blocks import record
-from fragmeter.sim.result import requests_table, write
+from fragmeter.sim.requests import request_times
+from fragmeter.sim.result import requests_table, steps_table, write
 from fragmeter.sim.stays import stays_table
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -24,10 +34,13 @@ folder.mkdir(parents=True, exist_ok=True)
 load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 80, seed=0, max_model_len=2048), request_rate=3)
 for policy in ("orca-max", "vllm-sosp23"):
     run, blocks = record(settings(policy=policy, num_gpu_blocks_override=400), load)
+    requests, stays = requests_table(run), stays_table(run)
     figures = {
         "blocks": block_map(blocks, f"{policy}: every block over time"),
         "free": largest_free_run(blocks, f"{policy}: free blocks, and the longest run of them"),
-        "requests": request_timeline(requests_table(run), stays_table(run), f"{policy}: requests over time"),
+        "requests": request_timeline(requests, stays, f"{policy}: requests over time"),
+        "latency": latency_cdf("e2el", {policy: of_values(request_times(run).e2el_ms)}, limit_ms=20_000),
+        "throughput": throughput_over_time({policy: over_time(requests, stays, steps_table(run))}),
     }
     for name, figure in figures.items():
         figure.write_html(folder / f"{policy}-{name}.html", include_plotlyjs="directory")

@@ -152,6 +152,19 @@ def test_a_sweep_without_points_is_refused(tmp_path, capsys, content, complaint)
     assert complaint in said and said.count("\n") == 1 and not (tmp_path / "page.html").exists()
 
 
+def test_other_objectives_are_other_points(tmp_path):
+    """What was kept without objectives, or with others, is not taken for these."""
+    asked = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]
+    found = []
+    for goal in ([], ["--goodput", "ttft:1"], ["--goodput", "ttft:9000"]):
+        assert status([*asked, *goal]) == DONE
+        found.append(read_sweep(tmp_path))
+    assert [each.objectives for each in found] == ["", "ttft:1", "ttft:9000"]
+    assert "request_goodput" not in found[0].points
+    none, all_of_them = (each.points["request_goodput"].item() for each in found[1:])
+    assert none == 0 and all_of_them == found[2].points["request_throughput"].item() > 0
+
+
 def test_a_sweep_is_told_objectives_that_can_be(tmp_path, capsys):
     assert status(["sweep", *SWEEP, "--goodput", "itl:5", "--out", str(tmp_path / "out")]) == MISTAKE
     assert "goodput = 'itl:5': say KEY:MILLISECONDS" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_the_command_runs(command, asked):
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     if arguments[0] == "report":
-        simulate_results(asked, [name for name in arguments[1:] if name.startswith("out/")])
+        make_results(asked, arguments)
     assert asked(arguments).strip()
 
 
@@ -116,11 +116,16 @@ def with_files(folder: Path) -> None:
     (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
 
 
-def simulate_results(asked: Callable[[list[str]], str], folders: list[str]) -> None:
-    """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it."""
-    for folder in folders:
-        load = ["--request-rate", "4", "--num-prompts", "20", "--record-blocks", "--record-plan"]
-        asked(["simulate", "--policy", folder.removeprefix("out/"), *load, "--out", folder])
+def make_results(asked: Callable[[list[str]], str], arguments: list[str]) -> None:
+    """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it; or a sweep."""
+    for folder in (name for name in arguments if name.startswith("out/")):
+        load = ["--request-rate", "4", "--num-prompts", "20"]
+        if folder == "out/sweep":
+            asked(["sweep", "--grid", "policy=orca-max,vllm-v1", *load, "--jobs", "1", "--out", folder])
+            continue
+        load = ["--trace", "my-bench.json"] if "--measured" in arguments else load
+        recorded = ["--record-blocks", "--record-plan"]
+        asked(["simulate", "--policy", folder.removeprefix("out/"), *load, *recorded, "--out", folder])
 
 
 @pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
