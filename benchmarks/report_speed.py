@@ -29,7 +29,7 @@ from browser import offline_browser, wait  # noqa: E402
 
 POLICIES = ("vllm-sosp23", "orca-max")
 LOAD = ("--request-rate", "1.7", "--record-blocks")
-PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
+PICTURE = re.compile(r'"source":"data:image/png;base64,([A-Za-z0-9+/=]+)')
 
 
 def timed(*words: object) -> str:

@@ -3,7 +3,8 @@
 The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
 [rows, columns], deflated and written as base64, which the page's script inflates. In a long run hardly a request is
 there for two columns, so that its number would not be short: a plane says which of the requests of its column it is.
-Of a block that a preemption freed it says who had it. Planes have the columns that the picture has.
+Of a block that a preemption freed it says who had it. Planes have the columns that the picture has. Of what is nearly
+always the same they tell the rest: tokens beyond a full live block's or an empty one's, references beyond the holder's.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class PlayedMap:
         planes = {
             "holder": place,
             "sample": self._samples()[columns],
-            "live": found.live_slots[columns],
-            "references": found.references[columns],
+            "live": (found.live_slots - (found.bucket == KINDS.index("live")) * found.meta["block_size"])[columns],
+            "references": (found.references - (found.sequence != NOBODY))[columns],
         }
         return {
             "name": self.name,

@@ -244,7 +244,9 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
     first = plane_of(data["first_requests"])
     request = plane_of(data["requests"])[first[:-1, None] + planes["holder"]]
     held = found.sequence != NOBODY
-    assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all() and (planes["live"] == found.live_slots).all()
+    assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all()
+    assert (planes["live"] + 4 * (found.bucket == KINDS.index("live")) == found.live_slots).all()
+    assert (planes["references"] + held == found.references).all() and planes["references"].any()
     own = np.concatenate([np.arange(count) for count in work.num_sequences])
     assert (request[held] == requests[found.sequence[held]]).all()
     assert (planes["sample"][held] == own[found.sequence[held]]).all() and planes["sample"].any()
@@ -252,5 +254,6 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
 
 def plane_of(plane: dict[str, str]) -> np.ndarray:
     """A plane as a page's script inflates it."""
-    kinds = {"Uint8Array": np.uint8, "Uint16Array": np.uint16, "Int32Array": np.int32}
-    return np.frombuffer(zlib.decompress(base64.b64decode(plane["text"])), kinds[plane["kind"]]).astype(np.int64)
+    kind = np.dtype(plane["kind"].removesuffix("Array").lower())
+    places = np.frombuffer(zlib.decompress(base64.b64decode(plane["text"])), np.uint8)
+    return places.reshape(kind.itemsize, -1).T.copy().view(kind).ravel().astype(np.int64)
