@@ -192,8 +192,8 @@ class TestDoctor:
             "failed", "CuPy cannot be imported: libcudart.so.13: cannot open shared object file"
         )
 
-    def test_lists_every_package_and_the_extra_that_needs_it(self):
-        found = data("doctor")
+    def test_lists_every_package_and_the_extra_that_needs_it(self, capsys):
+        found = json.loads(printed(capsys, "doctor", "--json", "-"))
         packages = {package["name"]: package for package in found["packages"]}
         assert packages["numpy"]["extra"] is None and packages["numpy"]["found"]
         assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "torch"
