@@ -10,6 +10,7 @@ block size); and the scale for Alpaca, on block size 64, as Fig 13a's leaves tha
 the right flank, which is memory, the whole of Alpaca's but one point, and all of Fig 19b.
 
 Latencies of an overloaded server grow with the length of the trace and hang on its speed by tens of percent for one.
+So a miss of a factor is one of a few percent of step time; what each value asks for is in docs/rates.md.
 """
 
 from __future__ import annotations
