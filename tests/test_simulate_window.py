@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from fragmeter.experiments import bench
-from fragmeter.experiments.bench import Case
+from fragmeter.experiments.bench import Bench, Case
 from fragmeter.experiments.paper import FIG2, Source
 from fragmeter.sim.run import simulate, simulate_window
 from fragmeter.sim.settings import settings
@@ -54,3 +55,11 @@ def test_a_bench_s_means_are_those_of_the_whole_run(work):
     assert whole.values.items() - part.values.items() == {
         (name, whole.values[name]) for name in ("requests_per_s", "output_tokens_per_s")
     }
+
+
+def test_a_bench_s_timeline_is_that_of_the_whole_run():
+    """A row more or less would change the page."""
+    case = Case(SHORT, 0, "orca-pow2", 1.125)
+    part, whole = (Bench(Source((0,))).timeline(replace(case, to_the_end=to_the_end)) for to_the_end in (False, True))
+    pd.testing.assert_frame_equal(part, whole)
+    assert part["start_s"].max() > 119
