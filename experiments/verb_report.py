@@ -36,7 +36,7 @@ def report(
     image_format: Annotated[ImageFormat, RESULTS] = "png",
     json: JsonTarget = None,
 ) -> None:
-    """Draw a run, or several beside each other: one HTML page that needs no network; timelines and pictures too.
+    """Draw a run, or several beside each other: an HTML page that needs no network; timelines and pictures too.
 
     With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it has
     the block tables of a request and its siblings, step by step.

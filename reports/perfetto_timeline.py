@@ -8,8 +8,8 @@
     ├── memory              a counter a bucket of the ledger, in slots, as in ``memory.parquet``
     └── sequences           counters: those on the device, and requests that wait
 
-There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of a request
-of several sequences the first one tells what it did. Ticks are rounded down to nanoseconds, Perfetto's unit: what was
+There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of one
+of several sequences the first tells what it did. Ticks are rounded down to nanoseconds, Perfetto's unit: what was
 in order stays in order, and what lay within something else stays there.
 """
 
