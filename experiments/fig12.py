@@ -52,6 +52,7 @@ PANELS = {
         "abcdef", ((dataset, model) for dataset in (SHAREGPT, ALPACA) for model in SERVERS), strict=True
     )
 }
+TITLES = {letter: f"{model}, {dataset}" for letter, (model, dataset) in PANELS.items()}
 _WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
 
 

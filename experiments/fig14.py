@@ -43,6 +43,7 @@ from .rows import within
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
 PANELS = dict(zip("abcdef", ((kind, n) for kind in (SAMPLES, BEAMS) for n in (2, 4, 6)), strict=True))
+TITLES = {letter: f"{kind} {n}" for letter, (kind, n) in PANELS.items()}
 #: Requests of a trace, at most, and its length in seconds.
 MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
 #: Of Fig 1's time for a sequence: what is a request's, and what a beam takes beside.

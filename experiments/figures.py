@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from ..reports import figures
@@ -37,12 +38,6 @@ from .step_time import compare_step_times, tell_step_times
 from .table1 import table1
 from .telling import tell
 from .waste import waste_table
-
-_RATE_SECONDS = {
-    **{"fig12a": 14, "fig12b": 15, "fig12c": 5, "fig12d": 60, "fig12e": 50, "fig12f": 24},
-    **{"fig14a": 60, "fig14b": 60, "fig14c": 60, "fig14d": 120, "fig14e": 120, "fig14f": 120},
-    **{"fig16": 20, "fig17": 15},
-}
 
 
 @dataclass(frozen=True)
@@ -81,23 +76,23 @@ def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
     return Figure(lambda _: make(), *show, seeds=None, traced=False, **more)
 
 
-def _rates() -> dict[str, Figure]:
-    """The rate sweeps, a panel each: an interruption loses one at most. One seed each: they are the longest runs."""
-    made: dict[str, tuple[Callable[[Bench], Payload], str]] = {}
-    for letter, (model, dataset) in fig12.PANELS.items():
-        made[f"fig12{letter}"] = partial(fig12.panel, letter), f"Fig 12{letter}: {model}, {dataset}"
-    for letter, (kind, n) in fig14.PANELS.items():
-        made[f"fig14{letter}"] = partial(fig14.panel, letter), f"Fig 14{letter}: {kind} {n}"
-    made["fig16"] = fig16, "Fig 16: translation behind a shared prefix"
-    made["fig17"] = fig17, "Fig 17: a chatbot"
+def _rates(title: str, make: Callable[[Bench], Payload], seconds: int) -> Figure:
+    """A rate sweep, of one seed: they are the longest runs."""
+    return Figure(make, sections.rates(title), seeds=1, seconds=seconds)
+
+
+def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
+    """The panels of a figure of rate sweeps, each a figure of its own: an interruption loses few of them."""
     return {
-        name: Figure(make, sections.rates(title), seeds=1, seconds=_RATE_SECONDS[name])
-        for name, (make, title) in made.items()
+        f"{module.FIGURE}{letter}": _rates(
+            f"Fig {module.FIGURE.removeprefix('fig')}{letter}: {what}", partial(module.panel, letter), seconds[letter]
+        )
+        for letter, what in module.TITLES.items()
     }
 
 
-#: Tables and figures that take no time come first, and the waste table, which takes two seconds: there is soon
-#: something to see.
+#: Tables and figures that take no time come first, and the waste table, which takes few seconds: there is soon
+#: something to see. The others are in the paper's order.
 FIGURES: dict[str, Figure] = {
     "table1": _fixed(table1, sections.tabled("Table 1: how much memory the KV cache has")),
     "fig1": _fixed(fig1, sections.shown("Fig 1: how throughput grows with the batch", figures.curves)),
@@ -105,25 +100,28 @@ FIGURES: dict[str, Figure] = {
     "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
     "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
-    "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2, seconds=35),
-    "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a, seconds=43),
+    "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2, seconds=15),
+    **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}),
+    "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a, seconds=30),
     "fig13b": Figure(
         fig13b,
         sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),
         seeds=1,
         traced=False,
-        seconds=120,
+        seconds=70,
     ),
+    **_panels(fig14, {"a": 40, "b": 40, "c": 40, "d": 60, "e": 65, "f": 75}),
     "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100),
+    "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18),
+    "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6),
     "fig18b": Figure(
         fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1,
-        seconds=50, shares="block sizes",
+        seconds=30, shares="block sizes",
     ),
     "fig19b": Figure(
         fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1,
-        seconds=30, shares="block sizes",
+        seconds=6, shares="block sizes",
     ),
-    **_rates(),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),
