@@ -3,6 +3,9 @@
 It is fitted on the value of two beams in Fig 15 alone, and once more on what the paper's text says of two beams with
 ShareGPT. The fewer beams live on, the more they save. Scanned are 0.90, 0.91 ... 0.95 (ShareGPT: 0.94, 0.95 ...
 0.99), and steps of 0.001 where the published value is first crossed.
+
+ShareGPT's, on the paper's own pairs for 1,800 s: 0.987, 0.988 and 0.989 save 44.5, 44.3 and 43.9 % with two beams,
+where the text has 44.3; with six 0.988 saves 65.9, where it has 66.3.
 """
 
 from __future__ import annotations
