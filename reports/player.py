@@ -1,10 +1,14 @@
 """What a page needs to play block maps: pictures, and beside them what the pixels leave out.
 
 The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
-[rows, columns], deflated and written as base64, which the page's script inflates. In a long run hardly a request is
-there for two columns, so that its number would not be short: a plane says which of the requests of its column it is.
-Of a block that a preemption freed it says who had it. Planes have the columns that the picture has. Of what is nearly
-always the same they tell the rest: tokens beyond a full live block's or an empty one's, references beyond the holder's.
+[rows, columns], deflated and written as base64, which the page's script inflates. Planes have the columns that the
+picture has, and tell what is new:
+
+    holder        0 where the holder is that of the column before, else 1 + which of the requests of its column
+                  (few: hardly a request of a long run is there for two columns, so that its number would not be short);
+                  of a block that a preemption freed, who had it
+    live          tokens beyond a full live block's, or an empty one's
+    references    beyond the holder's
 """
 
 from __future__ import annotations
@@ -58,8 +62,10 @@ class PlayedMap:
     def data(self) -> dict[str, Any]:
         """What the script reads."""
         found, columns = self.found, self.drawn.columns
-        holders = [np.unique(column, return_inverse=True) for column in self._holders()[columns]]
-        place = np.stack([each for _, each in holders])
+        request = self._holders()[columns]
+        holders = [np.unique(column, return_inverse=True) for column in request]
+        place = np.stack([each + 1 for _, each in holders])
+        place[1:][request[1:] == request[:-1]] = 0
         planes = {
             "holder": place,
             "sample": self._samples()[columns],

@@ -242,7 +242,9 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
     data = PlayedMap("samples", found, requests).data()
     planes = {name: plane_of(plane).reshape(data["rows"], data["columns"]).T for name, plane in data["planes"].items()}
     first = plane_of(data["first_requests"])
-    request = plane_of(data["requests"])[first[:-1, None] + planes["holder"]]
+    request = plane_of(data["requests"])[first[:-1, None] + planes["holder"] - 1]
+    for column, place in enumerate(planes["holder"][1:], start=1):
+        request[column] = np.where(place == 0, request[column - 1], request[column])
     held = found.sequence != NOBODY
     assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all()
     assert (planes["live"] + 4 * (found.bucket == KINDS.index("live")) == found.live_slots).all()

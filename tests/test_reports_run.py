@@ -275,11 +275,3 @@ def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
     warning = "These runs did not serve the same requests"
     assert warning not in write_report(tmp_path / "same.html", Asked([same, same])).read_text()
     assert warning in write_report(tmp_path / "other.html", Asked([same, other])).read_text()
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_requests_are_one_page_of_less_than_12_mb(tmp_path):
-    load = ["--num-prompts", "100000", "--request-rate", "1.7", "--record-blocks", "--out", str(tmp_path / "run")]
-    assert status(["simulate", "--policy", "vllm-sosp23", *load]) == DONE
-    assert status(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == DONE
-    assert (tmp_path / "report.html").stat().st_size < 12e6
