@@ -80,7 +80,10 @@ def _rates(sweep: Sweep) -> Section:
         return Section(title, text)
     figures = [_goodput(points, sweep.objectives)]
     figures += [against_rate(points, name, told, "ms") for name, told in _LATENCIES.items()]
-    text = "Where a line bends, the replica is full: a higher rate only makes requests wait."
+    text = (
+        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to the"
+        " last answer, so those of few requests stay below what was asked."
+    )
     if not sweep.objectives:
         text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."
     return Section(title, text, figures)

@@ -96,9 +96,10 @@ def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[
     assert not (folder / name).exists()
     # A browser lets a page save a few files by itself, and any number that a key is pressed for.
     button.send_keys("\n")
-    # The browser gives a file its name when it is whole.
-    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda _: (folder / name).exists(), name)
-    with (folder / name).open(encoding="utf-8", newline="") as file:
+    # An empty file keeps the name until the whole one takes its place.
+    path = folder / name
+    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda _: path.exists() and path.stat().st_size, name)
+    with path.open(encoding="utf-8", newline="") as file:
         return name, list(csv.reader(file, strict=True))
 
 
