@@ -7,13 +7,13 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cli_runs import run
 
 from fragmeter.experiments.cli import DONE, status
 
@@ -109,8 +109,10 @@ def with_files(folder: Path) -> None:
     """The files of a user's own that the pages name."""
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
     (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
-    turns = [{"arrival_s": place / 4, "prompt_tokens": 20 + 10 * place // 4, "output_tokens": 10} for place in range(80)]
-    sessions = [turn | {"session_id": place % 4} for place, turn in enumerate(turns)]
+    sessions = [
+        {"arrival_s": turn / 4, "prompt_tokens": 20 + 10 * turn // 4, "output_tokens": 10, "session_id": turn % 4}
+        for turn in range(80)
+    ]
     (folder / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
     (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
     (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
@@ -131,7 +133,7 @@ def make_results(asked: Callable[[list[str]], str], arguments: list[str]) -> Non
 @pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
 def test_a_command_leaves_nothing_to_the_next(arguments, asked, tmp_path):
     """What it prints here, after all that ran before it, and what it prints in a process of its own."""
-    alone = subprocess.run([sys.executable, "-m", "fragmeter", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    alone = run(*arguments, cwd=tmp_path)
     assert (alone.returncode, alone.stderr) == (0, "")
     assert asked(arguments) == asked(arguments) == alone.stdout
 

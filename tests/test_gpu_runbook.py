@@ -212,25 +212,25 @@ def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_pa
     assert complaint.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
 
 
-@pytest.mark.parametrize("name", ["modules", "grid", "graphs", "ceiling", "bench"])
-def test_without_torch_a_program_says_what_to_install(name, tmp_path):
-    """In a process of its own, which has not imported it yet."""
-    told = without_torch(f"fragmeter.gpu.{name}", "--json", os.fspath(tmp_path / "none.json"))
-    assert told.stderr == "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
-    assert (told.returncode, told.stdout) == (2, "") and not (tmp_path / "none.json").exists()
-
-
-def test_without_torch_no_part_of_a_gpu_begins(tmp_path):
-    told = without_torch("fragmeter.gpu.runbook", "--out", os.fspath(tmp_path / "day"))
-    assert told.stderr == "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
-    assert (told.returncode, told.stdout) == (2, "") and not (tmp_path / "day").exists()
-
-
-def without_torch(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """``python -m module`` where torch is not installed."""
-    code = f"import runpy, sys; sys.modules['torch'] = None; sys.argv[1:] = {[*flags]}; "
-    command = [sys.executable, "-c", code + f"runpy.run_module({module!r}, run_name='__main__')"]
-    return subprocess.run(command, capture_output=True, text=True)
+def test_without_torch_every_program_says_what_to_install(tmp_path):
+    """In a process that has not imported it yet."""
+    measuring = ("modules", "grid", "graphs", "ceiling", "bench")
+    programs = [[f"fragmeter.gpu.{name}", "--json", "none.json"] for name in measuring]
+    programs.append(["fragmeter.gpu.runbook", "--out", "day"])
+    code = f"""
+import runpy, sys
+sys.modules["torch"] = None
+for module, *sys.argv[1:] in {programs}:
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as end:
+        print(module, end.code)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    complaint = "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
+    assert (told.returncode, told.stderr) == (0, complaint * len(programs))
+    assert told.stdout.splitlines() == [f"{module} 2" for module, *_ in programs]
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.skipif(probe().state == "ready", reason="there is a GPU")
