@@ -24,6 +24,8 @@ from ..sim.workload import Workload
 from ..traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
 
+#: Where a sweep keeps what is finished, in its folder.
+POINTS = "points"
 #: Workloads that are kept: of the points that stand side by side, most serve one or two.
 _KEPT = 4
 
@@ -84,7 +86,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._points = folder / "points"
+        self._points = folder / POINTS
         if folder.is_dir() and not self._points.is_dir() and any(folder.iterdir()):
             raise SettingError("out", str(folder), "holds files that are no sweep; choose another directory")
         require_writable(folder, folder, create=True)

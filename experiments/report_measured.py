@@ -56,6 +56,11 @@ def _sent_alike(one: np.ndarray, other: np.ndarray) -> bool:
     return bool((abs(late) <= PER_US).all())
 
 
+def is_against(folder: Path) -> bool:
+    """Whether a folder was left by ``validate --against``."""
+    return (folder / RESULT).is_file()
+
+
 def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
     """The page of what ``validate --against --out`` left in a folder; returns what it is about, as data.
 

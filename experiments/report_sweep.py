@@ -11,6 +11,7 @@ from pyarrow import ArrowInvalid
 from ..reports.sweep_report import Sweep
 from ..sim.errors import UserError
 from .grid import PART_OF
+from .points import POINTS
 
 TABLE = "sweep.parquet"
 #: Series that can be told apart.
@@ -21,13 +22,20 @@ _RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_
 _GOAL = "goodput."
 
 
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder was left by a sweep, at its end or before."""
+    return (folder / TABLE).is_file() or (folder / POINTS).is_dir()
+
+
 def read_sweep(folder: Path) -> Sweep:
     """The points that a sweep left in its folder.
 
     Raises:
-        UserError: They are damaged, of another version, or none could be run.
+        UserError: It has not come to its end, or they are damaged, of another version, or none could be run.
     """
     path = folder / TABLE
+    if not path.is_file():
+        raise UserError(f"{folder}: is a sweep that has not come to its end; run the same fragmeter sweep again")
     try:
         rows = pd.read_parquet(path)
     except (OSError, ArrowInvalid):

@@ -15,10 +15,9 @@ from ..reports.sweep_report import write_sweep_report
 from ..sim.errors import MissingExtra, SettingError
 from ..sim.files import require_writable, require_writable_file
 from ..sim.objectives import objectives
-from .against_run import RESULT
 from .output import RESULTS, JsonTarget, Report
-from .report_measured import read_measured, write_against_report
-from .report_sweep import TABLE, read_sweep
+from .report_measured import is_against, read_measured, write_against_report
+from .report_sweep import is_sweep, read_sweep
 
 FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
 #: Runs that stand beside each other on a page and can still be read.
@@ -62,13 +61,12 @@ def report(
     goal = None if goodput is None else objectives(goodput)
     out.parent.mkdir(parents=True, exist_ok=True)
     require_writable_file(out)
-    for file, draw in ((TABLE, _sweep), (RESULT, _against)):
-        for folder in folders:
-            if (folder / file).is_file():
-                flags = {"request": request, "goodput": goodput, "measured": measured}
-                _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
-                draw(folder, out, told)
-                return
+    for is_one, draw in ((is_sweep, _sweep), (is_against, _against)):
+        for folder in filter(is_one, folders):
+            flags = {"request": request, "goodput": goodput, "measured": measured}
+            _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
+            draw(folder, out, told)
+            return
     write_timeline = _timeline_writer(perfetto)
     if images is not None:
         require_writable(images, images, create=True)

@@ -152,6 +152,14 @@ def test_a_sweep_without_points_is_refused(tmp_path, capsys, content, complaint)
     assert complaint in said and said.count("\n") == 1 and not (tmp_path / "page.html").exists()
 
 
+def test_a_sweep_that_was_cut_short_is_refused(tmp_path, capsys):
+    (tmp_path / "cut" / "points").mkdir(parents=True)
+    assert report(tmp_path / "cut", "--out", tmp_path / "page.html") == MISTAKE
+    said = capsys.readouterr().err
+    assert "cut: is a sweep that has not come to its end; run the same fragmeter sweep again" in said
+    assert said.count("\n") == 1 and not (tmp_path / "page.html").exists()
+
+
 def test_other_objectives_are_other_points(tmp_path):
     """What was kept without objectives, or with others, is not taken for these."""
     asked = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]

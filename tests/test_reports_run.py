@@ -26,6 +26,7 @@ from fragmeter.reports.figures import (
 )
 from fragmeter.reports.results import Result, read_result
 from fragmeter.reports.run_report import SECTIONS, Asked, write_report
+from fragmeter.reports.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
 from fragmeter.sim.engine import Engine
@@ -256,6 +257,21 @@ def hold_to_map(lines: list[list[str]], result: Result) -> None:
         assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, who, sample])
         last = [block, *span, kind, who, sample]
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
+    rates = {"series": ["a", "a", "b", "b"], "request_rate": [1.0, 2, 1, 2], "seed": 0, "request_throughput": 0.9}
+    rates |= {"request_goodput": [0.8, 1.1, 0.9, 0.2], "p99_ttft_ms": [20.0, 900, 30, 4000], "p99_tpot_ms": 30.0}
+    speeds = {"tokens_per_s_per_user": [40.0, 30, 35, 20], "tokens_per_s_per_gpu": [90.0, 150, 80, 190]}
+    sweep = Sweep("small", pd.DataFrame(rates | speeds), ["policy"], "ttft:500", 0)
+    show(driver, write_sweep_report(tmp_path / "sweep.html", sweep), scheme, 400)
+    assert driver.get_log("browser") == [] and poor_texts(texts(driver)) == []
+    marks = "return [...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.point').length)"
+    # Two series at two rates; in the front also a ring around each of the three that nobody beats.
+    assert driver.execute_script(marks) == [4, 4, 4, 4 + 3]
+    widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1] == 400
 
 
 def test_each_section_is_made_alone(results):
