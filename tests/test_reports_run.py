@@ -26,6 +26,7 @@ from fragmeter.reports.figures import (
 )
 from fragmeter.reports.results import Result, read_result
 from fragmeter.reports.run_report import SECTIONS, Asked, write_report
+from fragmeter.reports.serving_sections import latencies
 from fragmeter.reports.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
 from fragmeter.sim.blocks import NOBODY, BlockMap, record
@@ -282,6 +283,8 @@ def test_each_section_is_made_alone(results):
     served = ["Latency", "Batch and throughput over time", "Requests over time"]
     always = ["Memory over time", "What the memory was used for", *served, "Simulated against measured"]
     assert titles == always
+    # An earlier version kept no gaps between tokens.
+    assert [len(latencies([each]).figures) for each in (plain, replace(plain, gaps=None))] == [4, 3]
 
 
 def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
