@@ -10,7 +10,8 @@ Two numbers are fitted here, each on one value, with parts of the 0.42 ms that F
 
 - ``REQUEST_SHARE`` on vLLM's four samples: what is spent once a request. vLLM's first sampler looped over requests,
   with a call and a wait for the GPU in each (vllm/model_executor/layers/sampler.py of vLLM 0.1).
-- ``BEAM_SHARE`` on vLLM's four beams: what each takes beside; most likely sorting candidates and forking tables on the host.
+- ``BEAM_SHARE`` on vLLM's four beams: what each takes beside; most likely sorting candidates and forking tables on the
+  host.
 
 Everything else is predicted. With a longer trace more of a queue builds up: with 6,000 requests of four beams in place
 of 3,000 vLLM's and Orca (Oracle)'s rates are some 5 % lower.
