@@ -3,7 +3,7 @@
 What costs bytes is noise. Of 100,000 requests over 983 blocks and 2,000 columns a block stays with one for 1.1 columns,
 so that no pixel tells of the next one:
 
-    twelve shades                  992 kB      deflated at level 7; at 9: 989, column by column 978, filtered 895 and more
+    twelve shades                  992 kB      deflated at level 7; at 9: 989, by columns 978, filtered 895 and more
     six, three, two shades         787, 588, 475 kB (at level 9)
     one colour a kind, 8 bits      316 kB      at 9: 290, in 7.4 s of CPU time
     one colour a kind, 4 bits      290 kB      in 0.4 s

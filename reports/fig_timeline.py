@@ -49,7 +49,8 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
                 line={"color": hue.light, "width": width_px, "simplify": False},
                 hovertemplate="request %{y:,d} " + state + "<br>%{x:,.2f} s<extra></extra>",
             )
-    figure.update_layout(dragmode="zoom", hovermode="closest", legend={"traceorder": "normal", "itemsizing": "constant"})
+    legend = {"traceorder": "normal", "itemsizing": "constant"}
+    figure.update_layout(dragmode="zoom", hovermode="closest", legend=legend)
     figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, rangemode="tozero")
     figure.update_yaxes(title_text="request", tickformat=",d", fixedrange=False, showgrid=False, autorange="reversed")
     return figure
@@ -98,9 +99,9 @@ def request_spans_ticks(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataF
 def closer(spans: pd.DataFrame, states: list[str]) -> dict[str, Any]:
     """All spans for the page's script, to the millisecond: packed integers.
 
-    ``skip``, ``count`` and ``gap`` are of each request by how much its number exceeds that of the one before it, how many
-    spans it has, and how much later its first span begins; ``state``, a place in ``states``, and ``length`` are of each span. A span begins
-    where the one before it ends.
+    ``skip``, ``count`` and ``gap`` are of each request by how much its number exceeds that of the one before it, how
+    many spans it has, and how much later its first span begins; ``state``, a place in ``states``, and ``length`` are of
+    each span. A span begins where the one before it ends.
 
     Args:
         spans: What ``request_spans`` gives, one request after the other.
