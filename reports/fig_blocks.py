@@ -60,7 +60,8 @@ def block_map(
     if follows:
         _follow(figure, found, holders)
     figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
-    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, range=[0, end_s])
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False)
+    figure.update_xaxes(range=[0, end_s])
     figure.update_yaxes(title_text="physical block", fixedrange=False, showgrid=False, range=[blocks - 0.5, -0.5])
     return figure
 

@@ -37,7 +37,8 @@ def largest_free_run(found: BlockMap, title: str) -> go.Figure:
             hovertemplate="%{y:,.0f} blocks",
         )
     figure.update_layout(hovermode="x unified", dragmode="zoom")
-    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, hoverformat=",.2f")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False)
+    figure.update_xaxes(hoverformat=",.2f")
     figure.update_yaxes(title_text="blocks", rangemode="tozero", nticks=6)
     return figure
 

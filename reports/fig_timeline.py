@@ -51,7 +51,8 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
             )
     legend = {"traceorder": "normal", "itemsizing": "constant"}
     figure.update_layout(dragmode="zoom", hovermode="closest", legend=legend)
-    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False, rangemode="tozero")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False)
+    figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(title_text="request", tickformat=",d", fixedrange=False, showgrid=False, autorange="reversed")
     return figure
 

@@ -19,7 +19,8 @@ def lengths(rows: Sequence[Row]) -> go.Figure:
 
     Rows are ``{"share", "prompt", "output"}``, by ascending share, from 0 to 1.
     """
-    numbers = {"columns": ["Share of requests", "Prompt tokens", "Output tokens"], "rows": [list(row.values()) for row in rows]}
+    columns = ["Share of requests", "Prompt tokens", "Output tokens"]
+    numbers = {"columns": columns, "rows": [list(row.values()) for row in rows]}
     figure = blank("How long the requests are", "Share of requests with at most so many tokens.", 340, numbers)
     for name in ("prompt", "output"):
         figure.add_scatter(

@@ -163,7 +163,7 @@ def _rows_as_numbers(rows: Sequence[Mapping[str, Any]]) -> Numbers:
 
 
 def _table(numbers: Numbers) -> dict[str, Any]:
-    columns = list(zip(*numbers["rows"]))
+    columns = list(zip(*numbers["rows"])) or [()] * len(numbers["columns"])
     shown = [_column(values) for values in columns]
     return {
         "columns": numbers["columns"],

@@ -5,7 +5,7 @@
     │   └── lane 1          a slice a request, from arrival to end; within it what it did (queued, prefill, decode, ...)
     ├── steps               a slice a leap, with what ``steps.parquet`` says of it
     ├── preemptions         an instant each
-    ├── memory              a counter a bucket of the ledger, in slots, as in ``memory.parquet``
+    ├── memory              a counter a bucket of the ledger, in slots, all free where nobody runs
     └── sequences           counters: those on the device, and requests that wait
 
 There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of one
@@ -32,6 +32,7 @@ from ..sim.ticks import PER_SECOND
 from .fig_timeline import request_spans_ticks
 from .palette import TIMELINE
 from .perfetto_tracks import Tracks
+from .pool_over_time import keeps_over_idle_spans, replica_over_time
 from .results import Result
 
 _TICKS_PER_NS = PER_SECOND // 10**9
@@ -85,9 +86,11 @@ def _write_run(tracks: Tracks, result: Result, spans: pd.DataFrame) -> None:
     _write_steps(tracks, tracks.group("steps", run), result.steps)
     _write_preemptions(tracks, tracks.group("preemptions", run), result.preemptions)
     memory, sequences = tracks.group("memory", run), tracks.group("sequences", run)
+    never = np.iinfo(np.int64).max
+    table = replica_over_time(result.memory, result.steps, keeps_over_idle_spans(result), never)
     for bucket in BUCKETS:
         counter = tracks.counter(bucket.replace("_", " "), memory, "slots")
-        _write_values(tracks, counter, result.memory["start_ticks"], result.memory[bucket])
+        _write_values(tracks, counter, table["start_ticks"], table[bucket])
     _write_values(tracks, tracks.counter("running", sequences, "sequences"), *_running(result.stays))
     waiting = tracks.counter("waiting", sequences, "requests")
     _write_values(tracks, waiting, result.steps["start_ticks"], result.steps["waiting"])

@@ -64,6 +64,13 @@ class Result:
         return np.repeat(np.arange(len(self.requests)), count)
 
     @property
+    def num_replicas(self) -> int:
+        """How many served the run, each with a pool of its own."""
+        asked = self.about.get("cluster", {})
+        apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
+        return asked.get("num_replicas", 1) if None in apart else sum(apart)
+
+    @property
     def end_s(self) -> float:
         """When the last request was done."""
         return self.stays["end_ticks"].max() / PER_SECOND if len(self.stays) else 0.0

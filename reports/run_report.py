@@ -20,10 +20,10 @@ from . import serving_sections
 from .figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
 from .page import Section, write_page
 from .player import PlayedMap, Player
+from .pool_over_time import keeps_over_idle_spans, pool_over_time
 from .results import Result
 from .serving_sections import Measured
 from .table_viewer import TableViewer, chosen_request
-
 
 
 class Asked(NamedTuple):
@@ -69,6 +69,11 @@ def _sections(asked: Asked) -> list[Section]:
     return [made for make in SECTIONS if (made := make(asked)) is not None]
 
 
+def _served(asked: Asked) -> list[Result]:
+    """The runs in which somebody was not refused."""
+    return [result for result in asked.results if len(result.stays)]
+
+
 def title(asked: Asked) -> str:
     """What the page is called."""
     names = [result.name for result in asked.results]
@@ -92,9 +97,10 @@ def _run_told(result: Result) -> str:
     settings, summary = result.about["settings"], result.summary
     preemptions = sum(summary["preemptions"].values())
     pushed = f" {preemptions:,} preemptions." if preemptions else ""
+    replicas = f", {result.num_replicas} replicas," if result.num_replicas > 1 else ""
     refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
     return (
-        f"{result.name} served {settings['model']} on {settings['gpu']} in {summary['duration']:,.1f} s:"
+        f"{result.name} served {settings['model']} on {settings['gpu']}{replicas} in {summary['duration']:,.1f} s:"
         f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"
         f" {summary['waste']['mean_over_time_pct']['paper_view']['token_states']:.1f} % of the KV cache held tokens"
         f" (mean over time).{pushed}{refused}"
@@ -102,7 +108,8 @@ def _run_told(result: Result) -> str:
 
 
 def _block_maps(asked: Asked) -> Section | None:
-    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in asked.results if each.blocks is not None]
+    recorded = [result for result in asked.results if result.blocks is not None]
+    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in recorded]
     if not maps:
         return None
     text = (
@@ -114,20 +121,42 @@ def _block_maps(asked: Asked) -> Section | None:
     return Section("The block map", text, widgets=[Player(maps)])
 
 
-def _memory(asked: Asked) -> Section:
-    figures, longest_s = [], max(result.end_s for result in asked.results)
-    for result in asked.results:
-        table = result.memory.assign(start_s=result.memory["start_ticks"] / PER_SECOND)
-        replica, heeds = result.about["replica"], result.policy in _WATERMARKED
-        watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
-        figure = ledger_over_time(table, f"{result.name}: KV slots by bucket", watermark, result.end_s)
-        figures.append(figure.update_xaxes(range=[0, longest_s]))
-    text = "The ledger: every slot of the pool in exactly one bucket, at every scheduling decision."
-    return Section("Memory over time", text, figures)
+def _memory(asked: Asked) -> Section | None:
+    served = _served(asked)
+    if not served:
+        return None
+    longest_s = max(result.end_s for result in served)
+    figures = [_ledger(result).update_xaxes(range=[0, longest_s]) for result in served]
+    return Section("Memory over time", _ledger_told(served), figures)
 
 
-def _waste(asked: Asked) -> Section:
-    rows = [_waste_row(result) for result in asked.results]
+def _ledger_told(results: Sequence[Result]) -> str:
+    told = ["The ledger: every slot of the pool in exactly one bucket."]
+    unrecorded = [result for result in results if result.blocks is None]
+    if len(unrecorded) < len(results):
+        told.append("Where blocks were recorded, at the moments of the block map.")
+    if unrecorded:
+        told.append("From memory.parquet, at every scheduling decision: what comes in between shows at the next one.")
+    if any(map(keeps_over_idle_spans, unrecorded)):
+        told.append("What is kept while nobody runs it does not tell: the last decision is drawn on.")
+    return " ".join(told)
+
+
+def _ledger(result: Result) -> go.Figure:
+    """The ledger of a run; of several replicas, each of which has a watermark of its own, added up."""
+    table = pool_over_time(result)
+    replica, replicas = result.about["replica"], result.num_replicas
+    table = table.assign(start_s=table["start_ticks"] / PER_SECOND)
+    heeds = result.policy in _WATERMARKED and replicas == 1
+    watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
+    of = f" of {replicas} replicas" if replicas > 1 else ""
+    return ledger_over_time(table, f"{result.name}: KV slots{of} by bucket", watermark, result.end_s)
+
+
+def _waste(asked: Asked) -> Section | None:
+    rows = [_waste_row(result) for result in _served(asked)]
+    if not rows:
+        return None
     text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
     return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
 
@@ -176,8 +205,11 @@ def _measured(asked: Asked) -> Section:
     return serving_sections.measured(asked.measured)
 
 
-def _timeline(asked: Asked) -> Section:
-    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in asked.results]
+def _timeline(asked: Asked) -> Section | None:
+    served = _served(asked)
+    if not served:
+        return None
+    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in served]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
 
 

@@ -81,8 +81,8 @@ def _rates(sweep: Sweep) -> Section:
     figures = [_goodput(points, sweep.objectives)]
     figures += [against_rate(points, name, told, "ms") for name, told in _LATENCIES.items()]
     text = (
-        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to the"
-        " last answer, so those of few requests stay below what was asked."
+        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to"
+        " the last answer, so those of few requests stay below what was asked."
     )
     if not sweep.objectives:
         text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."

@@ -1,4 +1,4 @@
-"""Block tables of one request, frame by frame: who names which physical block, and blocks copied before they are written.
+"""Block tables of one request, frame by frame: who names which physical block, and copies before writes.
 
 A recorded plan has the tables as they stand when attention runs, and the copies that a step begins with. Within such
 a step the tables are told in the order in which things happen:

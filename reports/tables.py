@@ -68,7 +68,8 @@ def comparison_table(payload: Payload) -> Table:
             label = f"  {metric_label(row['metric'])}" if grouped else name
             if along:
                 label = name if row is mine[0] else ""
-            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), end_section=grouped and row is mine[-1])
+            is_last = grouped and row is mine[-1]
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), end_section=is_last)
     return table
 
 

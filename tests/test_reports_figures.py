@@ -284,7 +284,8 @@ class TestCurves:
 
 class TestBars:
     def test_several_values_of_a_series_are_told_apart(self):
-        rows = [row | {"metric": f"mean_{part}_tokens"} for row, part in zip(along(("A", 1, 2.0, 3.0))["rows"] * 2, "ab")]
+        twice = along(("A", 1, 2.0, 3.0))["rows"] * 2
+        rows = [row | {"metric": f"mean_{part}_tokens"} for row, part in zip(twice, "ab")]
         figure = bars_of({"workload": "made up", "rows": [row | {"x": None} for row in rows]})
         names = [text.partition("<")[0] for text in figure.layout.yaxis.ticktext]
         assert names == ["A, mean a tokens", "A, mean b tokens"]

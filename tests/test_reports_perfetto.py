@@ -126,10 +126,15 @@ def at(counter: list[tuple[int, int]], ns: int) -> int:
 def test_counters_are_the_ledger(results, timeline, name):
     for track, part in parts(results[name]).items():
         rows = part.memory.assign(ns=part.memory["start_ticks"] // 1000).groupby("ns").last()
+        starts, ends = (part.steps["start_ticks"] + over for over in (0, part.steps["ticks"]))
+        idle_ns = {end // 1000 for end in ends if not ((starts <= end) & (end < ends)).any()}
+        capacity, free = rows.iloc[0][list(BUCKETS)].sum(), timeline.counters[f"{track}/memory/free"]
+        # What is pinned, or cached, stays where it is.
+        assert {at(free, ns) for ns in idle_ns} == {capacity} or part.about["settings"]["shared_prefix_tokens"]
         for bucket in BUCKETS:
             counter = timeline.counters[f"{track}/memory/{bucket.replace('_', ' ')}"]
             assert [at(counter, ns) for ns in rows.index] == rows[bucket].tolist()
-            assert {ns for ns, _ in counter} <= set(rows.index)
+            assert {ns for ns, _ in counter} <= {0, *rows.index, *idle_ns}
             assert all(value != later for (_, value), (_, later) in zip(counter, counter[1:]))
 
 

@@ -1,4 +1,4 @@
-"""The block map in a real browser: its pixels are what was recorded, it moves, and it says what lies under the pointer."""
+"""The block map in a real browser: its pixels are what was recorded, it moves, and says what is under the pointer."""
 
 from __future__ import annotations
 
@@ -232,7 +232,8 @@ def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
 @pytest.mark.parametrize("width_px", [1400, 400])
 def test_nothing_sticks_out_of_the_window(driver, page, width_px):
     play(driver, page, "light", width_px)
-    wait(driver, f"return document.documentElement.scrollWidth <= window.innerWidth && window.innerWidth === {width_px}")
+    widths = "document.documentElement.scrollWidth <= window.innerWidth && window.innerWidth"
+    wait(driver, f"return {widths} === {width_px}")
 
 
 def test_planes_say_which_sample_of_which_request_holds_a_block():
