@@ -13,7 +13,7 @@ from ..reports.results import Result, read_result
 from ..reports.run_report import Asked, figures, write_report
 from ..reports.sweep_report import write_sweep_report
 from ..sim.errors import MissingExtra, SettingError
-from ..sim.files import require_writable, require_writable_file
+from ..sim.files import require_writable, require_writable_file, user_paths
 from ..sim.objectives import objectives
 from .output import RESULTS, JsonTarget, Report
 from .report_measured import is_against, read_measured, write_against_report
@@ -59,8 +59,7 @@ def report(
     if not 1 <= len(folders) <= MOST_FOLDERS:
         raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
     goal = None if goodput is None else objectives(goodput)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    require_writable_file(out)
+    _prepare(out)
     for is_one, draw in ((is_sweep, _sweep), (is_against, _against)):
         for folder in filter(is_one, folders):
             flags = {"request": request, "goodput": goodput, "measured": measured}
@@ -100,12 +99,18 @@ def report(
     )
 
 
+def _prepare(path: Path) -> None:
+    """Make the folder of a file that is to be written, and refuse a place that takes none."""
+    with user_paths(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    require_writable_file(path)
+
+
 def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:
     """What writes the timeline, where one is wanted; a place that takes no file is refused before other work."""
     if path is None:
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    require_writable_file(path)
+    _prepare(path)
     try:
         from ..reports.perfetto_timeline import write_timeline
     except ImportError:

@@ -90,7 +90,9 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
         summary, about = (json.loads((place / f"{part}.json").read_bytes()) for part in ("summary", "run"))
         tables = {part: _table(place / f"{part}.parquet") for part in _TABLES}
         recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
-        return Result(name or about["settings"]["policy"], summary, about, **tables, **recorded)
+        result = Result(name or about["settings"]["policy"], summary, about, **tables, **recorded)
+        _check_of_one_run(result)
+        return result
     except OSError as error:
         # Parquet's own errors have no number.
         why = error.strerror or "damaged"
@@ -98,6 +100,20 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
         raise UserError(f"{place}: is no result folder ({why}{which}); make one by fragmeter simulate --out") from None
     except (ValueError, KeyError, TypeError, AttributeError, ArrowInvalid):
         raise UserError(f"{place}: holds a damaged result; make it again by fragmeter simulate --out") from None
+
+
+def _check_of_one_run(result: Result) -> None:
+    """Raise KeyError where what every page says is missing, ValueError where files are of different runs."""
+    load, load_sha256 = result.about["workload"]["requests"], result.about["workload"]["sha256"]
+    if load != len(result.requests) or load != result.summary["completed"] + result.summary["refused"]:
+        raise ValueError("requests")
+    if not result.memory["start_ticks"].equals(result.steps["start_ticks"]):
+        raise ValueError("memory")
+    if len(result.stays) and result.stays["request"].max() >= load:
+        raise ValueError("stays")
+    for recorded in (result.blocks, result.plan):
+        if recorded is not None and recorded.meta["trace_sha256"] != load_sha256:
+            raise ValueError("recorded")
 
 
 def _table(path: Path) -> pd.DataFrame:

@@ -24,6 +24,15 @@ def results(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    """A run on another load."""
+    folder = tmp_path_factory.mktemp("other") / "orca-max"
+    flags = ["--policy", "orca-max", "--num-prompts", "16", "--request-rate", "4", "--record-blocks"]
+    assert status(["simulate", *flags, "--out", str(folder)]) == DONE
+    return folder
+
+
 def report(*tokens: object) -> int:
     return status(["report", *map(str, tokens)])
 
@@ -74,7 +83,9 @@ def damaged(results: Path, tmp_path: Path, name: str, content: bytes) -> Path:
     ("name", "content", "complaint"),
     [
         ("summary.json", b"{", "holds a damaged result; make it again by fragmeter simulate --out"),
+        ("summary.json", b"{}", "holds a damaged result"),
         ("run.json", b"[]", "holds a damaged result"),
+        ("run.json", b'{"settings": {"policy": "orca-max"}}', "holds a damaged result"),
         ("stays.parquet", b"PAR1", "holds a damaged result"),
         ("blocks.npz", b"no map", "is no recorded block map; record it anew with fragmeter simulate --record-blocks"),
     ],
@@ -85,6 +96,23 @@ def test_a_damaged_result_is_refused_in_a_line(results, tmp_path, capsys, name, 
     said = capsys.readouterr().err
     assert complaint in said and str(folder) in said and said.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["requests.parquet", "stays.parquet", "steps.parquet", "memory.parquet", "blocks.npz"])
+def test_files_of_different_runs_are_refused_in_a_line(results, other, tmp_path, capsys, name):
+    folder = damaged(results, tmp_path, name, (other / name).read_bytes())
+    assert report(folder, "--out", tmp_path / "report.html") == MISTAKE
+    said = capsys.readouterr().err
+    assert f"{folder}: holds a damaged result" in said and said.count("\n") == 1
+
+
+def test_a_place_below_a_file_is_refused_in_a_line(results, tmp_path, capsys):
+    (tmp_path / "file").write_bytes(b"")
+    place = tmp_path / "file" / "below"
+    for flags in (["--out", place], ["--out", tmp_path / "page.html", "--perfetto", place]):
+        assert report(results / "orca-max", *flags) == MISTAKE
+        said = capsys.readouterr().err
+        assert f"{place}: cannot be written" in said and said.count("\n") == 1
 
 
 def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, capsys):
