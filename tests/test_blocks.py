@@ -62,6 +62,8 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
         if start not in rows or ends[rows[start]] <= at:
             # Nobody runs.
             assert (found.sequence[column] == NOBODY).all() and start == at
+            taken = {bucket: slots for bucket, slots in census.items() if slots and bucket not in ("cached", "free")}
+            assert taken == ({"live": plain.book.pinned_slots} if plain.book.pinned_slots else {})
             continue
         assert start <= at < ends[rows[start]]
         expected = {bucket: int(ledger[bucket][rows[start]]) for bucket in BUCKETS}
@@ -112,6 +114,16 @@ def test_families_add_up_to_the_ledger(policy, data):
     """Samples and beams, a pinned prefix, swaps; and trees of requests."""
     case = data.draw(st.one_of(group_cases(policy), tree_cases(policy)))
     check(settings_for(case), family_workload(case.requests), case.cost, addressed=policy != "orca")
+
+
+def test_a_pinned_prefix_stays_where_nobody_runs():
+    """Two blocks of four slots, between requests that come a second apart."""
+    arrivals = np.array([0, 10**12])
+    sparse = Workload("sparse", arrivals, np.array([9, 9]), np.array([6, 6]), np.array([6, 6]))
+    pool = {"model": "toy-opt", "block_size": 4, "num_gpu_blocks_override": 20, "max_model_len": 32}
+    found = check(Settings(**pool, policy="vllm-sosp23", shared_prefix_tokens=8), sparse)
+    idle = (found.sequence == NOBODY).all(axis=1)
+    assert idle.any() and set(found.census_slots[idle, BUCKETS.index("live")]) == {8}
 
 
 @hypothesis_settings(max_examples=4)

@@ -8,6 +8,8 @@ import pytest
 from fragmeter.reports.distribution import MOST_POINTS, of_gaps, of_values
 from fragmeter.reports.figures import latency_cdf
 from fragmeter.reports.look import data_of
+from fragmeter.reports.results import Result
+from fragmeter.reports.serving_sections import latencies
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.gaps import Gaps
 from fragmeter.sim.objectives import objectives
@@ -122,6 +124,16 @@ def test_goodput_is_of_the_requests_that_meet_all():
     assert told["request_goodput"] == good / (run.book.end_ticks / PER_SECOND)
     assert told["goodput"] == {"ttft": 2000, "e2el": 20_000}
     assert set(told) - set(summary(run)) == {"request_goodput", "goodput"}
+
+
+def test_the_page_says_what_the_goodput_is():
+    """As ``summary`` has it, from the tables alone."""
+    run = simulate(settings(policy="orca-max"), load(1))
+    goal, nothing = objectives(["ttft:2000", "e2el:20000"]), pd.DataFrame()
+    told = summary(run, goal)
+    result = Result("one", told, {}, requests_table(run), nothing, nothing, nothing, gaps=gaps_table(run))
+    text = latencies([result], goal).text
+    assert f"meet ttft:2000 e2el:20000 (ms), a goodput of {told['request_goodput']:,.3g} requests/s." in text
 
 
 def test_the_figure_says_who_meets_the_objective():
