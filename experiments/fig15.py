@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..sim.replica import FITTED_STEP_SCALE
 from ..sim.settings import FITTED_BEAM_SURVIVAL
@@ -13,7 +13,7 @@ from .comparison import Payload, row
 from .facts import Published
 from .fit_beams import ALPACA, BEAMS_ALPACA, BEAMS_SHAREGPT, FITTED_ON_BEAMS, SHAREGPT_BEAM_SURVIVAL, SURVIVALS
 from .paper import FIG15, FIG15_SHAREGPT, Experiment, Source
-from .rows import STEP_CHANGES, Row, moved, within
+from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, within
 from .sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 FIGURE = FIG15.figure
@@ -34,6 +34,8 @@ _PUBLISHED_AS = {BEAMS_LIVING: BEAMS_SHAREGPT}
 _FITTED = {(BEAMS_ALPACA, FITTED_ON_BEAMS), (BEAMS_LIVING, FITTED_ON_BEAMS)}
 #: Long enough to see how the values move, in a third of the time.
 _SENSITIVITY = replace(FIG15, duration_s=300, window_s=(120, 300))
+#: Traces on which 1 % of step time and other seeds move the values.
+_SHORT_S, _SHORT_WINDOW_S = 200, (100, 200)
 _WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (1.5, 3, 5), CLOSED: (1, 1, 1)}
 _LIVING_POINTS = 5
 _LIVING_TOLD = (
@@ -41,6 +43,18 @@ _LIVING_TOLD = (
     " are predicted for six"
 )
 Runs = dict[tuple[str, int], list[Saved]]
+
+
+class Movement(NamedTuple):
+    """How far a value moves over a short trace.
+
+    Attributes:
+        step_1pct: If all steps are 1 % longer or shorter, whichever is more.
+        seeds: With each other seed, from the first seed's; none where several are asked for.
+    """
+
+    step_1pct: float
+    seeds: tuple[float, ...]
 
 
 def compare_sharing(source: Source) -> Payload:
@@ -75,42 +89,51 @@ def _measured(sources: Mapping[Experiment, Source]) -> Runs:
     return {key: [found[case] for case in group] for key, group in cases.items()}
 
 
-def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], float]:
-    """How far each value moves for 1 % of step time, over a shorter trace and with the first seed."""
-    short = {experiment: replace(experiment, duration_s=200, window_s=(100, 200)) for experiment in sources}
+def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], Movement]:
+    short = {each: replace(each, duration_s=_SHORT_S, window_s=_SHORT_WINDOW_S) for each in sources}
     cases = {
         (series, n): [
-            SharingCase(
-                short[experiment], sources[experiment].seeds[0], n, survival, round(FITTED_STEP_SCALE * change, 6)
-            )
-            for change in (1, *STEP_CHANGES)
+            SharingCase(short[experiment], seed, n, survival, round(FITTED_STEP_SCALE * change, 6))
+            for change, seed in _variants(sources[experiment].seeds)
         ]
         for series, (experiment, survival) in _SERIES.items()
         for n in SEQUENCES
     }
     shortened = {short[experiment]: lengths for experiment, lengths in sources.items()}
-    found = measure_sharing(
-        [case for group in cases.values() for case in group], shortened, f"{FIGURE}, 1 % of step time"
-    )
-    values = {key: [[found[case].values[SAVED]] for case in group] for key, group in cases.items()}
-    return {key: moved(*group) for key, group in values.items()}
+    told = f"{FIGURE}, 1 % of step time and other seeds"
+    found = measure_sharing([case for group in cases.values() for case in group], shortened, told)
+    return {key: _movement([found[case].values[SAVED] for case in group]) for key, group in cases.items()}
 
 
-def sharing_rows(runs: Runs, step_1pct: Mapping[tuple[str, int], float]) -> Iterator[Row]:
+def _variants(seeds: Sequence[int]) -> list[tuple[float, int]]:
+    """Changes of step time with the first seed, none first; then other seeds, where one is asked for."""
+    others = [seed for seed in WANDERING_SEEDS if seed not in seeds] if len(seeds) == 1 else []
+    return [*((change, seeds[0]) for change in (1, *STEP_CHANGES)), *((1, seed) for seed in others)]
+
+
+def _movement(values: Sequence[float]) -> Movement:
+    first, *rest = values
+    changed, seeds = rest[: len(STEP_CHANGES)], rest[len(STEP_CHANGES) :]
+    return Movement(moved([first], *([value] for value in changed)), tuple(value - first for value in seeds))
+
+
+def sharing_rows(runs: Runs, movements: Mapping[tuple[str, int], Movement]) -> Iterator[Row]:
     """Every value, published and simulated, and that of samples on ShareGPT once more, beside the closed form."""
     for series, (experiment, _) in _SERIES.items():
         published, how = experiment.published(), "label" if experiment is FIG15 else "text"
         for n in SEQUENCES:
             reference = published[_PUBLISHED_AS.get(series, series), n]
-            yield _row(series, n, reference, how, runs[series, n], step_1pct[series, n])
+            yield _row(series, n, reference, how, runs[series, n], movements[series, n])
     for n in SEQUENCES:
-        mine, step = runs[SAMPLES_SHAREGPT, n], step_1pct[SAMPLES_SHAREGPT, n]
-        yield _row(CLOSED, n, round(fmean(run.values[CLOSED_FORM] for run in mine), 3), "formula", mine, step)
+        mine, movement = runs[SAMPLES_SHAREGPT, n], movements[SAMPLES_SHAREGPT, n]
+        yield _row(CLOSED, n, round(fmean(run.values[CLOSED_FORM] for run in mine), 3), "formula", mine, movement)
 
 
-def _row(series: str, n: int, reference: float | None, how: str, runs: list[Saved], step_1pct: float) -> Row:
+def _row(series: str, n: int, reference: float | None, how: str, runs: list[Saved], movement: Movement) -> Row:
     kind = "fitted" if (series, n) in _FITTED else "predicted"
-    return row(series, SAVED, reference, runs, kind=kind, x=n, how=how, step_1pct=step_1pct)
+    wandering = [runs[0].values[SAVED] + away for away in movement.seeds]
+    told = {"kind": kind, "x": n, "how": how, "wandering": wandering, "step_1pct": movement.step_1pct}
+    return row(series, SAVED, reference, runs, **told)
 
 
 def _sensitivity(source: Source) -> Iterator[Row]:
@@ -166,6 +189,10 @@ def _basis() -> Iterator[str]:
     yield (
         f"Beams: in every step each lives on with probability {FITTED_BEAM_SURVIVAL:g}, and one that does not becomes"
         f" a copy of one that does. Fitted beforehand, on {FITTED_ON_BEAMS} beams on Alpaca ({fitted:g}) alone."
+    )
+    yield (
+        f"How far 1 % of step time and other seeds move a value is told from traces of {_SHORT_S} s, which other seeds"
+        " move further than these."
     )
 
 

@@ -12,7 +12,8 @@ from fragmeter.sim.replica import FITTED_STEP_SCALE
 
 CONTRACT = ["series", "metric", "x", "published", "how", "simulated", "error"]
 OWN = "beam search, ShareGPT, a survival of its own"
-SERIES = [f"{way}, {lengths}" for lengths in ("Alpaca", "ShareGPT") for way in ("parallel sampling", "beam search")] + [OWN]
+WAYS = ("parallel sampling", "beam search")
+SERIES = [*(f"{way}, {lengths}" for lengths in ("Alpaca", "ShareGPT") for way in WAYS), OWN]
 PUBLISHED = fig15.FIG15.published()
 
 
@@ -21,8 +22,10 @@ def made_up(beyond: float):
 
     def measured(cases, sources, subject):
         assert all(case.experiment in sources for case in cases)
-        # 1 % of step time moves everything by 0.1.
-        values = {case: PUBLISHED[_series(case), case.n] + beyond + _longer(case) / 10 for case in cases}
+        # 1 % of step time moves everything by 0.1, and over short traces so do other seeds.
+        values = {
+            case: PUBLISHED[_series(case), case.n] + beyond + _longer(case) / 10 + _wandered(case) for case in cases
+        }
         return {case: Saved({SAVED: at, CLOSED_FORM: at - 0.5}, {SAVED: at + 1}) for case, at in values.items()}
 
     return measured
@@ -30,6 +33,10 @@ def made_up(beyond: float):
 
 def _longer(case) -> float:
     return 0 if case.step_scale is None else round(100 * (case.step_scale / FITTED_STEP_SCALE - 1), 3)
+
+
+def _wandered(case) -> float:
+    return (0, -0.2, 0.5)[case.seed] if case.experiment.duration_s < 300 else 0
 
 
 def _series(case) -> str:
@@ -48,9 +55,11 @@ def test_every_value_is_there_and_two_beams_are_the_ones_fitted(monkeypatch, tmp
     assert content["figure"] == "fig15"
     rows = {(row["series"], row["x"]): row for row in content["rows"]}
     assert [*rows] == [(series, n) for series in (*SERIES, "closed form, ShareGPT") for n in (2, 4, 6)]
-    assert all(list(row) == [*CONTRACT, "kind", "step_1pct", "over_time"] for row in rows.values())
+    assert all(list(row) == [*CONTRACT, "kind", "minimum", "maximum", "step_1pct", "over_time"] for row in rows.values())
     assert [key for key, row in rows.items() if row["kind"] == "fitted"] == [("beam search, Alpaca", 2), (OWN, 2)]
     assert {row["step_1pct"] for row in rows.values()} == {0.1}
+    assert all(row["minimum"] == pytest.approx(row["simulated"] - 0.2) for row in rows.values())
+    assert all(row["maximum"] == pytest.approx(row["simulated"] + 0.5) for row in rows.values())
     six = rows["parallel sampling, Alpaca", 6]
     assert (six["published"], six["how"], six["simulated"], six["error"]) == (9.79, "label", 10.04, 0.25)
     middle = rows["beam search, ShareGPT", 4]
