@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from . import claims_bandwidth, claims_batching, claims_beyond, claims_blocks, claims_overhead, claims_room
-from . import claims_sharing, claims_waste
+from . import claims_sharing, claims_throughput, claims_waste
 from . import systems_latency, systems_throughput
 from .claim import VERDICTS, Measured, Probe, Source, table_row
 from .claim_runs import Trial
@@ -28,7 +28,7 @@ FIGURE = "claims"
 SEEDS = 3
 _LONGER = 1.01
 _CLAIMS = (
-    *(claims_waste, claims_batching, claims_sharing, claims_blocks),
+    *(claims_waste, claims_batching, claims_throughput, claims_sharing, claims_blocks),
     *(claims_overhead, claims_bandwidth, claims_room, claims_beyond),
 )
 _SYSTEMS = (systems_throughput, systems_latency)

@@ -9,7 +9,7 @@ from ..sim.spec import gpu, model, paper_num_blocks
 from ..sim.spec.families import read_config
 from .claim import UNTESTED, Judged, Part, Probe, Values
 from .claim_runs import Trial, at_once
-from .claims_batching import ROUNDED
+from .claims_throughput import ROUNDED
 from .paper import SYNTHETIC_SET
 
 _GB = 10**9

@@ -15,7 +15,7 @@ from ..sim.spec.pool import GIB
 from ..sim.ticks import PER_SECOND
 from .claim import FAILS, Foreseen, Judged, Part, Probe, Values
 from .claim_runs import Trial
-from .claims_batching import ROUNDED
+from .claims_throughput import ROUNDED
 
 ARITHMETIC = "arithmetic"
 _KI, _GB = 1024, 10**9

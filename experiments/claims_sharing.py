@@ -16,7 +16,7 @@ from ..sim.ticks import PER_SECOND
 from ..sim.workload import Workload
 from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
 from .claim_runs import Trial, crossing, few
-from .claims_batching import ROUNDED
+from .claims_throughput import ROUNDED
 from .claims_waste import EARLIER
 from .paper import ALPACA_SET, FIG15, Source
 from .plan_contents import wrong_rows

@@ -22,6 +22,7 @@ from .paper import FIG13A, SERIES, Source
 from .rate_costs import Steps
 from .rate_panels import (
     ALPACA,
+    MAX,
     ORACLE,
     ORCAS,
     SHAREGPT,
@@ -31,6 +32,7 @@ from .rate_panels import (
     lengths_of,
     ordered,
     panel_document,
+    published_markers,
     published_panel,
     ratio_told,
     scale_fitted,
@@ -98,6 +100,7 @@ def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Pa
             seeds=source.seeds,
             wandering=wandering,
             fitted=(FT, VLLM) if dataset == SHAREGPT else (),
+            markers=published_markers(FIGURE, panel_name(letter)),
             workload=told(model, dataset, lengths, duration_s),
         )
     )
@@ -165,6 +168,16 @@ def told(model: str, dataset: str, lengths: Source, duration_s: float) -> str:
     return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s:g} s, {which}"
 
 
+def _text_told() -> str:
+    """What the paper's text makes of all six panels."""
+    said = paper_figures()[FIGURE]["text"]
+    (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
+    return (
+        f"The paper's text says {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
+        f" {max_high:g} times that of {MAX} on {SHAREGPT}, and up to {said[f'{FT}, up to']:g} times that of {FT}."
+    )
+
+
 def _said(document: Payload, letter: str, scale: Scale) -> Payload:
     """Findings, and what the comparison of scales comes to."""
     rows, dataset = document["rows"], PANELS[letter][1]
@@ -173,7 +186,8 @@ def _said(document: Payload, letter: str, scale: Scale) -> Payload:
     findings = [within(served, limit, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
     if dataset == ALPACA:
         findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
-    remarks = [*document["remarks"], ratio_told(rows, VLLM, ORACLE), ratio_told(rows, VLLM, FT)]
+    ratios = (ratio_told(rows, VLLM, below) for below in (ORACLE, MAX, FT))
+    remarks = [*document["remarks"], *ratios, _text_told()]
     if letter == "a":
         remarks.append(
             f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"

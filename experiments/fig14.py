@@ -23,6 +23,7 @@ from ..sim.settings import settings
 from .bench import Bench
 from .comparison import Payload
 from .crossing import crossing
+from .facts import paper_figures
 from .fig12 import Asked, fitted_scale, load
 from .paper import SERIES, Source
 from .rate_costs import Steps
@@ -85,7 +86,7 @@ def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float |
     rows = document["rows"]
     return document | {
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
-        "remarks": [*document["remarks"], ratio_told(rows, VLLM, ORACLE), _slope_told(kind)],
+        "remarks": [*document["remarks"], ratio_told(rows, VLLM, ORACLE), _text_told(), _slope_told(kind)],
     }
 
 
@@ -120,6 +121,11 @@ def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: floa
         return latency_s(_system(kind, n, VLLM, slope), arriving, rate, scale)
 
     return crossing(latency, TARGET_S, _SLOPE_START).at
+
+
+def _text_told() -> str:
+    said = paper_figures()[FIGURE]["text"]
+    return f"The paper's text says {said['one sample']:g} times with one sample and {said['beam 6']:g} with six beams."
 
 
 def _slope_told(kind: str) -> str:

@@ -17,6 +17,7 @@ from ..sim.settings import settings
 from ..traces import LengthPairs, catalogue, sample, stream
 from .bench import Bench
 from .comparison import Payload
+from .facts import paper_figures
 from .fig12 import Asked, fitted_scale, load
 from .paper import SERIES, SYNTHETIC_SET, Source
 from .rate_costs import Steps
@@ -63,6 +64,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "remarks": [
             *document["remarks"],
             ratio_told(rows, VLLM, ORACLE),
+            f"The paper's text says {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
             "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
         ],
     }

@@ -164,7 +164,8 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
     found = _search(settings, drawn, goal, saturated, near.power or 0, _STRIDE, step_cost)
     if found.power == MOST:
-        raise SettingError("num_prompts", len(drawn.gaps), "are so few that they meet the goal all at once; ask for more")
+        remedy = "are so few that they meet the goal all at once; ask for more"
+        raise SettingError("num_prompts", len(drawn.gaps), remedy)
     return Ahead(alone, saturated, SeedRate(found.power, 2 + near.runs + found.runs))
 
 

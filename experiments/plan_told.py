@@ -57,8 +57,8 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
     return (
         f"Buy {bill.gpus} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}."
         f" A replica takes {found.rate:.3g} requests/s, {sure}; there {at['attained']:.1%} of the requests meet"
-        f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms and"
-        f" the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
+        f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
+        f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
         f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
         f" alone are charged). {limit_told(answer)}"
     )

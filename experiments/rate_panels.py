@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, l
 from .rows import WANDERING_SEEDS, Row, value_row
 
 CROSSING, LATENCY = "crossing_req_per_s", "normalized_latency_s_per_token"
-VLLM, ORACLE = "vLLM", "Orca (Oracle)"
+VLLM, ORACLE, MAX = "vLLM", "Orca (Oracle)", "Orca (Max)"
 ORCAS = tuple(name for name in SERIES if name != VLLM)
 SHAREGPT, ALPACA = "ShareGPT", "Alpaca"
 SETS = {SHAREGPT: SYNTHETIC_SET, ALPACA: ALPACA_SET}
@@ -48,6 +48,7 @@ class Panel:
         wandering: Other seeds, which say how far single ones wander.
         fitted: The series whose own value here a scale was fitted on.
         workload: What is served, in words.
+        markers: By series, other points of its curve that are published: rate in requests/s and latency in s/token.
     """
 
     figure: str
@@ -59,16 +60,28 @@ class Panel:
     wandering: tuple[int, ...]
     workload: str
     fitted: tuple[str, ...] = ()
+    markers: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     def search(self, series: str, seed: int) -> Search:
-        """The job for one series and seed."""
-        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value)
+        """The job for one series and seed; the first one also asks for what else is published."""
+        asked = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
+        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, asked)
+
+    def kind(self, series: str) -> str:
+        """Of its crossing here."""
+        return "fitted" if series in self.fitted else "predicted"
 
 
 def published_panel(figure: str, name: str) -> dict[str, float]:
     """Crossings by series, of a panel of a figure."""
     facts = paper_figures()[figure]
     return dict(zip(facts["series"], facts[name], strict=True))
+
+
+def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
+    """Points of its curves, by series, rate in requests/s and latency in s/token; of most panels none is known."""
+    facts = paper_figures()[figure].get("markers", {}).get(name, {})
+    return {series: dict(map(tuple, points)) for series, points in facts.items()}
 
 
 def lengths_of(name: str, asked: Source) -> Source:
@@ -127,19 +140,26 @@ def _crossing_row(
         panel.published[series],
         [crossing.at for crossing in crossings],
         how="digitised",
-        kind="fitted" if series in panel.fitted else "predicted",
+        kind=panel.kind(series),
         wandering=[wandered[series, seed] for seed in panel.wandering],
         step_1pct=max(per_step_pct(crossing) for crossing in crossings),
     )
 
 
 def _curve(panel: Panel, series: str, crossing: Crossing) -> Iterator[Row]:
-    """The points that were asked of the first seed; the published crossing is the point that is known of the figure."""
-    published = panel.published[series]
-    for rate, latency in sorted({published: None, **dict(crossing.points)}.items()):
-        known = TARGET_S if rate == published else None
+    """The points that were asked of the first seed; of the figure the crossing is known, and of some its markers."""
+    crossed = panel.published[series]
+    known = {**panel.markers.get(series, {}), crossed: TARGET_S}
+    for rate, latency in sorted({crossed: None, **dict(crossing.points)}.items()):
         yield value_row(
-            series, LATENCY, known, [] if latency is None else [latency], x=round(rate, 4), how="digitised", decimals=4
+            series,
+            LATENCY,
+            known.get(rate),
+            [] if latency is None else [latency],
+            x=round(rate, 4),
+            how="digitised",
+            kind=panel.kind(series) if rate == crossed else "predicted",
+            decimals=4,
         )
 
 

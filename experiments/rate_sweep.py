@@ -75,12 +75,14 @@ class Search:
 
     Attributes:
         key: What it is called in the results.
+        asked: Other rates, in requests/s, whose latency is told too.
     """
 
     key: tuple
     system: System
     load: Load
     scale: float
+    asked: tuple[float, ...] = ()
 
 
 def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_s: float = inf) -> float:
@@ -96,11 +98,14 @@ def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_
 
 
 def find_rate(search: Search) -> tuple[tuple, Crossing]:
-    """The rate at which the system crosses the target, by the search's key; its points include one of light load."""
+    """The rate at which the system crosses the target, by the search's key; its points include one of light load and
+    what else the search asks for.
+    """
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
     found = crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, search.load.rate, curve)
-    light = _LIGHT * search.load.rate
-    return search.key, replace(found, points=tuple(sorted({light: curve(light), **dict(found.points)}.items())))
+    known = dict(found.points)
+    told = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.asked) if rate not in known}
+    return search.key, replace(found, points=tuple(sorted((told | known).items())))
 
 
 def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing]:

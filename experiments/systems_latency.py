@@ -36,7 +36,7 @@ from ..sim.workload import Workload
 from ..traces import poisson, stream
 from .claim import Judged, Part, Probe, Source, Values
 from .claim_runs import Trial, highest_rate
-from .claims_batching import ROUNDED
+from .claims_throughput import ROUNDED
 from .systems_throughput import published
 
 _REQUESTS = 300

@@ -79,8 +79,8 @@ def _summary(document: Payload) -> Iterator[Row]:
 
 
 def _comparable(row: Row) -> bool:
-    """Of nothing there is no percentage."""
-    return is_percent(row["metric"]) or bool(row["published"])
+    """Whether an error says how near the paper is: a formula is ours, and of nothing there is no percentage."""
+    return row.get("how") != "formula" and (is_percent(row["metric"]) or bool(row["published"]))
 
 
 def _errors(rows: list[Row]) -> Row:

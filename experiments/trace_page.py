@@ -25,8 +25,8 @@ def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[s
     sections = [Section("Lengths", figures=[figures.lengths(length_rows(trace))], rows=_table(found))]
     if found["duration_s"] is not None:
         text = (
-            f"{found['request_rate']:,.3f} requests/s over {found['duration_s']:,.1f} s. The gaps' coefficient of variation"
-            f" is {found['gap_cv']:.2f}; it is 1 of a Poisson process."
+            f"{found['request_rate']:,.3f} requests/s over {found['duration_s']:,.1f} s. The gaps' coefficient of"
+            f" variation is {found['gap_cv']:.2f}; it is 1 of a Poisson process."
         )
         sections.append(Section("Arrivals", text, [figures.arrivals(arrival_rows(trace))]))
     if found["reuse"] is not None:
@@ -40,7 +40,8 @@ def write_trace_page(trace: Trace, found: dict[str, Any], path: str | PathLike[s
 
 def length_rows(trace: Trace) -> list[dict[str, float]]:
     """Quantiles of prompts and outputs, a row a percent."""
-    columns = [np.quantile(lengths, _SHARES, method="inverted_cdf") for lengths in (trace.prompt_tokens, trace.output_tokens)]
+    both = (trace.prompt_tokens, trace.output_tokens)
+    columns = [np.quantile(lengths, _SHARES, method="inverted_cdf") for lengths in both]
     return [
         {"share": float(share), "prompt": int(prompt), "output": int(output)}
         for share, prompt, output in zip(_SHARES, *columns, strict=True)

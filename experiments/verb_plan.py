@@ -1,5 +1,5 @@
-"""``fragmeter plan``: what to buy and how to set it (``plan_search``), or whether a pasted ``vllm serve`` line starts and
-what is asked of it by name."""
+"""``fragmeter plan``: what to buy and how to set it (``plan_search``), or whether a pasted ``vllm serve`` line starts
+and what is asked of it by name."""
 
 from __future__ import annotations
 

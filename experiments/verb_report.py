@@ -37,8 +37,8 @@ def report(
 ) -> None:
     """Draw a run, or several beside each other: an HTML page that needs no network; timelines and pictures too.
 
-    With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it has
-    the block tables of a request and its siblings, step by step.
+    With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it
+    has the block tables of a request and its siblings, step by step.
 
     Of the folder of a sweep: goodput and latency against the request rate, and throughput against the speed that users
     see. Of one of validate --against: every request, simulated against measured.

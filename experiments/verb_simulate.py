@@ -82,7 +82,8 @@ def simulate(
         run, plan = _served(settings, work, wanted, progress)
         blocks = blocks_of(settings, work, progress=progress)[1] if record_blocks else None
     if plan is not None and not plan.num_steps:
-        raise SettingError("record_steps", record_steps or "0:", "no step is in the window; begin earlier, or serve more")
+        remedy = "no step is in the window; begin earlier, or serve more"
+        raise SettingError("record_steps", record_steps or "0:", remedy)
     _keep(partial(write, run), out, inputs.describe(work))
     if plan is not None:
         plan.save(wanted.path(out))

@@ -61,7 +61,8 @@ def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
     path = download.fetch(public, out)
     report.point_to(public.name, path)
     report.say(f"{public.description}. Licence: {public.licence}.")
-    report.say("Its requests are those that are known here." if public.requests_sha256 else _checksum_told(public).strip())
+    known = "Its requests are those that are known here."
+    report.say(known if public.requests_sha256 else _checksum_told(public).strip())
     report.data({"path": str(path), "licence": public.licence, "verified": public.requests_sha256 is not None})
 
 

@@ -147,7 +147,10 @@ def parameter_of(rows: Iterable[Row]) -> str | None:
 
 
 def comparison_numbers(rows: Iterable[Row]) -> Numbers:
-    """A comparison's rows as a table: what is published, what is simulated, and how each came about."""
+    """A comparison's rows as a table: what is published, what is simulated, and how each came about.
+
+    Errors, and what 1 % of step time does, are text: points of a percentage, else percent.
+    """
     rows = list(rows)
     ranged, at_x = has_range(rows), any(row.get("x") is not None for row in rows)
     moving = has_step(rows)
@@ -162,8 +165,8 @@ def _comparison_row(row: Row, at_x: bool, ranged: bool, moving: bool) -> list:
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
     cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
     cells += [row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
-    cells += [row.get("step_1pct")] if moving else []
-    return [*cells, row.get("error"), origin(row)]
+    cells += [step_told(row)] if moving else []
+    return [*cells, difference(row), origin(row)]
 
 
 def file_stem(title: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
@@ -29,6 +30,7 @@ from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
 
 _ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
 _MOST_DECIMALS = 2
+_DIFFERENCE = re.compile(r"[-+]?[\d.]+%?|-")
 #: Characters from which on a cell's text is wrapped.
 _LONG = 60
 
@@ -167,7 +169,7 @@ def _table(numbers: Numbers) -> dict[str, Any]:
     shown = [_column(values) for values in columns]
     return {
         "columns": numbers["columns"],
-        "numeric": [all(_is_number(value) or value is None for value in values) for values in columns],
+        "numeric": [all(_is_figure(value) for value in values) for values in columns],
         "long": [any(isinstance(value, str) and len(value) > _LONG for value in values) for values in columns],
         "rows": list(zip(*shown)),
     }
@@ -181,7 +183,13 @@ def _column(values: Sequence[Any]) -> list[str]:
 def _cell(value: Any, decimals: int) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    return f"{value:,.{decimals}f}" if _is_number(value) else str(value)
+    # Adding zero turns -0.0 into 0.0.
+    return f"{round(value, decimals) + 0:,.{decimals}f}" if _is_number(value) else str(value)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether it stands at the right of its column: a number, a difference as ``labels`` writes it, or nothing."""
+    return value is None or _is_number(value) or (isinstance(value, str) and bool(_DIFFERENCE.fullmatch(value)))
 
 
 def _is_number(value: Any) -> bool:

@@ -26,8 +26,8 @@ class Dialogue:
 
     Attributes:
         parent: int64 [n], the row of an earlier request, or ``NO_PARENT``.
-        parent_tokens: int64 [n], how many tokens of the parent's prompt and output the prompt begins with; 0 where there
-            is no parent.
+        parent_tokens: int64 [n], how many tokens of the parent's prompt and output the prompt begins with; 0 where
+            there is no parent.
         rolls_back: bool [n], whether the request takes its parent's place.
     """
 

@@ -128,7 +128,7 @@ class Engine:
     def _waker(self) -> Callable[[simpy.Event, int, int], None]:
         """What sets an alarm: takes it, its priority and the ticks until then.
 
-        An alarm that rings with a value cuts the leap, or the rest, that it ends: steps, ticks and the ledger's columns.
+        An alarm that rings with a value cuts the leap, or rest, that it ends: steps, ticks and the ledger's columns.
         """
         return self.env.schedule
 

@@ -116,7 +116,7 @@ def leaders(workload: Workload, grouped: bool) -> np.ndarray:
 
 
 def smallest_pools(policy: Policy, block_size: int, workload: Workload, grouped: bool) -> np.ndarray:
-    """Blocks of the smallest pool that can ever serve each request; of separate ones that of any sequence, int64 [n]."""
+    """Blocks of the smallest pool that can ever serve each request; of separate ones, any sequence's, int64 [n]."""
     if grouped:
         return policy.smallest_pool_blocks(workload, block_size)
     return policy.smallest_pool_blocks(workload.sequences, block_size)[workload.first_sequences]

@@ -23,9 +23,9 @@ def stays_table(run: Run) -> pd.DataFrame:
 
     Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
     step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
-    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``, one
-    of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept its
-    blocks, at least at first.
+    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``,
+    one of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept
+    its blocks, at least at first.
     """
     book, stays = run.book, run.book.stays
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)

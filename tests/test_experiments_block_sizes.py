@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fragmeter.experiments import block_sizes
 from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.block_sizes import ALPACA, EXTRA_MS, SCALES, SHAREGPT, SWAP, SizeCase, fig18b, fig19b, measure
+from fragmeter.experiments.block_sizes import ALPACA, EXTRA_MS, SCALES, SHAREGPT, SWAP
+from fragmeter.experiments.block_sizes import SizeCase, fig18b, fig19b, measure
 from fragmeter.experiments.context_cost import ContextCost, reading_ms
 from fragmeter.experiments.facts import paper_figures, usual_length
 from fragmeter.experiments.paper import Source, source

@@ -45,7 +45,7 @@ class _Copies(ContiguousMemory):
         return super().transaction(clock)
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``ContiguousMemory``; a leader takes the pieces of its siblings too, which they hold empty until they fork."""
+        """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
         group = sequence.group
         if sequence.kind == FORKED:
             self._copied_slots += sequence.prompt_tokens

@@ -1,4 +1,4 @@
-"""Block tables of sequences whose layers are KV groups: one table a group, with null entries where a window has passed."""
+"""Block tables of sequences whose layers are KV groups: a table a group, null where a window has passed."""
 
 from __future__ import annotations
 

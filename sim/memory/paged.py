@@ -143,7 +143,7 @@ class PagedMemory:
         self.admit(sequence, clock)
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
-        """Blocks that move when these are swapped out, or in: all but that of the token that their next step computes."""
+        """Blocks that move when these are swapped out, or in: all but that of the token that comes next."""
         size = self.block_size
         return sum(-(-(sequence.start_tokens - 1) // size) for sequence in sequences)
 

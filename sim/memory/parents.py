@@ -1,4 +1,4 @@
-"""Who goes on from whom, and how long what a parent computed is kept: what paged and contiguous memory have in common."""
+"""Who goes on from whom, and how long what a parent computed is kept, in paged and in contiguous memory."""
 
 from __future__ import annotations
 
