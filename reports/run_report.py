@@ -44,6 +44,7 @@ class Asked(NamedTuple):
 
 #: Policies that admit nobody below the watermark.
 _WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
+_FREE_RUN = "free blocks, and the longest run of them"
 
 
 def write_report(path: str | PathLike[str], asked: Asked) -> Path:
@@ -72,6 +73,11 @@ def _sections(asked: Asked) -> list[Section]:
 def _served(asked: Asked) -> list[Result]:
     """The runs in which somebody was not refused."""
     return [result for result in asked.results if len(result.stays)]
+
+
+def _on_one_clock(figure: go.Figure, asked: Asked) -> go.Figure:
+    """A figure over time, from the start to the end of the longest of the runs that are beside each other."""
+    return figure.update_xaxes(range=[0, max(result.end_s for result in asked.results)])
 
 
 def title(asked: Asked) -> str:
@@ -125,8 +131,7 @@ def _memory(asked: Asked) -> Section | None:
     served = _served(asked)
     if not served:
         return None
-    longest_s = max(result.end_s for result in served)
-    figures = [_ledger(result).update_xaxes(range=[0, longest_s]) for result in served]
+    figures = [_on_one_clock(_ledger(result), asked) for result in served]
     return Section("Memory over time", _ledger_told(served), figures)
 
 
@@ -182,7 +187,7 @@ def _fragmentation(asked: Asked) -> Section | None:
         figure
         for result in recorded
         for figure in (
-            largest_free_run(result.blocks, f"{result.name}: free blocks, and the longest run of them"),
+            _on_one_clock(largest_free_run(result.blocks, f"{result.name}: {_FREE_RUN}"), asked),
             free_run_histogram(result.blocks, f"{result.name}: lengths of the free runs"),
         )
     ]
@@ -209,7 +214,10 @@ def _timeline(asked: Asked) -> Section | None:
     served = _served(asked)
     if not served:
         return None
-    figures = [request_timeline(each.requests, each.stays, f"{each.name}: requests over time") for each in served]
+    figures = [
+        _on_one_clock(request_timeline(each.requests, each.stays, f"{each.name}: requests over time"), asked)
+        for each in served
+    ]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
 
 

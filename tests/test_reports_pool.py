@@ -75,6 +75,16 @@ def test_the_page_says_what_is_added_up(replicas):
     assert not any("watermark" in trace.name for trace in figure.data)
 
 
+def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
+    short = result_of(tmp_path / "short", "--policy vllm-v1 --request-rate 99 --record-blocks")
+    assert short.end_s < replicas.end_s
+    wanted = ("Memory over time", "External fragmentation", "Requests over time")
+    sections = [made for make in SECTIONS if (made := make(Asked([short, replicas]))) and made.title in wanted]
+    overs = [figure for made in sections for figure in made.figures if figure.layout.xaxis.title.text == "time"]
+    assert len(overs) == 2 + 1 + 2
+    assert {tuple(figure.layout.xaxis.range) for figure in overs} == {(0, replicas.end_s)}
+
+
 @pytest.mark.parametrize(
     "flags, keeps", [("vllm-v0", False), ("vllm-v0 --shared-prefix-tokens 8 --block-size 8", True), ("sglang", True)]
 )
