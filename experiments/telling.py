@@ -20,7 +20,7 @@ SUMMARY_NOTE = (
     " else in percent of the published value. What a number was fitted on is counted apart, and is no agreement."
 )
 _POINTS, _PERCENT = "points", "%"
-_DECIMALS = 2
+_DECIMALS = 3
 
 
 def tell(payload: Payload, report: Report) -> None:
