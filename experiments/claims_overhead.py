@@ -12,8 +12,8 @@ from ..sim.ticks import PER_MS
 from ..sim.workload import Workload
 from .claim import Foreseen, Judged, Part, Probe, Values
 from .claim_runs import Trial, at_once
-from .claims_throughput import ROUNDED
 from .claims_blocks import tail_waste_pct
+from .claims_throughput import ROUNDED
 from .claims_waste import EARLIER
 from .facts import published_fig13a, published_mean_tokens
 from .paper import SYNTHETIC_SET

@@ -24,8 +24,8 @@ from . import anyscale
 from .anyscale import FASTERTRANSFORMER, TOLD_CAP, TOLD_LENGTH, VLLM
 from .claim import Judged, Part, Probe, Source, Values
 from .claim_runs import Trial, at_once
-from .claims_throughput import ANYSCALE, ROUNDED, widest_ratios
 from .claims_sharing import saving
+from .claims_throughput import ANYSCALE, ROUNDED, widest_ratios
 from .claims_waste import EARLIER
 from .paper import SYNTHETIC_SET
 
