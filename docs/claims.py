@@ -25,6 +25,10 @@ and with how far it moves if all steps take 1 % longer, where it hangs on the st
 `--out DIR` each claim is kept as soon as it is done, so that an interrupted run goes on where it was. No GPU was
 used.
 
+Rates of beams (claims 5 and 13, and vLLM's blog) are found over 200 s with Fig 13a's step. Fig 14f, over 2,000 requests
+with what a beam takes there, has vLLM at 2.15 times Orca (Oracle)'s rate and 17 times Orca (Max)'s: by that, 2.2x over
+Orca (Oracle) would hold. With Fig 14's step over 200 s it is 1.8 times; the rest is the length of the trace.
+
 `fragmeter reproduce anyscale` has the workload behind "23x" by itself, at every output cap.
 """
 TABLES = (
