@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.figures import FIGURES
+from fragmeter.experiments.telling import summary_rows
+from fragmeter.reports.labels import comparison_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_ALL = [name for name, figure in FIGURES.items() if figure.in_all]
@@ -81,3 +83,24 @@ def test_the_document_has_figures_that_there_are_in_their_order(script):
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     figures = [heading for heading in headings if not heading.startswith("How near")]
     assert figures == [heading for heading in known if heading in figures] and len(figures) > 10
+
+
+def test_the_summary_counts_what_the_paper_published_and_no_formula():
+    cells = {"series": "a", "metric": "memory_saved_pct", "x": 2, "published": 10.0, "simulated": 12.0, "error": 2.0}
+    rows = [cells | {"how": how, "kind": kind} for how, kind in (("label", "predicted"), ("text", "fitted"))]
+    formula = cells | {"how": "formula", "kind": "predicted", "error": 0.0}
+    [row] = summary_rows([{"figure": "fig15", "rows": [*rows, formula]}])
+    assert (row["predicted"], row["fitted"], row["mean_error"]) == (1, 1, 2.0)
+
+
+def test_errors_of_the_page_are_percent_or_points():
+    cells = {"series": "a", "x": None, "how": "label", "kind": "predicted"}
+    rows = [
+        cells | {"metric": "time_ms", "published": 0.2, "simulated": 0.203, "error": 0.003, "step_1pct": 0.00203},
+        cells | {"metric": "time_ms", "published": 0.2, "simulated": 0.2, "error": -0.00001, "step_1pct": 0.0},
+        cells | {"metric": "a_pct", "published": 50.0, "simulated": 47.0, "error": -3.0, "step_1pct": 0.4},
+    ]
+    numbers = comparison_numbers(rows)
+    places = [numbers["columns"].index(name) for name in ("Per 1 % of step", "Error")]
+    told = [[line[place] for place in places] for line in numbers["rows"]]
+    assert told == [["1.0%", "+1.5%"], ["0.0%", "+0.0%"], ["0.4", "-3.0"]]
