@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from .labels import (
     Row,
+    comparison_data,
     comparison_numbers,
     difference,
     has_range,
@@ -50,6 +51,7 @@ def fig2(comparison: Comparison) -> go.Figure:
         f"Percent of all KV slots, mean over iterations. {comparison['workload']}.",
         118 + 74 * len(names),
         comparison_numbers(rows),
+        comparison_data(rows),
     )
     for metric, hue in FIG2_PARTS.items():
         figure.add_trace(_part([row for row in rows if row["metric"] == metric], metric, hue, names))
@@ -136,6 +138,7 @@ def fig13a(comparison: Comparison) -> go.Figure:
         f"Mean number of batched requests over iterations. {comparison['workload']}.",
         96 + 62 * len(rows),
         comparison_numbers(rows),
+        comparison_data(rows),
     )
     figure.update_xaxes(title_text="requests")
     return side_by_side(figure, rows)
@@ -150,6 +153,7 @@ def fig15(comparison: Comparison) -> go.Figure:
         "Percent of the blocks that sequences would hold if they shared none, mean over iterations.",
         96 + 50 * len(rows),
         comparison_numbers(comparison["rows"]),
+        comparison_data(comparison["rows"]),
     )
     figure.update_xaxes(ticksuffix=" %")
     return side_by_side(figure, rows)

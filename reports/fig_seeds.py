@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from .labels import Row, comparison_numbers, metric_label, series_of
+from .labels import Row, comparison_data, comparison_numbers, metric_label, series_of
 from .look import blank, note
 from .palette import INK, PAPER, PARTS
 
@@ -24,6 +24,7 @@ def seeds(rows: Sequence[Row]) -> go.Figure:
         "Percent of all KV slots. The upright tick is the published value, where there is one.",
         110 + 24 * (len(rows) + len(names)),
         comparison_numbers(rows),
+        comparison_data(rows),
     )
     # Published first: the dot then lies on the tick, and both show where they agree.
     _published(figure, rows, places)

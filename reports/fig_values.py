@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from .fig_comparison import Comparison, side_by_side
-from .labels import Row, comparison_numbers, has_range, metric_label, number, series_of, unit
+from .labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
 from .look import blank
 from .palette import BUCKETS, PAPER, Hue
 
@@ -26,7 +26,8 @@ def bars(comparison: Comparison) -> go.Figure:
     rows = [row for row in comparison["rows"] if row["published"] is not None]
     metrics = series_of(rows, "metric")
     title = _TITLE if len(metrics) > 1 else f"{_TITLE}: {metric_label(metrics[0])}"
-    figure = blank(title, f"{comparison['workload']}.", 96 + 50 * len(rows), comparison_numbers(comparison["rows"]))
+    tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
+    figure = blank(title, f"{comparison['workload']}.", 96 + 50 * len(rows), *tables)
     figure.update_xaxes(title_text=unit(metrics[0]))
     if len(metrics) > 1:
         rows = [row | {"series": f"{row['series']}, {metric_label(row['metric'])}"} for row in rows]
@@ -41,9 +42,8 @@ def curves(comparison: Comparison) -> go.Figure:
     metric = comparison["rows"][0]["metric"]
     rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]
     title = f"{_TITLE}: {metric_label(metric)}"
-    figure = blank(
-        title, f"{comparison['workload']}. Dotted: published.", 420, comparison_numbers(comparison["rows"])
-    )
+    tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
+    figure = blank(title, f"{comparison['workload']}. Dotted: published.", 420, *tables)
     for name, hue, symbol in zip(series_of(rows), _HUES, _SYMBOLS, strict=False):
         mine = [row for row in rows if row["series"] == name]
         known = [row for row in mine if row["published"] is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..sim.memory import BUCKETS
@@ -151,22 +151,30 @@ def comparison_numbers(rows: Iterable[Row]) -> Numbers:
 
     Errors, and what 1 % of step time does, are text: points of a percentage, else percent.
     """
-    rows = list(rows)
+    return _comparison(list(rows), step_told, difference)
+
+
+def comparison_data(rows: Iterable[Row]) -> Numbers:
+    """As ``comparison_numbers``, with errors and what 1 % of step time does as the rows have them, in all digits."""
+    return _comparison(list(rows), lambda row: row.get("step_1pct"), lambda row: row.get("error"))
+
+
+def _comparison(rows: Sequence[Row], step: Callable[[Row], Any], error: Callable[[Row], Any]) -> Numbers:
     ranged, at_x = has_range(rows), any(row.get("x") is not None for row in rows)
     moving = has_step(rows)
     columns = ["Series", "Value", *(["At"] if at_x else []), "Published", "How", "Simulated"]
     columns += [*(["Lowest seed", "Highest seed"] if ranged else []), *(["Per 1 % of step"] if moving else [])]
-    lines = [_comparison_row(row, at_x, ranged, moving) for row in rows]
+    lines = [
+        [*_comparison_row(row, at_x, ranged), *([step(row)] if moving else []), error(row), origin(row)] for row in rows
+    ]
     return {"columns": [*columns, "Error", "Origin"], "rows": lines}
 
 
-def _comparison_row(row: Row, at_x: bool, ranged: bool, moving: bool) -> list:
+def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list:
     percent = is_percent(row["metric"])
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
     cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
-    cells += [row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
-    cells += [step_told(row)] if moving else []
-    return [*cells, difference(row), origin(row)]
+    return [*cells, row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
 
 
 def file_stem(title: str) -> str:

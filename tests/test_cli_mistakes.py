@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -259,12 +260,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path, monkeypatc
     target = tmp_path / "data.json"
     target.write_text("old")
 
-    def full(part: Path, content: bytes) -> None:
-        with open(part, "wb") as file:
-            file.write(content[:3])
-        raise OSError(28, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, content: bytes) -> int:
+            super().write(content[:3])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", lambda self, mode: Full(self, mode))
     with pytest.raises(UserError, match="data.json: cannot be written \\(No space left on device\\)"):
         write_whole(target, "new and longer")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"data.json": b"old"}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.sim.gaps import Gaps
 from fragmeter.sim.plan import load
 from plan_replay import replay
 
@@ -29,8 +32,17 @@ def test_a_plan_lies_beside_the_results_which_are_the_same_without(trace, tmp_pa
     replay(load(tmp_path / "recorded" / "plan.npz"))
     files = sorted(path.name for path in (tmp_path / "plain").iterdir())
     assert sorted(path.name for path in (tmp_path / "recorded").iterdir()) == sorted([*files, "plan.npz"])
-    for name in set(files) - {"steps.parquet", "memory.parquet"}:
+    for name in set(files) - {"steps.parquet", "memory.parquet", "gaps.parquet"}:
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "recorded" / name).read_bytes(), name
+    plain, recorded = (read_gaps(tmp_path / name) for name in ("plain", "recorded"))
+    assert plain.number == recorded.number > 0
+    every = np.linspace(0, 100, plain.number)
+    assert plain.percentiles_ms(every).tolist() == recorded.percentiles_ms(every).tolist()
+
+
+def read_gaps(folder: Path) -> Gaps:
+    """The gaps of a run: a recorded one tells them step by step, another leap by leap."""
+    return Gaps.of_table(pd.read_parquet(folder / "gaps.parquet"))
 
 
 def test_a_plan_goes_where_it_is_told_to_and_is_the_same_twice(trace, tmp_path, capsys):
