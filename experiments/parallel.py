@@ -105,11 +105,11 @@ def _calls(call: Callable[..., Result], jobs: Iterable[tuple]) -> Iterator[tuple
 
 
 def _on_cores(call: Callable[..., Result], jobs: Iterable[tuple], cores: int, return_as: str) -> Iterator[Result]:
-    with _quietly_cancelled():
-        with _interrupts_held():
-            pool = joblib.Parallel(n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S)
-            results = pool(_calls(call, jobs))
-        yield from results
+    _cancel_quietly()
+    with _interrupts_held():
+        pool = joblib.Parallel(n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S)
+        results = pool(_calls(call, jobs))
+    yield from results
 
 
 def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
@@ -122,7 +122,8 @@ def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Worker
         client = Client(workers.address, timeout=_ANSWER_S, set_as_default=False)
     except (OSError, ValueError):
         raise _silent("dask", workers.address) from None
-    with client, _quietly_cancelled():
+    _cancel_quietly()
+    with client:
         with joblib.parallel_config(backend="dask", client=client, n_jobs=workers.jobs or -1):
             results = joblib.Parallel(return_as="generator_unordered")(_calls(call, jobs))
         yield from results
@@ -162,12 +163,12 @@ def _silent(engine: str, address: str | None) -> SettingError:
     return SettingError("address", address, f"no cluster of {engine} answers there; start one, or correct it")
 
 
-@contextmanager
-def _quietly_cancelled() -> Iterator[None]:
-    """Ctrl-C leaves runs undone, as it should."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*have been cancelled.*")
-        yield
+def _cancel_quietly() -> None:
+    """Keep joblib from warning of tasks that were cancelled.
+
+    For good: a second Ctrl-C may leave its generator to be closed when every block here has been left.
+    """
+    warnings.filterwarnings("ignore", message=".*have been cancelled.*")
 
 
 @contextmanager
