@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,24 +77,31 @@ def report(
     if perfetto is not None:
         write_timeline(perfetto, results)
     write_report(out, asked)
-    for result in results:
+    _tell(told, folders, asked, out, perfetto, pictures)
+
+
+def _tell(
+    told: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
+) -> None:
+    """Say what was drawn, and where it lies."""
+    for result in asked.results:
         told.say(_told(result))
-    for folder, result in zip(folders, results, strict=True):
+    for folder, result in zip(folders, asked.results, strict=True):
         if result.blocks is None:
             told.say(f"{folder} has no block map; simulate --record-blocks records one.")
     if asked.measured is not None and asked.measured.warning:
         told.say(asked.measured.warning)
     if perfetto is not None:
         told.point_to("Timeline for ui.perfetto.dev", perfetto)
-    if images is not None:
-        told.point_to(f"{len(pictures)} pictures", images)
+    if pictures:
+        told.point_to(f"{len(pictures)} pictures", pictures[0].parent)
     told.point_to("Report", out)
     told.data(
         {
             "report": str(out),
             "timeline": None if perfetto is None else str(perfetto),
             "pictures": [str(picture) for picture in pictures],
-            "runs": [_described(result) for result in results],
+            "runs": [_described(result) for result in asked.results],
         }
     )
 
