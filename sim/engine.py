@@ -17,7 +17,6 @@ With ``leap=False`` every step is an event of its own. Both give the same bits.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -26,16 +25,14 @@ from simpy.core import NORMAL
 
 from .cost.base import StepCost
 from .errors import SimulationFault
+from .execution import Executor, FirstStep
 from .memory.ledger import Leap, Ledger
 from .policy.base import Policy
 from .sequence import CARRY_ON, Plan, Sequence
 from .source import NEVER, Source
 from .state import State
-from .steps import causal_pairs, whole_steps
+from .steps import whole_steps
 
-#: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
-#: and wakes. None: everything carries on.
-FirstStep = tuple[int, int, int, bool, bool] | None
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
 
@@ -68,8 +65,8 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
-        self._shares = self.state.shares
         self.ledger = Ledger(memory.meter)
+        self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.
         self.end_ticks = env.now
@@ -140,53 +137,9 @@ class Engine:
         return None
 
     def _carry_out(self, plan: Plan, now: int) -> FirstStep:
-        """Blocks change hands, sequences change queues, the ledger opens and cuts their stays."""
-        state, memory, ledger = self.state, self.memory, self.ledger
-        clock, pairs, moves = state.clock, 0, 0
-        (
-            admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
-            forked,
-        ) = plan  # fmt: skip
+        """What a policy decided anew takes place."""
         self._holds_until = 0
-        if preempted or swapped_out or swapped_in:
-            moves = self._displace(preempted, swapped_out, swapped_in, now)
-        if order:
-            state.waiting = deque(order)
-        if stalls:
-            self._stall(*stalls, now)
-        if forked:
-            self._fork(forked, now)
-        # Those who decode: all but the ones whose prefill ends in this step.
-        decodes = 0 if pauses else state.width
-        context = decodes * clock + state.lag_sum
-        if pauses:
-            # Afterwards all is as if they had started in the last step that decoded.
-            clock -= 1
-        for sequence in admitted:
-            if state.prefilling and sequence in state.prefilling:
-                del state.prefilling[sequence]
-            else:
-                state.waiting.popleft()
-            memory.admit(sequence, clock, padded, pauses)
-            state.start(sequence, clock, padded)
-            ledger.open(sequence, clock, now)
-            tokens = padded or sequence.start_tokens
-            # Causal: each token attends to itself and those before it.
-            pairs += tokens * (tokens + 1) // 2
-            if sequence.computed_tokens:
-                pairs -= causal_pairs(sequence.computed_tokens)
-        for sequence, tokens in chunks:
-            ledger.chunk(sequence, tokens, now)
-            pairs -= causal_pairs(sequence.computed_tokens)
-            state.prefill(sequence, tokens)
-            memory.prefill(sequence, clock)
-            pairs += causal_pairs(sequence.computed_tokens)
-        if self._shares:
-            moves += self._copy(now, not pauses)
-        if decodes or prefill:
-            ticks = moves + self.cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
-            return ticks, prefill, moves, steady and self.leap, wakes
-        return moves, 0, moves, False, wakes
+        return self._executor.carry_out(plan, now)
 
     def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
         """Who is done leaves, and whoever waited for the answer knows."""
@@ -196,58 +149,6 @@ class Engine:
         if not self.policy.leaves_together or not self.state.running:
             self.source.finish(self._answered, self.env.now)
             self._answered = []
-
-    def _displace(
-        self,
-        preempted: tuple[Sequence, ...],
-        swapped_out: tuple[Sequence, ...],
-        swapped_in: tuple[Sequence, ...],
-        now: int,
-    ) -> int:
-        """Victims leave, swapped ones come back; the time that moving their blocks takes."""
-        state, memory, ledger, clock = self.state, self.memory, self.ledger, self.state.clock
-        if preempted or swapped_out:
-            memory.evict(preempted, swapped_out, clock)
-            ledger.cut(preempted, swapped_out, clock, now)
-            state.push_out(preempted, swapped_out)
-        for sequence in swapped_in:
-            state.swapped.popleft()
-            memory.take_back(sequence, clock)
-            state.start(sequence, clock)
-            ledger.open(sequence, clock, now)
-        if swapped_out or swapped_in:
-            ledger.swap(memory.host_blocks - memory.host_free, now)
-        return self._swap_ticks(swapped_out, swapped_in)
-
-    def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:
-        """Siblings begin to decode."""
-        state, memory, clock = self.state, self.memory, self.state.clock
-        for sibling in siblings:
-            state.fork(sibling, clock)
-            memory.admit(sibling, clock)
-            self.ledger.open(sibling, clock, now)
-
-    def _copy(self, now: int, decodes: bool) -> int:
-        """The time of the copies that the coming step begins with."""
-        slots = self.memory.copied_slots(decodes)
-        if not slots:
-            return 0
-        ticks = self.cost.copy_ticks(slots)
-        self.ledger.copy(slots, ticks, now)
-        return ticks
-
-    def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
-        """Some stand still and keep their blocks, others of those go on."""
-        state, memory, ledger, clock = self.state, self.memory, self.ledger, self.state.clock
-        for sequence in stalled:
-            ledger.stall(sequence, clock, now)
-            memory.stall(sequence, clock)
-            state.stall(sequence)
-        for sequence in resumed:
-            del state.stalled[sequence]
-            memory.admit(sequence, clock)
-            state.start(sequence, clock)
-            ledger.open(sequence, clock, now)
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         """How many steps a decision holds, how long they take, and the ledger's columns for them."""
@@ -261,6 +162,7 @@ class Engine:
             first = base + slope * context
         else:
             first, prefill, swap, steady, wakes = first_step
+            steady = steady and self.leap
             waiting = len(state.waiting)
             base, slope, until = self.cost.decode_line(width, context + width)
         second, growth = base, 0
@@ -304,12 +206,6 @@ class Engine:
             return limit
         ahead = edges[-1] - now - first
         return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
-
-    def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
-        """Time that their blocks take to the host and back."""
-        cost, memory = self.cost, self.memory
-        out = cost.swap_out_ticks(memory.swapped_blocks(swapped_out)) if swapped_out else 0
-        return out + (cost.swap_in_ticks(memory.swapped_blocks(swapped_in)) if swapped_in else 0)
 
     def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
         """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""

@@ -27,7 +27,8 @@ import simpy
 from simpy.core import NORMAL
 
 from ..cost.base import StepCost
-from ..engine import Alarm, Engine, FirstStep
+from ..engine import Alarm, Engine
+from ..execution import FirstStep
 from ..memory.ledger import Leap
 from ..policy.base import Policy
 from ..sequence import Plan, Sequence

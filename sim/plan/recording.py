@@ -11,8 +11,9 @@ import numpy as np
 import simpy
 
 from ..cost.base import StepCost
-from ..engine import Engine, FirstStep
+from ..engine import Engine
 from ..errors import SettingError
+from ..execution import FirstStep
 from ..groups import Group
 from ..memory.ledger import Leap
 from ..policy import Policy
