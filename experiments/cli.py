@@ -23,6 +23,7 @@ from cyclopts import App, CycloptsError
 from .. import __version__
 from ..sim.errors import UserError
 from ..sim.settings import setting_error
+from .whole_numbers import whole_numbers
 
 DONE, FAULT, MISTAKE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 #: Seconds after which a program that was interrupted ends, whatever it waits for.
@@ -33,6 +34,7 @@ app = App(
     help="Every slot of an LLM server's KV cache, accounted for.",
     help_epilogue="Start with: fragmeter reproduce all --out results",
     version=__version__,
+    config=whole_numbers,
     exit_on_error=False,
     print_error=False,
     suppress_keyboard_interrupt=False,

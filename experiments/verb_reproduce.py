@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 
 from ..sim.errors import SettingError
 from .figures import FIGURES
@@ -16,15 +15,6 @@ from .prefix_cache import reproduce_prefix_cache
 from .reproduction import ALL
 from .reproduction import reproduce as rerun
 
-def _whole(_: object, tokens: Sequence[Token]) -> int:
-    """An integer as it is written: ``cyclopts`` by itself would round 1.5."""
-    text = tokens[0].value
-    if not text.lstrip("-").isdecimal():
-        raise ValueError(f"{text!r} is no whole number")
-    return int(text)
-
-
-_Whole = Annotated[int | None, Parameter(converter=_whole)]
 #: What there is to rerun.
 Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE)]
 
@@ -34,8 +24,8 @@ def reproduce(
     /,
     *,
     trace: Path | None = None,
-    seeds: _Whole = None,
-    jobs: Annotated[_Whole, Parameter(group=Group("Workers", sort_key=8))] = None,
+    seeds: int | None = None,
+    jobs: Annotated[int | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:

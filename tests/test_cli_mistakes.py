@@ -214,7 +214,7 @@ def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
 
 PARSING = {
     "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
-    "number": (["simulate", "--num-prompts", "x"], ["num_prompts = 'x'", "valid integer"]),
+    "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x'", "valid number"]),
     "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
     "figure": (["reproduce", "fig99"], ['"fig99"', '"table1", "fig1", "fig3"']),
     "no figure": (["reproduce"], ["FIGURE requires an argument"]),

@@ -192,13 +192,6 @@ def test_the_command_knows_every_figure():
     assert get_args(verb_reproduce.Wanted) == (*FIGURES, "all", "prefix-cache")
 
 
-@pytest.mark.parametrize("flag", ["--jobs", "--seeds"])
-@pytest.mark.parametrize("value", ["1.5", "two", "1e1"])
-def test_a_number_that_is_not_whole_is_refused_and_not_rounded(flag, value, capsys):
-    assert status(["reproduce", "fig2", flag, value]) == MISTAKE
-    assert capsys.readouterr().err == f"fragmeter: Invalid value for {flag}: {value!r} is no whole number\n"
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_can_be_asked_for_by_name(name, capsys):
     assert status(["reproduce", name, "--seeds", "0"]) == MISTAKE

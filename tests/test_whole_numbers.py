@@ -1,0 +1,68 @@
+"""Integers on the command line: every integer flag of every verb refuses what is no whole number in digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from cyclopts import App
+
+from fragmeter.experiments.cli import MISTAKE, app, status
+from fragmeter.experiments.whole_numbers import is_whole
+
+REMEDY = "must be a whole number, in digits"
+#: A flag of each verb that has any.
+FLAGS = {
+    ("reproduce",): "--jobs", ("simulate",): "--seed", ("sweep",): "--trials", ("compare",): "--seeds",
+    ("report",): "--request", ("plan",): "--mean-tokens", ("validate",): "--every", ("calibrate",): "--block-size",
+    ("traces", "stats"): "--max-inflated-bytes", ("traces", "convert"): "--max-inflated-bytes",
+    ("traces", "synth"): "--max-inflated-bytes", ("traces", "sample"): "--num-prompts",
+}  # fmt: skip
+
+
+def verbs(place: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Every verb, and what it is called by."""
+    names = [name for name in place if not name.startswith("-")]
+    if not names:
+        yield path, place
+    for name in names:
+        yield from verbs(place[name], (*path, name))
+
+
+def takes_integers(hint: Any) -> bool:
+    """Also a list of them, or a number among other things."""
+    return hint is int or any(map(takes_integers, get_args(hint)))
+
+
+def test_no_integer_flag_is_overlooked():
+    found = {
+        (path, argument.name): argument.hint
+        for path, verb in verbs(app)
+        for argument in verb.assemble_argument_collection()
+        if takes_integers(argument.hint)
+    }
+    assert [flag for flag, hint in found.items() if not is_whole(hint)] == []
+    assert {path for path, _ in found} == FLAGS.keys() and FLAGS.items() <= found.keys()
+
+
+@pytest.mark.parametrize(("verb", "flag"), FLAGS.items(), ids=map(" ".join, FLAGS))
+def test_a_fraction_is_refused_and_not_rounded_by_any_verb(verb, flag, capsys):
+    assert status([*verb, flag, "1.5"]) == MISTAKE
+    field = flag.removeprefix("--").replace("-", "_")
+    assert capsys.readouterr().err == f"fragmeter: {field} = '1.5': {REMEDY}\n"
+
+
+@pytest.mark.parametrize("value", ["two", "1e3", "1.0", "0x10", "1_0", "+3", " 3", "3\n", "\N{SUPERSCRIPT TWO}", ""])
+@pytest.mark.parametrize(
+    ("verb", "field"), [("sample", "seed"), ("stats", "max_inflated_bytes")], ids=["cyclopts", "pydantic"]
+)
+def test_so_is_whatever_one_parser_takes_for_a_number_and_another_does_not(verb, field, value, capsys):
+    assert status(["traces", verb, f"--{field.replace('_', '-')}={value}"]) == MISTAKE
+    assert capsys.readouterr().err == f"fragmeter: {field} = {value!r}: {REMEDY}\n"
+
+
+@pytest.mark.parametrize(("value", "meant"), [("-1", -1), ("007", 7)])
+def test_a_whole_number_is_taken_as_it_is(value, meant):
+    _, bound, _ = app.parse_args(["traces", "sample", "a", "b", "--seed", value])
+    assert bound.arguments["seed"] == meant
