@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from ..sim import frames as pd
 from ..sim.files import as_json, require_writable, user_paths, write_whole
 from ..traces import measured, read
 from .against import compared, replay, scatter, total_error

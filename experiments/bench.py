@@ -6,8 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import pandas as pd
-
+from ..sim import frames as pd
 from ..sim.result import memory_table
 from ..sim.run import Run, simulate, simulate_window
 from ..sim.settings import settings

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from pyarrow import ArrowInvalid
 
 from ..reports.page import Section, write_page
 from ..reports.results import Result
 from ..reports.serving_sections import Measured
 from ..reports.serving_sections import measured as measured_section
+from ..sim import frames as pd
 from ..sim.errors import SettingError, UserError
 from ..sim.result import served_times
 from ..sim.ticks import PER_US

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from pyarrow import ArrowInvalid
 
 from ..reports.sweep_report import Sweep
+from ..sim import frames as pd
 from ..sim.errors import UserError
 from .grid import PART_OF
 from .points import POINTS

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
+from ..sim import frames as pd
 from ..sim.errors import UserError
 from .fitting import Points
 

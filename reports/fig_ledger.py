@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .labels import Numbers
 from .look import blank, hatched, note
 from .palette import BUCKETS, INK

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .labels import Numbers
 from .look import blank
 from .palette import GRID, INK, MUTED, PAPER

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .labels import Numbers
 from .look import blank
 from .palette import MUTED, PAPER

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .labels import Numbers
 from .look import blank
 from .series import colour
 
-Tables = Mapping[str, pd.DataFrame]
+Tables = Mapping[str, "pd.DataFrame"]
 """What ``reports.over_time.over_time`` says of each run, by its name; no table is empty."""
 
 

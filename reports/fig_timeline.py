@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from ..sim.ticks import PER_SECOND
 from .labels import Numbers
 from .look import blank

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from functools import cache
+
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .labels import Numbers
 from .palette import GRID, INK, MUTED, PAPER, Hue
 
@@ -21,22 +23,28 @@ _AXIS = {
     "title": {"font": {"size": 12, "color": MUTED}, "standoff": 8},
     "zeroline": False,
 }
+_TITLE = {"x": 0, "xref": "paper", "font": {"size": 17}, "automargin": True, "yref": "container", "y": 0.98}
+_LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": 12}}
 
-TEMPLATE = go.layout.Template(
-    layout={
-        "font": {"family": FONT, "size": 13, "color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
-        "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
-        "title": {"x": 0, "xref": "paper", "font": {"size": 17}, "automargin": True, "yref": "container", "y": 0.98},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": 12}},
-        "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK, "family": FONT, "size": 12}},
-        "dragmode": False,
-        "uniformtext": {"mode": "hide", "minsize": 10},
-        "xaxis": _AXIS,
-        "yaxis": _AXIS,
-    }
-)
+
+@cache
+def _template() -> go.layout.Template:
+    # Not while modules load: plotly takes long to check it, and many a command draws nothing.
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 13, "color": INK},
+            "paper_bgcolor": PAPER,
+            "plot_bgcolor": PAPER,
+            "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
+            "title": _TITLE,
+            "legend": _LEGEND,
+            "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK, "family": FONT, "size": 12}},
+            "dragmode": False,
+            "uniformtext": {"mode": "hide", "minsize": 10},
+            "xaxis": _AXIS,
+            "yaxis": _AXIS,
+        }
+    )
 
 
 def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Numbers | None = None) -> go.Figure:
@@ -48,7 +56,7 @@ def blank(title: str, subtitle: str, height: int, numbers: Numbers, data: Number
     """
     heading = {"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": MUTED}}}
     meta = {"numbers": numbers} | ({} if data is None else {"data": data})
-    return go.Figure(layout={"template": TEMPLATE, "title": heading, "height": height, "meta": meta})
+    return go.Figure(layout={"template": _template(), "title": heading, "height": height, "meta": meta})
 
 
 def data_of(figure: go.Figure) -> pd.DataFrame:

@@ -16,8 +16,8 @@ none of its sequences does.
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
+from ..sim import frames as pd
 from ..sim.ticks import PER_SECOND
 
 MOST_SPANS = 400

@@ -22,8 +22,8 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
+from ..sim import frames as pd
 from ..sim.errors import UserError
 from ..sim.files import whole_file
 from ..sim.memory import BUCKETS

@@ -18,8 +18,8 @@ A block map looked at the pool in the middle of leaps too, at evenly spaced mome
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
+from ..sim import frames as pd
 from ..sim.memory import BUCKETS
 from .results import Result
 

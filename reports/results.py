@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from pyarrow import ArrowInvalid
 
 from ..sim import blocks, plan
+from ..sim import frames as pd
 from ..sim.errors import UserError
 from ..sim.memory import BUCKETS
 from ..sim.ticks import PER_SECOND

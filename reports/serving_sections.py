@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
+from ..sim import frames as pd
 from ..sim.gaps import Gaps
 from ..sim.objectives import Objectives
 from ..sim.requests import RequestTimes

@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..sim import frames as pd
 from .fig_rates import against_rate, throughput_pareto
 from .page import Section, write_page
 from .series import COLOURED

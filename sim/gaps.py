@@ -13,8 +13,8 @@ from functools import cached_property
 from math import floor, sqrt
 
 import numpy as np
-import pandas as pd
 
+from . import frames as pd
 from .memory.book import Book
 from .memory.exact import dot, total
 from .requests import resumed_gap_ticks

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from . import frames as pd
 from .errors import SettingError
 from .files import as_json
 from .gaps import Gaps

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
+from . import frames as pd
 from .memory.book import Book
 from .memory.ledger import STALLED
 from .requests import preemptions

@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
+from ..sim import frames as pd
 from ..sim.content import NO_SESSION, PromptContent
 from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import SettingError

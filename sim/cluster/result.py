@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from .. import frames as pd
 from ..prefix_cache import cached_tokens
 from ..requests import preemptions
 from ..result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
