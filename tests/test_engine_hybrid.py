@@ -39,7 +39,7 @@ def check(policy: str, hybrid: HybridCase) -> None:
 
 
 @pytest.mark.parametrize("policy", HYBRID)
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=50)
 @given(hybrid=cases)
 def test_every_step_and_slot_is_what_the_oracle_says(policy, hybrid):
     check(policy, hybrid)
@@ -62,7 +62,7 @@ def check_leaps(policy: str, hybrid: HybridCase, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("policy", HYBRID)
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=50)
 @given(hybrid=st.one_of(cases, long_cases), data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, hybrid, data):
     """Invariant 6: leap and step give identical results."""

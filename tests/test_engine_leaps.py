@@ -63,7 +63,7 @@ def same_rows(leapt: Run, stepped: Run) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=50)
 @given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case, data):
     """Invariant 6: leap and step give identical results."""

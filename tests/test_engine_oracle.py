@@ -181,13 +181,13 @@ def same_row_starts(run, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=50)
 @given(case=small_cases())
 def test_the_engine_does_what_the_oracle_does(policy, case):
     same(policy, case)
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=50)
 @given(case=crowded_cases())
 def test_the_engine_does_what_the_oracle_does_when_crowded(case):
     """Victims by the dozen: recomputed, swapped out, swapped in while others are admitted."""
@@ -208,11 +208,10 @@ def test_who_arrives_as_a_step_ends_is_seen_at_once(policy, case, data):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_the_engine_does_what_the_oracle_does_under_strain(policy, cost):
-    happened = Counter()
+def test_the_engine_does_what_the_oracle_does_under_strain(policy):
+    happened, costs = Counter(), [*COSTS.values()]
     for seed in range(15):
-        outcome = same(policy, Case(*random_case(seed), cost))
+        outcome = same(policy, Case(*random_case(seed), costs[seed % 3]))
         happened.update(name for step in outcome.steps for name, slots in step.buckets.items() if slots)
         happened.update(preempted=sum(len(step.preempted) for step in outcome.steps))
     assert {"live", "reserved", "free"} <= set(happened)

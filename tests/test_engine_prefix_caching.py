@@ -53,7 +53,7 @@ def check(case: SharedCase) -> None:
         assert run.replica.memory.evicted_blocks == oracle.evicted
 
 
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=50)
 @given(case=shared_cases())
 def test_every_step_and_slot_is_what_the_oracle_says(case):
     check(case)

@@ -95,7 +95,7 @@ def pooled(gaps: Gaps) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", NAMES)
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=50)
 @given(case=cases)
 def test_every_step_and_slot_is_what_the_oracle_says(policy, case):
     check(policy, case)

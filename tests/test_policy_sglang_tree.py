@@ -28,7 +28,7 @@ from test_engine_schedulers import expected
 
 
 class TestAgainstTheOracle:
-    @hypothesis_settings(max_examples=60)
+    @hypothesis_settings(max_examples=50)
     @given(case=shared_cases())
     def test_every_step_and_slot(self, case):
         check(case, expected("sglang", case))

@@ -87,7 +87,7 @@ def check_the_tables(chosen, work):
     assert walk.memory.host_free == walk.tables.host_pool.num_free == walk.memory.host_blocks
 
 
-@unhurried(max_examples=60)
+@unhurried(max_examples=50)
 @given(case=groups())
 def test_leaping_stepping_and_block_ids_give_the_same_bits(case):
     check_that_all_ways_agree(*case)
