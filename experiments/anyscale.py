@@ -217,15 +217,15 @@ def _row(name: str, cap: int, widest: int, found: Ratios) -> Row:
 def findings(found: Ratios, widest: int) -> Iterator[dict[str, Any]]:
     """Which published ratios are reached, within ``WITHIN``."""
     for name in (TOLD_CAP, TOLD_LENGTH, VLLM):
-        simulated, beside = fmean(found.times[name, widest]), published(name)
-        off = simulated / beside - 1
-        told = f"{simulated:.1f} times naive static, published {beside:g}, off by {100 * off:+.0f} %, limit 25 %"
-        yield {"finding": f"{name}: {told}.", "holds": abs(off) <= WITHIN}
+        yield _reached(name, fmean(found.times[name, widest]), published(name), ".1f", "times naive static")
     beside = facts()["published"]["naive_static_tokens_per_s_at_widest_cap"]
-    simulated = found.tokens_per_s[NAIVE]
+    yield _reached("Naive static", found.tokens_per_s[NAIVE], beside, ".0f", "tokens/s at the widest cap")
+
+
+def _reached(name: str, simulated: float, beside: float, form: str, unit: str) -> dict[str, Any]:
     off = simulated / beside - 1
-    text = f"Naive static: {simulated:.0f} tokens/s at the widest cap, published {beside}, off by {100 * off:+.0f} %."
-    yield {"finding": text, "holds": abs(off) <= WITHIN}
+    told = f"{simulated:{form}} {unit}, published {beside:g}, off by {100 * off:+.0f} %, limit {100 * WITHIN:.0f} %"
+    return {"finding": f"{name}: {told}.", "holds": abs(off) <= WITHIN}
 
 
 def _basis(found: Ratios) -> Iterator[str]:

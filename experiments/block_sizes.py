@@ -25,6 +25,7 @@ from ..sim.run import simulate
 from ..sim.settings import settings
 from ..sim.workload import Workload
 from .bench import Bench
+from .block_size_findings import best_size, wasted, who_is_quicker
 from .comparison import Payload
 from .context_cost import ContextCost, reading_ms
 from .facts import paper_figures
@@ -46,10 +47,6 @@ RECOMPUTE, SWAP = "recompute", "swap"
 #: Spans that are told beside the 900 s, and at which block sizes.
 _SPANS_S, _SPAN_SIZES = (450, 900, 1800), (16, 256)
 _WITHIN = 0.50
-#: What the paper takes for the best, on both data sets.
-_BEST = (16, 32)
-#: About what reading values off a plot may be wrong by.
-_READING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +119,15 @@ def fig18b(bench: Bench) -> Payload:
     payload = _document("fig18b", modes, bench.source)
     rows = payload["rows"]
     right = [row for row in rows if row["series"] == SHAREGPT and row["x"] > max(EXTRA_MS)]
-    left = [row for row in rows if row["series"] == ALPACA and row["x"] <= max(EXTRA_MS)]
+    alpaca = [row for row in rows if row["series"] == ALPACA]
+    left, alpaca_right = ([row for row in alpaca if (row["x"] > max(EXTRA_MS)) == side] for side in (False, True))
     return payload | {
         "findings": [
             within(right, _WITHIN, "ShareGPT, block sizes 16 to 256, where memory decides,"),
-            _best_sizes(right),
+            *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in modes),
+            wasted(right, _WITHIN),
             within(left, _WITHIN, "Alpaca, block sizes 1 to 8, by the kernel fitted on ShareGPT,"),
+            within(alpaca_right, _WITHIN, "Alpaca, block sizes 16 to 256, where memory decides,"),
         ],
         "remarks": [asked_told(right), *_spans(bench.source), _idle_told(bench.source), _curve_told()],
     }
@@ -139,7 +139,13 @@ def fig19b(bench: Bench) -> Payload:
     payload = _document("fig19b", modes, bench.source)
     rows = payload["rows"]
     right = [row for row in rows if row["x"] > max(EXTRA_MS)]
-    return payload | {"findings": [_who_is_quicker(rows)], "remarks": [asked_told(right), _own_noise()]}
+    return payload | {
+        "findings": [
+            who_is_quicker(rows, RECOMPUTE, SWAP),
+            within(right, _WITHIN, "Block sizes 16 to 256, where memory decides,"),
+        ],
+        "remarks": [asked_told(right), _own_noise()],
+    }
 
 
 def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source) -> Payload:
@@ -189,34 +195,6 @@ def _row(series: str, size: int, published: float, how: str, kind: str, found: M
 
 def _is_fitted(load: str, size: int) -> bool:
     return size in EXTRA_MS if load == SHAREGPT else size == ALPACA_FITTED_ON
-
-
-def _best_sizes(rows: Sequence[Row]) -> dict[str, Any]:
-    """The paper's conclusion: 16 and 32 are best, and larger blocks waste what is not filled."""
-    best = min(rows, key=lambda row: row["simulated"])["x"]
-    times = {side: rows[-1][side] / rows[0][side] for side in ("published", "simulated")}
-    text = (
-        f"Of these the best block size is {best:g}, in the figure 32; 256 takes {times['simulated']:.1f} times as"
-        f" long as 16, in the figure {times['published']:.0f} times."
-    )
-    return {"finding": text, "holds": best in _BEST}
-
-
-def _who_is_quicker(rows: Sequence[Row]) -> dict[str, Any]:
-    """Which way is quicker at each block size, where the figure's two values differ by more than their reading."""
-    at = {(row["series"], row["x"]): row for row in rows}
-    clear, same = 0, []
-    for x in sorted({row["x"] for row in rows}):
-        one, other = at[RECOMPUTE, x], at[SWAP, x]
-        if abs(one["published"] / other["published"] - 1) > _READING:
-            clear += 1
-            if (one["published"] < other["published"]) == (one["simulated"] < other["simulated"]):
-                same.append(x)
-    text = (
-        f"Recomputing or swapping, the same one is quicker at {len(same)} of the {clear} block sizes at which the"
-        f" figure's two values differ by more than {_READING:.0%}: {', '.join(f'{x:g}' for x in same) or 'none'}."
-    )
-    return {"finding": text, "holds": len(same) == clear}
 
 
 def asked_told(rows: Sequence[Row]) -> str:

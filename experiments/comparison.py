@@ -10,7 +10,7 @@ from ..reports.labels import metric_label
 from .bench import Bench, Case, Measured
 from .facts import published_mean_tokens, published_slots
 from .fit import FITTED_ON, SCALES, Fit
-from .paper import FIG2, FIG13A, MAX_MODEL_LEN, SERIES, Experiment
+from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
 from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
 
 Payload = dict[str, Any]
@@ -74,14 +74,13 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
 def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
     published = experiment.published()
     for metric in experiment.metrics:
-        fitted = experiment is FIG13A and series == FITTED_ON
         values = {what: [run.values[metric] for run in mine] for what, mine in runs.items()}
         yield row(
             series,
             metric,
             published[series, metric],
             runs["asked"],
-            kind="fitted" if fitted else "predicted",
+            kind="fitted" if series in experiment.fitted else "predicted",
             wandering=values["wandering"],
             step_1pct=moved(values["few"], *(values[change] for change in STEP_CHANGES)),
         )
@@ -125,6 +124,12 @@ def pool_told(run: Measured) -> str:
     slots = run.num_blocks * run.block_size
     told = f"Pool: {run.num_blocks} blocks of {run.block_size} slots, {slots:,} in all"
     return f"{told}; the paper's Table 1 prints {published_slots():,.0f}."
+
+
+def asked_of_pairs(figure: str, source: Source) -> str:
+    """The subject of a finding whose limit is one for a file of pairs: of drawn lengths it says that it is not theirs.
+    """
+    return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 
 def lengths_told(bench: Bench) -> Iterator[str]:

@@ -30,7 +30,6 @@ from .rate_panels import (
     Panel,
     Scale,
     lengths_of,
-    ordered,
     panel_document,
     published_markers,
     published_panel,
@@ -39,7 +38,7 @@ from .rate_panels import (
     spare_seeds,
 )
 from .rate_sweep import Load, System
-from .rows import within
+from .rows import ordered, within
 
 FIGURE, FT = "fig12", "FasterTransformer"
 #: By model: GPU, how many, and the length of the traces in seconds.
@@ -80,31 +79,34 @@ def panel(letter: str, bench: Bench) -> Payload:
 
 def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
     """As ``panel``, with the traces shorter than the paper's where a length is given."""
+    asked = asked_panel(letter, source, duration_s)
+    document = panel_document(asked)
+    return document | _said(document, letter, asked.scales[VLLM])
+
+
+def asked_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
+    """What is asked for ``panel_of``; only the scales are fitted for it."""
     model, dataset = PANELS[letter]
     lengths, duration_s = lengths_of(dataset, source), duration_s or SERVERS[model][2]
     published = published_panel(FIGURE, panel_name(letter))
     wandering = spare_seeds(source.seeds)
     asked = Asked(model, source, duration_s)
-    scales = {FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM))
-    document = panel_document(
-        Panel(
-            figure=f"{FIGURE}{letter}",
-            published=published,
-            systems={series: system(model, dataset, series) for series in published},
-            scales=scales,
-            loads={
-                (series, seed): load_of(series, lengths, rate, duration_s, seed)
-                for series, rate in published.items()
-                for seed in (*source.seeds, *wandering)
-            },
-            seeds=source.seeds,
-            wandering=wandering,
-            fitted=(FT, VLLM) if dataset == SHAREGPT else (),
-            markers=published_markers(FIGURE, panel_name(letter)),
-            workload=told(model, dataset, lengths, duration_s),
-        )
+    return Panel(
+        figure=f"{FIGURE}{letter}",
+        published=published,
+        systems={series: system(model, dataset, series) for series in published},
+        scales={FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM)),
+        loads={
+            (series, seed): load_of(series, lengths, rate, duration_s, seed)
+            for series, rate in published.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        fitted=(FT, VLLM) if dataset == SHAREGPT else (),
+        markers=published_markers(FIGURE, panel_name(letter)),
+        workload=told(model, dataset, lengths, duration_s),
     )
-    return document | _said(document, letter, scales[VLLM])
 
 
 def panel_name(letter: str) -> str:

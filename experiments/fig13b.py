@@ -15,7 +15,7 @@ from .bench import Bench, Case
 from .comparison import Payload, compare
 from .fit import FITTED_ON, METRIC, fit
 from .paper import ALPACA_SET, FIG13B, SERIES
-from .rows import within
+from .rows import ordered, within
 
 _WITHIN = 0.20
 
@@ -24,14 +24,8 @@ def fig13b(bench: Bench) -> Payload:
     """The figure as a document."""
     alpaca = Bench(replace(bench.source, exact=None, drawn_from=ALPACA_SET))
     payload = compare(FIG13B, alpaca, fit(alpaca, by_context=True), scales=())
-    findings = [within(payload["rows"], _WITHIN, "Batched requests"), _order(payload)]
+    findings = [within(payload["rows"], _WITHIN, "Batched requests"), ordered(payload["rows"])]
     return payload | {"findings": findings, "remarks": [*_without_context(alpaca), *payload["remarks"]]}
-
-
-def _order(payload: Payload) -> dict[str, object]:
-    values = [row["simulated"] for row in payload["rows"]]
-    told = " < ".join(f"{row['series']} {row['simulated']:.1f}" for row in payload["rows"])
-    return {"finding": f"In the paper's order: {told}.", "holds": values == sorted(values)}
 
 
 def _without_context(alpaca: Bench) -> Iterator[str]:

@@ -33,14 +33,13 @@ from .rate_panels import (
     VLLM,
     Panel,
     lengths_of,
-    ordered,
     panel_document,
     published_panel,
     ratio_told,
     spare_seeds,
 )
 from .rate_sweep import TARGET_S, Load, System, latency_s
-from .rows import within
+from .rows import ordered, within
 
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"
@@ -63,31 +62,34 @@ def panel(letter: str, bench: Bench) -> Payload:
 def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Payload:
     """As ``panel``, with a number of requests; the scale is fitted on a trace of ``fitting_s``, or an hour."""
     kind, n = PANELS[letter]
-    lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
-    published = published_panel(FIGURE, f"{letter} {kind} {n}")
-    scale = fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)
-    document = panel_document(
-        Panel(
-            figure=f"{FIGURE}{letter}",
-            published=published,
-            systems={series: system(kind, n, series) for series in published},
-            scales=dict.fromkeys(published, scale),
-            loads={
-                (series, seed): _load(lengths, rate, most_requests, seed)
-                for series, rate in published.items()
-                for seed in (*source.seeds, *wandering)
-            },
-            seeds=source.seeds,
-            wandering=wandering,
-            fitted=(VLLM,) if letter in (SAMPLES_FITTED_ON, BEAMS_FITTED_ON) else (),
-            workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {kind} {n}, {most_requests:,} requests",
-        )
-    )
+    document = panel_document(asked_panel(letter, source, most_requests, fitting_s))
     rows = document["rows"]
     return document | {
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
         "remarks": [*document["remarks"], ratio_told(rows, VLLM, ORACLE), _text_told(), _slope_told(kind)],
     }
+
+
+def asked_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
+    """What is asked for ``panel_of``; only the scale is fitted for it."""
+    kind, n = PANELS[letter]
+    lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
+    published = published_panel(FIGURE, f"{letter} {kind} {n}")
+    return Panel(
+        figure=f"{FIGURE}{letter}",
+        published=published,
+        systems={series: system(kind, n, series) for series in published},
+        scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        loads={
+            (series, seed): _load(lengths, rate, most_requests, seed)
+            for series, rate in published.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        fitted=(VLLM,) if letter in (SAMPLES_FITTED_ON, BEAMS_FITTED_ON) else (),
+        workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {kind} {n}, {most_requests:,} requests",
+    )
 
 
 def _load(lengths: Source, rate: float, most_requests: int, seed: int) -> Load:

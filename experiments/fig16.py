@@ -20,9 +20,9 @@ from .facts import paper_figures
 from .fig12 import Asked, fitted_scale, load
 from .paper import SERIES, Source
 from .rate_costs import Steps
-from .rate_panels import ORACLE, VLLM, Panel, ordered, panel_document, published_panel, ratio_told, spare_seeds
+from .rate_panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
 from .rate_sweep import System
-from .rows import Row
+from .rows import Row, ordered
 
 FIGURE = "fig16"
 PREFIX_TOKENS = {"1-shot, 80 prefix tokens": 80, "5-shot, 341 prefix tokens": 341}
@@ -38,7 +38,7 @@ def fig16(bench: Bench) -> Payload:
 
 def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
     """As ``fig16``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
-    parts = [_part(name, source, duration_s, fitting_s) for name in PREFIX_TOKENS]
+    parts = [panel_document(asked_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
     first, said = parts[0], paper_figures()[FIGURE]["text"]
     ratios = [ratio_told(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
     return first | {
@@ -56,28 +56,25 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     }
 
 
-def _part(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Payload:
+def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
+    """What is asked for one of the two parts of ``figure_of``; only the scale is fitted for it."""
     published = published_panel(FIGURE, name)
     wandering = spare_seeds(source.seeds)
     shots = name.split(",")[0]
     labelled = {f"{series}, {shots}": rate for series, rate in published.items()}
-    scale = fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)
-    seeds = (*source.seeds, *wandering)
-    return panel_document(
-        Panel(
-            figure=FIGURE,
-            published=labelled,
-            systems={label: system(label.split(",")[0], PREFIX_TOKENS[name]) for label in labelled},
-            scales=dict.fromkeys(labelled, scale),
-            loads={
-                (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
-                for label, rate in labelled.items()
-                for seed in seeds
-            },
-            seeds=source.seeds,
-            wandering=wandering,
-            workload=name,
-        )
+    return Panel(
+        figure=FIGURE,
+        published=labelled,
+        systems={label: system(label.split(",")[0], PREFIX_TOKENS[name]) for label in labelled},
+        scales=dict.fromkeys(labelled, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        loads={
+            (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
+            for label, rate in labelled.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        workload=name,
     )
 
 

@@ -41,8 +41,8 @@ def fig19a() -> Payload:
         "x_is": "block size, tokens",
         "rows": rows,
         "findings": [
-            within(aimed, _WITHIN, f"Block sizes {_AIM[0]} to {_AIM[-1]}"),
-            within([row for row in rows if row["series"] in _names()], _WITHIN, "All swaps, down to block size 1"),
+            within(aimed, _WITHIN, f"Swaps and the fitted recomputing, block sizes {_AIM[0]} to {_AIM[-1]},"),
+            within([row for row in rows if row["series"] in _names()], _WITHIN, "All swaps, down to block size 1,"),
             _crossing(rows),
         ],
         "basis": [_fit_told(direction) for direction in SWAPS]

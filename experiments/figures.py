@@ -21,10 +21,12 @@ from .block_sizes import fig18b, fig19b
 from .claims import SEEDS as CLAIMS_SEEDS
 from .claims import compare_claims
 from .claims_told import show_claims, tell_claims
-from .comparison import Payload, compare
+from .comparison import Payload
 from .fig1 import fig1
+from .fig2 import fig2
 from .fig3 import fig3
 from .fig11 import fig11
+from .fig13a import fig13a
 from .fig13b import fig13b
 from .fig15 import compare_sharing
 from .fig16 import fig16
@@ -33,7 +35,7 @@ from .fig19a import fig19a
 from .fit import fit
 from .kept import Kept
 from .output import Report
-from .paper import DEFAULT_SEEDS, FIG2, FIG13A
+from .paper import DEFAULT_SEEDS
 from .step_time import compare_step_times, tell_step_times
 from .table1 import table1
 from .telling import tell
@@ -100,9 +102,9 @@ FIGURES: dict[str, Figure] = {
     "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
     "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
     "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
-    "fig2": Figure(lambda bench: compare(FIG2, bench, fit(bench)), sections.fig2, seconds=15),
+    "fig2": Figure(fig2, sections.fig2, seconds=15),
     **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}),
-    "fig13a": Figure(lambda bench: compare(FIG13A, bench, fit(bench)), sections.fig13a, seconds=30),
+    "fig13a": Figure(fig13a, sections.fig13a, seconds=30),
     "fig13b": Figure(
         fig13b,
         sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),

@@ -37,6 +37,7 @@ class Experiment:
         window_s: Span that is measured.
         metrics: What the figure shows.
         published: The figure's values.
+        fitted: Series on whose values here a number was fitted.
     """
 
     figure: str
@@ -45,6 +46,7 @@ class Experiment:
     window_s: tuple[float, float]
     metrics: tuple[str, ...]
     published: Callable[[], Published]
+    fitted: tuple[str, ...] = ()
 
 
 FIG2 = Experiment(
@@ -62,9 +64,10 @@ FIG13A = Experiment(
     window_s=(600, 3600),
     metrics=("batched_requests",),
     published=published_fig13a,
+    fitted=("vLLM",),
 )
 #: The same with Alpaca.
-FIG13B = replace(FIG13A, figure="fig13b", request_rate=30.0, published=published_fig13b)
+FIG13B = replace(FIG13A, figure="fig13b", request_rate=30.0, published=published_fig13b, fitted=())
 #: With several sequences a request, on Alpaca.
 FIG15 = Experiment(
     figure="fig15",

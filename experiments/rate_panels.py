@@ -183,17 +183,6 @@ def _remarks(panel: Panel) -> Iterator[str]:
         )
 
 
-def ordered(rows: Sequence[Row]) -> dict[str, Any]:
-    """The finding that the series stand in the published order."""
-
-    def order(side: str) -> str:
-        return " < ".join(row["series"] for row in sorted(rows, key=lambda row: row[side]))
-
-    found, published = order("simulated"), order("published")
-    beside = "" if found == published else f"; published {published}"
-    return {"finding": f"The order is the published one: {found}{beside}.", "holds": found == published}
-
-
 def ratio_told(rows: Sequence[Row], above: str, below: str) -> str:
     """How many times the rate of one series another takes, published and simulated."""
     by = {row["series"]: row for row in rows}

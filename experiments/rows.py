@@ -1,10 +1,12 @@
-"""One value beside the published one, in design.md's form, with how far it moves."""
+"""One value beside the published one, in design.md's form, with how far it moves; and findings over many of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
+
+from ..reports.labels import metric_label
 
 Row = dict[str, Any]
 #: Steps so many times as long, for ``step_1pct``.
@@ -72,12 +74,38 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
     ]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
     holds = all(abs(distance) <= limit for _, distance in named)
-    at = worst["series"] if worst["x"] is None else f"{worst['series']}, {worst['x']:g}"
+    at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
     told, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
     return {
         "finding": f"{text} within {bound}: worst {told} ({at}), of {len(named)} predicted values.",
         "holds": holds,
     }
+
+
+def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
+    """A finding: whether the series stand in the published order, none level with another that is published apart.
+
+    Args:
+        what: Of the rows' values, where the figure has others.
+    """
+    found, published = (_order(rows, side) for side in ("simulated", "published"))
+    of = f" by {what}" if what else ""
+    beside = "" if found == published else f"; published {published}"
+    return {"finding": f"The order{of} is the published one: {found}{beside}.", "holds": found == published}
+
+
+def _order(rows: Sequence[Row], side: str) -> str:
+    first, *others = sorted(rows, key=lambda row: row[side])
+    told = first["series"]
+    for row, before in zip(others, [first, *others], strict=False):
+        told += f" {'=' if row[side] == before[side] else '<'} {row['series']}"
+    return told
+
+
+def value_name(row: Row, with_metric: bool = True) -> str:
+    """Which value it is, in words."""
+    parts = [row["series"], metric_label(row["metric"]) if with_metric else ""]
+    return ", ".join(filter(None, [*parts, "" if row.get("x") is None else f"{row['x']:g}"]))
 
 
 def _distance(row: Row, relative: bool) -> float:

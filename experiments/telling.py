@@ -8,11 +8,11 @@ from statistics import fmean
 from rich import box
 from rich.table import Table
 
-from ..reports.labels import is_percent, metric_label
+from ..reports.labels import is_percent
 from ..reports.tables import print_payload
 from .comparison import Payload
 from .output import Report
-from .rows import Row
+from .rows import Row, value_name
 from .waste import by_policy
 
 SUMMARY_NOTE = (
@@ -89,13 +89,8 @@ def _errors(rows: list[Row]) -> Row:
     return {
         "mean_error": round(fmean(map(abs, errors)), _DECIMALS),
         "worst_error": round(errors[worst], _DECIMALS),
-        "worst_at": _value_name(rows[worst]),
+        "worst_at": value_name(rows[worst]),
     }
-
-
-def _value_name(row: Row) -> str:
-    parts = [row["series"], metric_label(row["metric"]), "" if row.get("x") is None else f"{row['x']:g}"]
-    return ", ".join(filter(None, parts))
 
 
 def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:

@@ -75,13 +75,13 @@ def test_the_values_of_beams_are_told_at_every_survival(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beyond", "holds"), [(0.25, [True, True, True]), (2.0, [False, False, True]), (-1.6, [False, False, True])]
+    ("beyond", "holds"), [(0.25, [True, True, True]), (2.0, [False, True, True]), (-3.1, [False, False, True])]
 )
 def test_a_finding_holds_within_its_limits(monkeypatch, tmp_path, beyond, holds):
     found = document(monkeypatch, tmp_path, beyond)["findings"]
     assert [finding["holds"] for finding in found][:3] == holds
     assert f"{beyond:+.2f}, {beyond:+.2f}, {beyond:+.2f} points, limit 1.5." in found[0]["finding"]
-    assert found[1]["finding"].endswith(" points, limit 1.5/3/5.") and found[2]["finding"].endswith(" points, limit 1.")
+    assert found[1]["finding"].endswith(" points, limit 3/5.") and found[2]["finding"].endswith(" points, limit 1.")
     # Values of Alpaca are no values of ShareGPT.
     assert not found[3]["holds"] and "within the range in the paper's text, 16.2 to 30.5 %" in found[3]["finding"]
 

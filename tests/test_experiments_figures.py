@@ -102,6 +102,7 @@ class TestFig1:
 def test_fig3_is_the_paper_s_to_the_slot():
     payload = fig3.fig3()
     assert [row["simulated"] for row in payload["rows"]] == [8, 2, 2038, 4, 1, 507]
+    assert {row["kind"] for row in payload["rows"]} == {"predicted"}
     assert payload["findings"] == [{"finding": "6 of 6 values are the paper's to the slot.", "holds": True}]
 
 
@@ -120,6 +121,7 @@ class TestFig11:
             ("ShareGPT", 161.31), ("ShareGPT", 337.99), ("Alpaca", 19.31), ("Alpaca", 58.45),
         ]  # fmt: skip
         assert payload["findings"][0]["holds"] and all("minimum" in row for row in payload["rows"])
+        assert {row["kind"] for row in payload["rows"]} == {"predicted"}
 
     @pytest.mark.skipif(not TRACES, reason="FRAGMETER_TRACES names no folder with the exact pairs")
     def test_exact_pairs_have_the_paper_s_means(self):

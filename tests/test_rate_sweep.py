@@ -16,7 +16,7 @@ from fragmeter.experiments.crossing import crossing
 from fragmeter.experiments.facts import paper_figures
 from fragmeter.experiments.paper import Source
 from fragmeter.experiments.rate_costs import Steps
-from fragmeter.experiments.rate_panels import CROSSING, ORACLE, VLLM, ordered, ratio_told, spare_seeds
+from fragmeter.experiments.rate_panels import CROSSING, ORACLE, VLLM, ratio_told, spare_seeds
 from fragmeter.experiments.rate_sweep import (
     TARGET_S,
     Load,
@@ -29,6 +29,7 @@ from fragmeter.experiments.rate_sweep import (
     moved_to,
     per_step_pct,
 )
+from fragmeter.experiments.rows import ordered
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.errors import UserError
 from fragmeter.sim.settings import settings
