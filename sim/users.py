@@ -47,6 +47,11 @@ class Users:
             if len(getattr(self, field)) != requests:
                 raise SettingError(field, len(getattr(self, field)), f"must be of {requests} requests")
 
+    def repeated(self, counts: np.ndarray) -> Users:
+        """Of each sequence what is said of its request; ``counts`` sequences each."""
+        arrays = {field: np.repeat(getattr(self, field), counts) for field in self._arrays()}
+        return Users(self.max_concurrency, **arrays)
+
     def columns(self) -> list[str]:
         """Names of the columns."""
         return [*([] if self.max_concurrency is None else ["max_concurrency"]), *self._arrays()]

@@ -116,8 +116,9 @@ class Workload:
         columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
         repeated = (None if column is None else column[rows] for column in columns)
         content = (self.content or PromptContent.unknown(len(self))).repeated(self.num_sequences)
+        users = self.users and self.users.repeated(self.num_sequences)
         # No request that asks for several has a parent.
-        return Workload(self.name, *repeated, content)
+        return Workload(self.name, *repeated, content, users=users)
 
     def __len__(self) -> int:
         return len(self.arrival_ticks)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
 from engine_runs import settings_of, times_of, workload_of
-from family_runs import CopyCost
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -94,12 +94,8 @@ def in_flight(run: Run) -> int:
     """The most requests that were under way at once."""
     times = request_times(run)
     # At one instant an answer comes before what it lets be sent.
-    events = sorted([(tick, 1) for tick in times.arrival_ticks] + [(tick, 0) for tick in times.finish_ticks])
-    now = most = 0
-    for _, sends in events:
-        now += 1 if sends else -1
-        most = max(most, now)
-    return most
+    events = sorted([(tick, 1) for tick in times.arrival_ticks] + [(tick, -1) for tick in times.finish_ticks])
+    return max(accumulate(change for _, change in events), default=0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -207,12 +203,6 @@ class TestSessions:
         assert run.refused.tolist() == [False, True, False]
         assert sent_and_done(run) == [(0, 171), (201, 372)]
 
-    def test_samples_of_one_token_are_an_answer(self):
-        # Siblings of a group never begin where the leader's first token is the last one.
-        work = replace(workload_of([Request(0, 10, 1)] * 2, 64), n=np.array([2, 2]), users=Users(1, [0, 0]))
-        run = simulate(settings_of("vllm-sosp23", ROOMY, Limits(64)), work, CopyCost())
-        assert len(request_times(run).index) == 2
-
     def test_who_was_sent_last_gives_way(self):
         # Row 2 is sent at 229, while row 3 decodes; it is the last to arrive, though row 3 stands below it.
         requests = [Request(0, 4, 1), Request(1, 4, 1), Request(1, 8, 12), Request(2, 8, 12)]
@@ -265,22 +255,6 @@ def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
     if asked.max_concurrency is not None:
         busy = int((times.finish_ticks - times.arrival_ticks).sum())
         assert busy + idle == asked.max_concurrency * leapt.book.end_ticks
-
-
-@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0", "orca-max", "vllm-v1"])
-@hypothesis_settings(max_examples=6)
-@given(case=crowded_cases(), data=st.data())
-def test_several_sequences_of_a_request_are_one_answer(policy, case: Case, data):
-    requests = case.requests[:8]
-    n = [data.draw(st.integers(1, 3)) for _ in requests]
-    asked = Users(data.draw(st.integers(1, 3)), [data.draw(st.sampled_from([0, 1, 5000])) for _ in requests])
-    work = replace(workload_of(requests, case.limits.max_model_len), n=np.array(n), users=asked)
-    leapt, stepped = (
-        simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, CopyCost()) for leap in (True, False)
-    )
-    same(leapt, stepped)
-    check_replayed(leapt, work, CopyCost())
-    check_sent(leapt, asked, work.arrival_ticks)
 
 
 def test_the_interactive_response_time_law():
