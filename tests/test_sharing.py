@@ -206,17 +206,22 @@ def test_a_group_takes_a_seat_for_each_of_its_sequences():
     assert scheduled == [9, 0]
 
 
+#: What a copy of 20 tokens writes where 12 more are to come: tokens, or a chunk of the buddy arena.
+COPIED = {"orca": 20, "orca-max": 2048, "orca-pow2": 64, "orca-oracle": 32}
+
+
 @pytest.mark.parametrize("policy", COPYING)
 def test_contiguous_policies_give_each_sequence_a_piece_and_copy_the_prompt(policy):
-    """Two siblings of 20 prompt tokens copy 20 slots each, which takes as long as reading and writing them."""
+    """Two siblings copy the prompt, or its whole chunk, which takes as long as reading and writing it."""
+    slots = 2 * COPIED[policy]
     work = requests((0, 20, 12, 3))
     run = simulate(settings(policy=policy), work)
     alone = simulate(settings(policy=policy), requests((0, 20, 12, 1)))
-    assert summary(run)["copied_slots"] == 40
+    assert summary(run)["copied_slots"] == slots
     assert run.book.rows["held"][0] == 3 * alone.book.rows["held"][0]
     ticks = run.book.copies["ticks"].sum()
     slot_bytes = 819_200
-    assert ticks == pytest.approx(40 * 2 * slot_bytes / 1_555e9 * 1e12, rel=1e-6)
+    assert ticks == pytest.approx(slots * 2 * slot_bytes / 1_555e9 * 1e12, rel=1e-6)
     assert run.book.rows["swap_ticks"].sum() == ticks
     paged = simulate(settings(), work)
     assert summary(paged)["copied_slots"] == 2 * 16
@@ -226,7 +231,9 @@ def test_contiguous_beams_copy_all_that_the_other_has():
     """In step 2 beams of 4 + 1 tokens: two die, and copy 5 slots each; and so on up to the last step."""
     with mock.patch.object(Ancestry, "replaced", lambda self, beams: [(1, 0), (2, 0)]):
         run = simulate(settings(policy="orca", use_beam_search=True), requests((0, 4, 5, 3)))
+        chunks = simulate(settings(policy="orca-oracle", use_beam_search=True), requests((0, 4, 5, 3)))
     assert run.book.copies["slots"].tolist() == [2 * 4, 2 * 5, 2 * 6, 2 * 7]
+    assert chunks.book.copies["slots"].tolist() == 4 * [2 * 16]
 
 
 @pytest.mark.parametrize("policy", ("static", "sarathi", "tgi"))

@@ -134,10 +134,10 @@ class ContiguousMemory:
         """Where the piece of a reservation begins, if it has an address."""
         return grant.start
 
-    def tell_of_copy(self, source: Grant, target: Grant, tokens: int) -> None:
-        """The first tokens of a piece are copied to another."""
+    def tell_of_copy(self, source: Grant, target: Grant, slots: int) -> None:
+        """The first slots of a piece are copied to another."""
         if self.moves is not None:
-            self.moves.copies.append((self.first_slot(source), self.first_slot(target), tokens))
+            self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""

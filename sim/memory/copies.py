@@ -1,7 +1,9 @@
 """Contiguous memory for groups: every sequence has a piece of its own, and a prompt of its own in it.
 
 What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
-its siblings copy the prompt, and a beam that becomes another copies all that the other has.
+its siblings copy the prompt, and a beam that becomes another copies all that the other has. Where pieces are counted
+that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23, whose Orca pairs all
+blocks of both tables, also those that are still empty (``BuddyBlockSpaceManager.fork``).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterable
 
 from ..groups import Group
 from ..sequence import FORKED, Sequence
-from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
 
 
 class _Copies(ContiguousMemory):
@@ -27,6 +29,10 @@ class _Copies(ContiguousMemory):
         """Whether beams run, whose every step is a decision."""
         return bool(self._beams)
 
+    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
+        """Slots of a piece that are copied to another, of which so many hold tokens."""
+        return tokens
+
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write."""
         slots, self._copied_slots = self._copied_slots, 0
@@ -39,17 +45,19 @@ class _Copies(ContiguousMemory):
             for group in self._beams:
                 replaced = group.ancestry.replaced(len(group.members))
                 held = group.leader.held_tokens(clock)
-                self._copied_slots += len(replaced) * held
+                slots = self._slots_to_copy(group.leader.grant, held)
+                self._copied_slots += len(replaced) * slots
                 for dead, parent in replaced:
-                    self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, held)
+                    self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, slots)
         return super().transaction(clock)
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
         group = sequence.group
         if sequence.kind == FORKED:
-            self._copied_slots += sequence.prompt_tokens
-            self.tell_of_copy(group.leader.grant, sequence.grant, sequence.prompt_tokens)
+            slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
+            self._copied_slots += slots
+            self.tell_of_copy(group.leader.grant, sequence.grant, slots)
             self._grow(sequence, clock)
             if group.ancestry:
                 self._beams[group] = None
@@ -87,3 +95,6 @@ class CopyingMemory(_Copies, ContiguousMemory):
 
 class CopyingBuddyMemory(_Copies, BuddyMemory):
     """``BuddyMemory`` for groups."""
+
+    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
+        return grant.slots

@@ -1,7 +1,7 @@
 """The Orca policies over requests of several sequences: a piece of memory for each, with its own copy of the prompt.
 
 All pieces and seats are taken at admission. The siblings begin in the step after the prompt's, with copies of it; a
-beam that dies copies all that its survivor has.
+beam that dies copies all that its survivor has: its tokens, or with chunks the chunk, empty slots included.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class GroupedOrca(FamilySystem):
 
     def refuses(self, asked: Asked) -> bool:
         return asked.n * self.piece_slots(asked) > self.pool.slots
+
+    def slots_to_copy(self, tokens: int) -> int:
+        """What a copy of a piece with so many tokens writes."""
+        return tokens
 
     def take(self, family: Family) -> bool:
         """All pieces of a family, or none; whether there was room."""
@@ -75,7 +79,7 @@ class GroupedOrca(FamilySystem):
             family.forked = True
             for sibling in family.members[1:]:
                 sibling.computed_tokens = family.leader.computed_tokens
-                self.decided.copied_slots += sibling.computed_tokens
+                self.decided.copied_slots += self.slots_to_copy(sibling.computed_tokens)
                 self.decided.began.append((sibling, family.generated, FORKED))
         for member in family.members:
             member.computed_tokens += 1
@@ -83,13 +87,13 @@ class GroupedOrca(FamilySystem):
         self.decided.families.append(family)
 
     def step_over(self, family: Family) -> None:
-        """Of those that die, each copies a survivor's tokens before the next step."""
+        """Of those that die, each copies what a survivor has before the next step."""
         if self.ancestry is None or family.n == 1 or not family.forked:
             return
         if family not in self.draws:
             self.draws[family] = self.ancestry(family.index)
         for _, survivor in next(self.draws[family]):
-            self.owed_slots += family.members[survivor].computed_tokens
+            self.owed_slots += self.slots_to_copy(family.members[survivor].computed_tokens)
 
     def release(self, family: Family) -> None:
         self.give_back(family)
@@ -110,6 +114,9 @@ class GroupedOrcaMax(GroupedOrca):
 
     def refuses(self, asked: Asked) -> bool:
         return asked.n * self.chunk_blocks > self.pool.num_blocks
+
+    def slots_to_copy(self, tokens: int) -> int:
+        return self.chunk_blocks * self.pool.block_size
 
     def take(self, family: Family) -> bool:
         room = sum(blocks // self.chunk_blocks for _, blocks in self.arena.chunks())
