@@ -1,6 +1,7 @@
 """Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
 
-The paper's: five systems, traces of an hour (900 s for OPT-175B), FasterTransformer's batch as large as fits. It is
+The paper's: five systems, traces of an hour (900 s for OPT-175B; FasterTransformer has the hour there, too, by its
+script in the artifact, ft/run_175b.py), FasterTransformer's batch as large as fits. It is
 called with the number of tokens to generate and reserves no more: only so do Alpaca's 14 requests fit a batch of
 OPT-13B, where there is room for seven of the model's 2,048 tokens.
 Fitted are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three
@@ -41,10 +42,11 @@ from .rate_sweep import Load, System
 from .rows import ordered, within
 
 FIGURE, FT = "fig12", "FasterTransformer"
+_HOUR_S = 3600
 #: By model: GPU, how many, and the length of the traces in seconds.
 SERVERS = {
-    "OPT-13B": ("a100-40gb", 1, 3600),
-    "OPT-66B": ("a100-40gb", 4, 3600),
+    "OPT-13B": ("a100-40gb", 1, _HOUR_S),
+    "OPT-66B": ("a100-40gb", 4, _HOUR_S),
     "OPT-175B": ("a100-80gb", 8, 900),
 }
 PANELS = {
@@ -87,7 +89,7 @@ def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Pa
 def asked_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
     """What is asked for ``panel_of``; only the scales are fitted for it."""
     model, dataset = PANELS[letter]
-    lengths, duration_s = lengths_of(dataset, source), duration_s or SERVERS[model][2]
+    lengths = lengths_of(dataset, source)
     published = published_panel(FIGURE, panel_name(letter))
     wandering = spare_seeds(source.seeds)
     asked = Asked(model, source, duration_s)
@@ -97,7 +99,7 @@ def asked_panel(letter: str, source: Source, duration_s: float | None = None) ->
         systems={series: system(model, dataset, series) for series in published},
         scales={FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM)),
         loads={
-            (series, seed): load_of(series, lengths, rate, duration_s, seed)
+            (series, seed): load_of(series, lengths, rate, duration_s or span_s(model, series), seed)
             for series, rate in published.items()
             for seed in (*source.seeds, *wandering)
         },
@@ -126,6 +128,11 @@ def system(model: str, dataset: str, series: str) -> System:
     return System(settings(policy=SERIES[series], **more), steps)
 
 
+def span_s(model: str, series: str) -> float:
+    """How long requests come for, in seconds."""
+    return _HOUR_S if series == FT else SERVERS[model][2]
+
+
 def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
     """The artifact's trace at a rate."""
     # Of an experiment the trace takes the rate and the span alone.
@@ -145,7 +152,7 @@ def fitted_scale(asked: Asked, series: str) -> Scale:
     """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
     letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
     rate = published_panel(FIGURE, panel_name(letter))[series]
-    duration_s = asked.duration_s or SERVERS[asked.model][2]
+    duration_s = asked.duration_s or span_s(asked.model, series)
     return scale_fitted(
         system(asked.model, SHAREGPT, series),
         _fitting_load(series, asked.source, rate, duration_s),
@@ -162,12 +169,13 @@ def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -
     return _LOADS.setdefault(key, load_of(series, source, rate, duration_s, source.seeds[0]))
 
 
-def told(model: str, dataset: str, lengths: Source, duration_s: float) -> str:
+def told(model: str, dataset: str, lengths: Source, duration_s: float | None = None) -> str:
     """What is served, in words."""
-    card, num_gpus, _ = SERVERS[model]
+    card, num_gpus, whole_s = SERVERS[model]
     seeds = lengths.seeds
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
-    return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s:g} s, {which}"
+    longer = f" ({_HOUR_S:,} s for {FT})" if not duration_s and whole_s != _HOUR_S else ""
+    return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s or whole_s:g} s{longer}, {which}"
 
 
 def _text_told() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -80,6 +81,14 @@ class TestSystems:
             burst = replace(told, arrival_ticks=np.zeros(len(told), dtype=np.int64), max_tokens=max_tokens)
             starts = request_times(simulate(system.settings, burst, system.steps.cost())).first_scheduled_ticks
             assert np.unique(starts, return_counts=True)[1].max() == most
+
+    def test_fastertransformer_serves_an_hour_of_every_model(self):
+        """So its script in the artifact has it; the others serve 900 s of OPT-175B."""
+        every = product(fig12.SERVERS, (FASTER_TRANSFORMER, VLLM))
+        spans = {(model, series): fig12.span_s(model, series) for model, series in every}
+        assert {key: span for key, span in spans.items() if span != 3600} == {("OPT-175B", VLLM): 900}
+        told = fig12.told("OPT-175B", ALPACA, Source((0,)))
+        assert "900 s (3,600 s for FasterTransformer)" in told
 
     def test_vllm_alone_keeps_the_prefix(self):
         vllm, orca = (fig16.system(series, 341).settings for series in (VLLM, ORACLE))
