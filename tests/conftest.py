@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import hypothesis
 
 # importlib mode puts no folder of tests on the path.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Other cores have other tests to run, and workers take longer to start than most of what tests ask of them.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 # No time limit an example: the machines that run this differ.
 hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)

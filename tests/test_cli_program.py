@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_runs import data, run
+from cli_runs import run
 
 import fragmeter
 from fragmeter.experiments.cli import DONE, status
@@ -47,8 +47,9 @@ class TestTraces:
         text = printed(capsys, "traces", "list")
         assert "alpaca52k_opt" in text and "52,002" in text and "sosp-ae-39/sosp-ae-astra" in text
 
-    def test_list_as_data(self):
-        assert [entry["rows"] for entry in data("traces", "list")["sets"]] == [84_226, 52_002]
+    def test_list_as_data(self, capsys):
+        told = json.loads(printed(capsys, "traces", "list", "--json", "-"))
+        assert [entry["rows"] for entry in told["sets"]] == [84_226, 52_002]
 
     def test_stats(self, tmp_path, capsys):
         trace = tmp_path / "two.csv"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import command
+from cli_runs import command, run_here
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.grid import Point
 from fragmeter.experiments.inputs import Inputs
@@ -171,12 +170,12 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
     search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "300"]
     tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 4 * ROUND, "--jobs")
     in_peace, cut_short = tmp_path / "in-peace", tmp_path / "cut-short"
-    subprocess.run([*tokens, "2", "--out", in_peace], check=True, stdout=subprocess.DEVNULL)
+    assert run_here(*tokens[3:], 2, "--out", in_peace).returncode == DONE
     total = count(in_peace)
     once = kill_when(cut_short, ROUND // 2, [*tokens, "1", "--out", cut_short])
     twice = kill_when(cut_short, once + ROUND, [*tokens, "1", "--out", cut_short])
     assert 0 < once < twice < total
-    subprocess.run([*tokens, "1", "--out", cut_short], check=True, stdout=subprocess.DEVNULL)
+    assert run_here(*tokens[3:], 1, "--out", cut_short).returncode == DONE
     assert (cut_short / "sweep.parquet").read_bytes() == (in_peace / "sweep.parquet").read_bytes()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from calibrations import document
-from cli_runs import command, data, run
+from cli_runs import command, data, run_here
 
 from fragmeter.experiments.cli import DONE, NO_READER, status
 from fragmeter.experiments.inputs import DATASETS
@@ -159,7 +159,7 @@ def test_results_do_not_hang_on_the_folder_in_which_the_trace_lies(trace, tmp_pa
 
 def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     summary = data("simulate", "--trace", trace)
-    printed = run("simulate", "--trace", trace, "--out", tmp_path / "out", "--json", tmp_path / "summary.json")
+    printed = run_here("simulate", "--trace", trace, "--out", tmp_path / "out", "--json", tmp_path / "summary.json")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == summary
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8")) == summary

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import command
+from cli_runs import command, run_here
 
 from fragmeter.experiments.cli import DONE, FAULT, MISTAKE, status
 from fragmeter.experiments.grid import axes, points
@@ -212,13 +212,13 @@ def killed_twice(folder: Path, jobs: int, *grid: str) -> None:
     """A sweep that is killed twice and started again leaves the bytes of one that was left in peace."""
     tokens = command("sweep", *grid, "--jobs", jobs, "--out")
     in_peace, cut_short = folder / "in-peace", folder / "cut-short"
-    subprocess.run([*tokens, in_peace], check=True, stdout=subprocess.DEVNULL)
+    assert run_here(*tokens[3:], in_peace).returncode == DONE
     total = count(in_peace)
     once = kill_when(cut_short, total // 5, [*tokens, cut_short])
     twice = kill_when(cut_short, once + total // 5, [*tokens, cut_short])
     assert 0 < once < twice < total
     kept = {part.name: part.stat().st_mtime_ns for part in cut_short.glob("points/*.json")}
-    subprocess.run([*tokens, cut_short], check=True, stdout=subprocess.DEVNULL)
+    assert run_here(*tokens[3:], cut_short).returncode == DONE
     for name, when in kept.items():
         assert (cut_short / "points" / name).stat().st_mtime_ns == when
     assert (cut_short / "sweep.parquet").read_bytes() == (in_peace / "sweep.parquet").read_bytes()

@@ -86,8 +86,6 @@ def asked(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
     """
     with_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    # Other cores have other tests to run, and workers take longer to start than these commands to end.
-    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
 
     def ask(arguments: list[str]) -> str:
         assert status(arguments) == DONE, capfd.readouterr().err
