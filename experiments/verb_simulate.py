@@ -30,6 +30,7 @@ from .output import RESULTS, JsonTarget, Report
 from .plan_flags import WantedPlan, wanted_plan
 from .summaries import print_summary
 from .trace_files import READING, left_out_told
+from .unread import refuse_unread
 
 #: Refused requests that are named on the terminal.
 REFUSED_SHOWN = 5
@@ -64,6 +65,7 @@ def simulate(
             map of ``fragmeter report``. The run is served once more for it.
     """
     report = Report(json)
+    refuse_unread(settings, cluster)
     _check_out(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     if record_blocks and out is None:

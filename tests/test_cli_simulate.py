@@ -67,7 +67,7 @@ FLAGS = {
     "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
     "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
     "use_beam_search": (["--n", "2", "--use-beam-search"], True),
-    "beam_survival": (["--beam-survival", "0.5"], 0.5),
+    "beam_survival": (["--n", "2", "--use-beam-search", "--beam-survival", "0.5"], 0.5),
     "shared_prefix_tokens": (["--shared-prefix-tokens", "6"], 6),
     "swap_space": (["--swap-space", "1"], 1.0),
     "cost": (["--cost", "roofline"], "roofline"),
