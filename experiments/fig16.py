@@ -46,7 +46,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "workload": f"LLaMA-13B on 1 x a100-40gb, made-up sentences, {duration_s:g} s",
         "rows": [row for part in parts for row in part["rows"]],
         "curves": [row for part in parts for row in part["curves"]],
-        "findings": [_grows(parts), *(ordered(part["rows"]) for part in parts)],
+        "findings": [grows(parts), *(ordered(part["rows"]) for part in parts)],
         "remarks": [
             *first["remarks"],
             *(f"{name}: {told}" for name, told in zip(PREFIX_TOKENS, ratios, strict=True)),
@@ -100,8 +100,8 @@ def _plain(rows: list[Row]) -> list[Row]:
     return [row | {"series": row["series"].split(",")[0]} for row in rows]
 
 
-def _grows(parts: list[Payload]) -> dict[str, object]:
-    """What the figure is about: a longer prefix favours the system that shares it."""
+def grows(parts: list[Payload]) -> dict[str, object]:
+    """A finding, and what the figure is about: a longer prefix favours the system that shares it."""
 
     def ratio(part: Payload) -> float:
         by = {row["series"]: row["simulated"] for row in _plain(part["rows"])}

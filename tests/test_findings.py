@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments import fig2, fig13a, fig15, fig17
+from fragmeter.experiments import fig2, fig13a, fig15, fig16, fig17, fig19a
 from fragmeter.experiments.block_size_findings import best_size, wasted, who_is_quicker
 from fragmeter.experiments.facts import published_fig2, published_fig13a
 from fragmeter.experiments.paper import FIG13A, Source
@@ -130,6 +130,33 @@ def test_fig_17_s_shape(rates, holds, told):
     found = list(fig17.findings(rows))
     assert [finding["holds"] for finding in found] == holds
     assert all(words in finding["finding"] for words, finding in zip(told, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("vllm", "holds"), [((2.0, 3.0), True), ((3.0, 2.0), False), ((0.9, 3.0), False), ((2.0, 2.0), False)]
+)
+def test_fig_16_s_longer_prefix_favours_who_shares_it(vllm, holds):
+    parts = [
+        {"rows": [{"series": "Orca (Oracle), 1", "simulated": 1.0}, {"series": "vLLM, 1", "simulated": rate}]}
+        for rate in vllm
+    ]
+    found = fig16.grows(parts)
+    assert found["holds"] == holds and f"{vllm[0]:.2f} and {vllm[1]:.2f} times" in found["finding"]
+
+
+@pytest.mark.parametrize(("simulated", "told"), [(8.0, "64"), (10.0, "none"), (2.0, "32")])
+def test_fig_19a_s_swaps_are_quicker_from_a_block_size_on(simulated, told):
+    """Out and in take twice so much as each; computing takes 18, and published they are quicker at 64 alone."""
+    rows = [
+        {"series": series, "x": x, "published": published, "simulated": found}
+        for series in ("swap in", "swap out")
+        for x, published, found in ((32, 10.0, 10.0 if told != "32" else 2.0), (64, 8.0, simulated))
+    ]
+    rows += [{"series": "recompute", "x": x, "published": 18.0, "simulated": 18.0} for x in (32, 64)]
+    assert fig19a.quicker_from(rows) == {
+        "finding": f"Out and in again is quicker than computing from block size {told} on; published: 64.",
+        "holds": told == "64",
+    }
 
 
 def by_size(series: str, published: list[float], simulated: list[float], fitted: tuple[int, ...] = ()) -> list[Row]:
