@@ -118,19 +118,25 @@ def fig18b(bench: Bench) -> Payload:
     modes = {SHAREGPT: (SHAREGPT, RECOMPUTE), ALPACA: (ALPACA, RECOMPUTE)}
     payload = _document("fig18b", modes, bench.source)
     rows = payload["rows"]
-    right = [row for row in rows if row["series"] == SHAREGPT and row["x"] > max(EXTRA_MS)]
-    alpaca = [row for row in rows if row["series"] == ALPACA]
-    left, alpaca_right = ([row for row in alpaca if (row["x"] > max(EXTRA_MS)) == side] for side in (False, True))
-    return payload | {
-        "findings": [
-            within(right, _WITHIN, "ShareGPT, block sizes 16 to 256, where memory decides,"),
-            *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in modes),
-            wasted(right, _WITHIN),
-            within(left, _WITHIN, "Alpaca, block sizes 1 to 8, by the kernel fitted on ShareGPT,"),
-            within(alpaca_right, _WITHIN, "Alpaca, block sizes 16 to 256, where memory decides,"),
-        ],
-        "remarks": [asked_told(right), *_spans(bench.source), _idle_told(bench.source), _curve_told()],
-    }
+    remarks = [asked_told(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_told(bench.source), _curve_told()]
+    return payload | {"findings": findings(rows), "remarks": remarks}
+
+
+def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is said of Fig 18b: how near either side comes, which block size is best, what the largest costs."""
+    right = _side(rows, SHAREGPT)
+    return [
+        within(right, _WITHIN, "ShareGPT, block sizes 16 to 256, where memory decides,"),
+        *(best_size([row for row in rows if row["series"] == load], _WITHIN) for load in SCALES),
+        wasted(right, _WITHIN),
+        within(_side(rows, ALPACA, left=True), _WITHIN, "Alpaca, block sizes 1 to 8, by ShareGPT's fitted kernel,"),
+        within(_side(rows, ALPACA), _WITHIN, "Alpaca, block sizes 16 to 256, where memory decides,"),
+    ]
+
+
+def _side(rows: Sequence[Row], series: str, left: bool = False) -> list[Row]:
+    """The block sizes where memory decides, or on the left those where the kernel does."""
+    return [row for row in rows if row["series"] == series and (row["x"] <= max(EXTRA_MS)) == left]
 
 
 def fig19b(bench: Bench) -> Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fragmeter.experiments.block_sizes import SizeCase, fig18b, fig19b, measure
 from fragmeter.experiments.context_cost import ContextCost, reading_ms
 from fragmeter.experiments.facts import paper_figures, usual_length
 from fragmeter.experiments.paper import Source, source
+from fragmeter.experiments.rows import value_row
 from fragmeter.sim import Workload
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.ticks import PER_MS
@@ -102,14 +104,28 @@ class TestFig18b:
         assert (row["minimum"], row["maximum"]) == (0.1, 0.101)
 
     def test_findings_hold_on_the_published_values(self, made_up):
-        found = fig18b(Bench(Source((0,))))["findings"]
-        assert all(finding["holds"] for finding in found)
-        told = [finding["finding"] for finding in found]
-        assert [text.partition(",")[0].partition(":")[0] for text in told] == [
-            "ShareGPT", SHAREGPT, ALPACA, SHAREGPT, "Alpaca", "Alpaca",
-        ]  # fmt: skip
-        counted = [text.rpartition("of ")[2] for text in told if "within" in text]
-        assert counted == ["5 predicted values.", "4 predicted values.", "4 predicted values."]
+        payload = fig18b(Bench(Source((0,))))
+        assert [found["holds"] for found in payload["findings"]] == [True] * 6
+        assert payload["findings"] == block_sizes.findings(payload["rows"])
+
+    @pytest.mark.parametrize(
+        ("load", "size", "times", "overturned"),
+        [
+            (SHAREGPT, 8, 9.0, []), (SHAREGPT, 32, 1.6, [0]), (SHAREGPT, 64, 0.4, [0, 1]), (SHAREGPT, 256, 0.4, [0, 3]),
+            (ALPACA, 1, 1.6, [4]), (ALPACA, 4, 0.2, [2, 4]), (ALPACA, 64, 9.0, []), (ALPACA, 128, 1.6, [5]),
+            (ALPACA, 256, 0.02, [2, 5]),
+        ],
+    )  # fmt: skip
+    def test_a_value_elsewhere_overturns_what_is_said_of_it_and_no_more(self, load, size, times, overturned):
+        """Of what is fitted, nothing."""
+        fitted = [*((SHAREGPT, x) for x in (1, 2, 4, 8)), (ALPACA, 64)]
+        rows = []
+        for series, x in product((SHAREGPT, ALPACA), SIZES):
+            known = paper_figures()["fig18b"][series][SIZES.index(x)]
+            found = known * times if (series, x) == (load, size) else known
+            kind = "fitted" if (series, x) in fitted else "predicted"
+            rows.append(value_row(series, block_sizes.METRIC, known, [found], x=x, kind=kind))
+        assert [place for place, found in enumerate(block_sizes.findings(rows)) if not found["holds"]] == overturned
 
     def test_the_step_time_that_a_value_asks_for_is_that_of_a_power_law(self):
         """1 % of step time moves these by 10 %, so that twice the latency asks for 2 ** (1 / 10) of it."""
