@@ -6,7 +6,8 @@ One preemption of a sequence of L tokens costs, with B blocks of them,
     recompute   a step that prefills L tokens alone: L (L + 1) / 2 pairs
 
 Where the cheaper one changes is a break-even. vLLM swaps up to V0; V1 only recomputes, so that swapping can be had
-in older releases alone, which are the policies ``vllm-v0`` and ``vllm-sosp23`` here.
+in older releases alone, which are the policies ``vllm-v0`` and ``vllm-sosp23`` here. Those releases know no KV
+groups: layers with a window keep every token.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def _older(settings: Settings, policy: str, mode: str) -> Settings:
     return checked(
         **replace(settings, policy=policy, preemption_mode=mode, enable_prefix_caching=None).as_dict()
         | {"swap_space": SWAP_SPACE_GIB, "watermark": WATERMARK, "max_num_batched_tokens": budget}
+        | {"disable_hybrid_kv_cache_manager": True}
     )
 
 

@@ -181,7 +181,11 @@ def _layout(settings: Settings, shape: ModelSpec, max_model_len: int) -> HybridL
     """The model's KV groups, if it has windows that the policy knows of and that sequences can leave."""
     if settings.disable_hybrid_kv_cache_manager or settings.policy not in HYBRID:
         return None
-    return hybrid_layout(shape, max_model_len)
+    layout = hybrid_layout(shape, max_model_len)
+    if layout and settings.preemption_mode == "swap" and not issubclass(HYBRID[settings.policy], VllmV1):
+        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
+        raise SettingError("preemption_mode", "swap", remedy)
+    return layout
 
 
 def _hybrid(

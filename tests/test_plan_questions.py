@@ -126,9 +126,11 @@ class TestPreemption:
     def test_where_both_cost_the_same_nothing_is_moved(self):
         assert plan_preemption.Preemption(16, 1.0, 1.0).cheaper == "recompute"
 
-    def test_runs_of_both_releases_both_ways_and_of_v1(self):
-        work = Workload("tight", np.zeros(8), np.full(8, 30), np.full(8, 30))
-        chosen = settings(policy="vllm-v1", num_gpu_blocks_override=20, max_num_seqs=8)
+    @pytest.mark.parametrize("model", [{}, {"model": "gpt-oss-120b", "gpu": "h200", "max_model_len": 320}], ids=str)
+    def test_runs_of_both_releases_both_ways_and_of_v1(self, model):
+        """Also of a model whose layers have windows, of which V1 alone makes use."""
+        work = Workload("tight", np.zeros(8), np.full(8, 150 if model else 30), np.full(8, 150 if model else 30))
+        chosen = settings(policy="vllm-v1", num_gpu_blocks_override=100 if model else 20, max_num_seqs=8, **model)
         rows = plan_preemption.simulated(chosen, work)
         ways = [(row["policy"], row["preemption_mode"]) for row in rows]
         assert ways == [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from fragmeter.sim.errors import SettingError
 from fragmeter.sim.replica import build
 from fragmeter.sim.run import simulate
 from fragmeter.sim.settings import settings
@@ -123,3 +126,12 @@ def test_what_every_policy_does_with_a_window():
     with_groups = {key for key, replica in pools.items() if replica.layout}
     assert with_groups == {("vllm-v1", False), ("vllm-v0", False), ("vllm-sosp23", False)}
     assert pools["vllm-v1", False].num_blocks // 2 == pools["vllm-v1", True].num_blocks == pools["orca", True].num_blocks
+
+
+def test_nothing_is_swapped_where_layers_let_go_of_their_tokens():
+    for policy in ("vllm-v0", "vllm-sosp23"):
+        chosen = settings(model="gpt-oss-120b", gpu="h200", policy=policy, preemption_mode="swap")
+        with pytest.raises(SettingError, match="^preemption_mode = 'swap': .* --disable-hybrid-kv-cache-manager$"):
+            build(chosen)
+        assert build(replace(chosen, disable_hybrid_kv_cache_manager=True)).host_blocks > 0
+        assert build(replace(chosen, model="llama-3.1-8b")).host_blocks > 0
