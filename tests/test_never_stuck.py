@@ -12,6 +12,7 @@ from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.run import simulate
 from fragmeter.sim.settings import settings as sim_settings
 from fragmeter.sim.summary import summary
+from fragmeter.sim.work import work as work_of
 from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,9 +34,8 @@ def test_every_request_is_finished_or_refused(policy, case, num_blocks, tiny):
     served = {index for index, refused in enumerate(run.refused) if not refused}
     assert set(times_of(run)) == served
     assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
-    tokens = summary(run)["work"]["tokens"]
     # Recompute keeps what was generated: every token of the answer is useful once.
-    assert tokens["useful"] == sum(
+    assert work_of(run.book).tokens["useful"] == sum(
         case.requests[index].prompt_tokens + case.requests[index].output_tokens - 1 for index in served
     )
 
