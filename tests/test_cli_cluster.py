@@ -113,6 +113,14 @@ def test_what_cannot_be_is_refused_in_one_line(flags, told, capsys):
     assert told in error and error.count("\n") == 1
 
 
+def test_turns_that_wait_for_answers_are_refused_by_what_they_are(tmp_path, capsys):
+    trace = tmp_path / "turns.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,session_id\n0,9,2,a\n1,30,3,a\n")
+    assert status(["simulate", "--num-replicas", "2", "--trace", str(trace), "--think-time", "1"]) == MISTAKE
+    told = "session_id = 'given': turns that wait for answers are for a single replica; leave out think_time and the"
+    assert told in capsys.readouterr().err
+
+
 def test_prefill_and_decode_apart(tmp_path, capsys):
     flags = ("--prefill-replicas", 1, "--decode-replicas", 2, "--kv-transfer-bandwidth", 25, "--kv-transfer-latency", 2)
     out = simulated(*flags, out=tmp_path / "out")

@@ -23,6 +23,7 @@ from ..memory.prefix import BlockNames
 from ..replica import Replica, build
 from ..run import Run, check_fits, finished, milestones, no_cycle_collection
 from ..settings import Settings
+from ..users import Users
 from ..workload import Workload
 from .config import DISAGGREGATED_POLICIES, Cluster
 from .fleet import Fleet
@@ -126,14 +127,22 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse what only a single replica serves."""
     remedy = "is for a single replica; leave out num_replicas and the like"
     if workload.users is not None:
-        users = "users who wait for answers are for a single replica; leave it out"
-        raise SettingError("max_concurrency", workload.users.max_concurrency, users)
+        _refuse(workload.users)
     if workload.shares:
         raise SettingError("n", int(workload.n.max()), remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise SettingError("parent", "given", remedy)
     if is_grouped(settings, workload):
         raise SettingError("shared_prefix_tokens", settings.shared_prefix_tokens, remedy)
+
+
+def _refuse(users: Users) -> None:
+    """Refuse users, by what makes them wait."""
+    if users.max_concurrency is not None:
+        remedy = "users who wait for answers are for a single replica; leave it out"
+        raise SettingError("max_concurrency", users.max_concurrency, remedy)
+    remedy = "turns that wait for answers are for a single replica; leave out think_time and the trace's delays"
+    raise SettingError("session_id", "given", remedy)
 
 
 def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
