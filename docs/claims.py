@@ -17,17 +17,18 @@ This page is its result, written by `make claims`; nothing in it is edited by ha
 A claim has a *probe*: numbers, by simulation or arithmetic, and a rule that makes a verdict of them. The rule is made
 of parts, each a statement that one number decides by a bound. The claim **holds** if all parts do, **holds only** for
 those that do, and **does not hold** if none does. What needs something that is not here **cannot be tested**; the row
-names the experiment that would. Verdicts are never typed in: `tests/test_claims_verdicts.py` moves every number
-across its bound.
+names the experiment that would. So does a number that is smaller than what is said and only bounds it from below,
+because something that raises it is not modelled (the speed of another's software, stages of a pipeline that work at
+the same time): it refutes nothing, and the row says what factor is left. Verdicts are never typed in:
+`tests/test_claims_verdicts.py` moves every number across its bound.
 
 Numbers are means over {seeds} seeds of synthetic lengths. The one that decides is told with its range over the seeds
 and with how far it moves if all steps take 1 % longer, where it hangs on the step time fitted to OPT-13B at all. With
 `--out DIR` each claim is kept as soon as it is done, so that an interrupted run goes on where it was. No GPU was
 used.
 
-Rates of beams (claims 5 and 13, and vLLM's blog) are found over 200 s with Fig 13a's step. Fig 14f, over 2,000 requests
-with what a beam takes there, has vLLM at 2.15 times Orca (Oracle)'s rate and 17 times Orca (Max)'s: by that, 2.2x over
-Orca (Oracle) would hold. With Fig 14's step over 200 s it is 1.8 times; the rest is the length of the trace.
+Rates of beams (claims 5 and 13, and vLLM's blog) are those of `fragmeter reproduce fig14f`: its requests, step times
+and search. The first seed's are the figure's own; here they are means over the seeds.
 
 `fragmeter reproduce anyscale` has the workload behind "23x" by itself, at every output cap.
 """

@@ -6,8 +6,12 @@ decides by a bound:
 
     all parts hold               the claim holds
     some do                      it holds only for those, and the row says which and which not
-    none does                    it does not hold
+    none does, some are open     it cannot be tested, and the row names the experiment
+    none does, none is open      it does not hold
     what it needs is not here    it cannot be tested, and the row names the experiment
+
+A part is open whose number only bounds what is claimed: it is too small, and what is not modelled could make it large
+enough. That refutes nothing.
 """
 
 from __future__ import annotations
@@ -34,18 +38,26 @@ class Part:
         text: The statement, as what comes after "for" or "not for".
         value: The number.
         least, most: Bounds, both included, within which the statement holds; None is none.
+        up_to: How large what is not modelled could at most make a number that is a lower bound; None where nothing
+            is missing, infinity where nothing limits it.
     """
 
     text: str
     value: float
     least: float | None = None
     most: float | None = None
+    up_to: float | None = None
 
     @property
     def holds(self) -> bool:
         """Whether the number lies within the bounds."""
         above = self.least is None or self.value >= self.least
         return above and (self.most is None or self.value <= self.most)
+
+    @property
+    def open(self) -> bool:
+        """Whether the number decides nothing: it is too small, and could be large enough."""
+        return None not in (self.up_to, self.least) and self.value < self.least <= self.up_to
 
 
 @dataclass(frozen=True)
@@ -68,15 +80,20 @@ class Judged:
         held = [part.holds for part in self.parts]
         if all(held):
             return HOLDS
-        return HOLDS_ONLY if any(held) else FAILS
+        if any(held):
+            return HOLDS_ONLY
+        return UNTESTED if any(part.open for part in self.parts) else FAILS
 
     @property
     def condition(self) -> str | None:
-        """For which parts it holds, and for which not, where it does for some."""
-        if self.verdict != HOLDS_ONLY:
-            return None
-        true, false = ([part.text for part in self.parts if part.holds == side] for side in (True, False))
-        return f"for {'; '.join(true)}; not for {'; '.join(false)}"
+        """For which parts it holds, for which not, and which are open, where that is not the same for all."""
+        kinds = {
+            "for": [part.text for part in self.parts if part.holds],
+            "not for": [part.text for part in self.parts if not (part.holds or part.open)],
+            "open for": [part.text for part in self.parts if part.open],
+        }
+        told = [f"{kind} {'; '.join(texts)}" for kind, texts in kinds.items() if texts]
+        return "; ".join(told) if len(told) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,13 @@ from ..sim.run import Run, simulate
 from ..sim.settings import settings
 from ..sim.ticks import PER_SECOND
 from ..sim.workload import Workload
-from ..traces import sample, stream, workload
+from ..traces import sample, stream
 from .stories import OneSecondStep
-from .paper import ALPACA_SET, FIG2, MAX_MODEL_LEN, Source
+from .paper import FIG2, MAX_MODEL_LEN, Source
 
 BUCKETS_HELD = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
 _KEPT = 64
-#: SOSP'23 compares rates at this mean normalised latency.
-_CROSSING_S_PER_TOKEN = 0.5
-_CROSSING_S, _CROSSING_REQUESTS = 200, 100
-_CROSSING_STEP, _CROSSING_WITHIN = 1.15, 1.03
+_SEARCH_STEP, _SEARCH_WITHIN = 1.15, 1.03
 
 
 @dataclass(frozen=True)
@@ -117,32 +114,14 @@ def median_latency_s(run: Run) -> float:
     return float(np.median(request_times(run).e2el_ms)) / 1e3
 
 
-def crossing(trial: Trial, policy: str, n: int, guess: float) -> float:
-    """Requests/s of Alpaca with ``n`` beams at which the mean normalised latency crosses 0.5 s/token, the paper's
-    measure.
-
-    On common random numbers, over 200 s or 100 requests, whichever is longer.
-    """
-    return highest_rate(lambda rate: _keeps_up(trial, policy, n, rate), guess)
-
-
 def highest_rate(keeps_up: Callable[[float], bool], guess: float) -> float:
     """Requests/s up to which something keeps up, within 3 %, by bisection from a guess."""
     low = high = guess
     while not keeps_up(low):
-        low /= _CROSSING_STEP
+        low /= _SEARCH_STEP
     while keeps_up(high):
-        high *= _CROSSING_STEP
-    while high / low > _CROSSING_WITHIN:
+        high *= _SEARCH_STEP
+    while high / low > _SEARCH_WITHIN:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if keeps_up(middle) else (low, middle)
     return (low * high) ** 0.5
-
-
-@lru_cache(_KEPT)
-def _keeps_up(trial: Trial, policy: str, n: int, rate: float) -> bool:
-    requests = round(rate * max(_CROSSING_S, _CROSSING_REQUESTS / rate))
-    pairs = sample(ALPACA_SET, requests, stream(trial.seed, f"claims {ALPACA_SET}"), MAX_MODEL_LEN)
-    chosen = settings(policy=policy, use_beam_search=True, step_scale=trial.step_scale, seed=trial.seed)
-    run = simulate(chosen, workload(pairs, rate, trial.seed, n=n))
-    return float(request_times(run).normalized_latency_s.mean()) <= _CROSSING_S_PER_TOKEN

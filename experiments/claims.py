@@ -17,7 +17,7 @@ from typing import Any
 
 from . import claims_bandwidth, claims_batching, claims_beyond, claims_blocks, claims_overhead, claims_room
 from . import claims_sharing, claims_throughput, claims_waste
-from . import systems_latency, systems_throughput
+from . import systems_goodput, systems_latency, systems_memory, systems_throughput
 from .claim import VERDICTS, Measured, Probe, Source, table_row
 from .claim_runs import Trial
 from .comparison import Payload
@@ -31,7 +31,7 @@ _CLAIMS = (
     *(claims_waste, claims_batching, claims_throughput, claims_sharing, claims_blocks),
     *(claims_overhead, claims_bandwidth, claims_room, claims_beyond),
 )
-_SYSTEMS = (systems_throughput, systems_latency)
+_SYSTEMS = (systems_throughput, systems_latency, systems_goodput, systems_memory)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def _row(table: Table, probe: Probe, seeds: tuple[int, ...], kept: Kept) -> dict
 def _basis() -> Iterator[str]:
     yield (
         "Verdicts follow from the numbers by the rule beside each claim: it holds if all its parts do, holds only"
-        " for those that do, and does not hold if none does."
+        " for those that do, and does not hold if none does. A number that only bounds what is claimed from below,"
+        " because something is not modelled that raises it, refutes nothing."
     )
     yield (
         "Numbers are means over the seeds; beside the one that decides stand its range over them, and how far it"

@@ -97,12 +97,18 @@ def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_
     return scale * mean_latency_s(system.settings, work, system.steps.cost(), most_s / scale)
 
 
+def crossing_of(search: Search) -> Crossing:
+    """The rate at which the system crosses the target."""
+    curve = partial(latency_s, search.system, search.load, scale=search.scale)
+    return crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, search.load.rate, curve)
+
+
 def find_rate(search: Search) -> tuple[tuple, Crossing]:
-    """The rate at which the system crosses the target, by the search's key; its points include one of light load and
-    what else the search asks for.
+    """As ``crossing_of``, by the search's key; its points include one of light load and what else the search asks
+    for.
     """
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
-    found = crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, search.load.rate, curve)
+    found = crossing_of(search)
     known = dict(found.points)
     told = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.asked) if rate not in known}
     return search.key, replace(found, points=tuple(sorted((told | known).items())))
@@ -137,6 +143,11 @@ def _done(call, jobs: Sequence[tuple], subject: str, keys: Iterable[tuple]) -> d
 def per_step_pct(found: Crossing) -> float:
     """How far the rate moves if all steps take 1 % longer: it falls by 1 %, and by what the target is then too high."""
     return found.at * (1 + found.exponent) / 100
+
+
+def stretched(found: Crossing, stretch: float) -> float:
+    """Where the same load crosses if all steps take ``stretch`` times as long, with the curve a power law."""
+    return found.at * stretch ** -(1 + found.exponent)
 
 
 def moved_to(found: Crossing, latency: float) -> float:
