@@ -1,0 +1,48 @@
+"""What probes of other systems measure: Hugging Face's batches, Orca's rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments import anyscale
+from fragmeter.experiments.claim_runs import Trial, at_once
+from fragmeter.experiments.claims import systems
+from fragmeter.experiments.paper import SYNTHETIC_SET
+from fragmeter.experiments.static_batches import generate_ticks
+from fragmeter.experiments.verdict import compiled_cost
+from fragmeter.sim import settings, simulate
+
+#: LLaMA-13B leaves room on an A100-40GB for so many sequences of 2,048 tokens.
+SEQUENCES = 7
+
+
+def values(number: int) -> dict[str, float]:
+    return systems().probes[number - 1].measure(Trial())
+
+
+@pytest.mark.parametrize(("number", "n"), [(3, 1), (5, 3)])
+def test_hugging_face_s_batches_hold_as_many_of_the_longest_sequences_as_fit(number, n):
+    chosen = settings(policy="vllm-sosp23", model="llama-13b")
+    work = at_once(SYNTHETIC_SET, 400, 0, n)
+    vllm = simulate(chosen, work)
+    pool_tokens = vllm.book.capacity_slots
+    assert SEQUENCES * 2048 <= pool_tokens < (SEQUENCES + 1) * 2048
+    ticks = generate_ticks(compiled_cost(chosen), work.prompt_tokens, work.output_tokens, SEQUENCES // n, n)
+    assert values(number)["hf"] == pytest.approx(ticks / vllm.book.end_ticks, rel=1e-12)
+
+
+def test_anyscale_s_slowness_of_the_same_library_is_the_one_that_it_asks_for():
+    rates = anyscale.tokens_per_s(1536, 0)
+    # FasterTransformer's published 4 over what its batches gain at naive static's own step time.
+    expected = 4 / (rates[anyscale.FASTERTRANSFORMER] / rates[anyscale.NAIVE])
+    assert values(3)["anyscale_slowness"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_orca_is_compared_with_fastertransformer_at_its_better_batch():
+    found = values(9)
+    assert found["over_the_better"] == min(found["over_batches_of_8"], found["over_one_at_a_time"])
+    # Long prompts of a batch go in a token a step: batches of 8 serve less than single requests.
+    assert found["over_batches_of_8"] > found["over_one_at_a_time"]
+    # An average request of 64.5 outputs, alone, takes half the limit a token: no more than one in so long is served.
+    alone_s = 64.5 * found["limit_s"] / 2
+    assert found["orca_requests_per_s"] / found["over_one_at_a_time"] < 1 / alone_s
