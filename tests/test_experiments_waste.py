@@ -83,7 +83,7 @@ def test_what_is_said_of_these_systems_holds_here(table):
          " and padding"),
         (True, "It cures only part of what the paper calls internal, which counts slots for output that never comes"),
         (True, "Reservation and external waste stay even where every output length is known beforehand"),
-        (True, "Paging cures all three"),
+        (True, "Paging leaves next to nothing of the three"),
         (True, "Less waste is more throughput, in token states and output tokens/s"),
         (True, "Where no client names its max_tokens, as here, Orca as its own paper has it reserves what Orca (Max)"
          f" does ({_value(table, 'Orca', 'popular_reservation_pct'):.1f} % and"
