@@ -8,7 +8,7 @@ embedding where the two are tied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .matrix import WEIGHT_BITS, Matrix, matrix_bytes
@@ -80,8 +80,10 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
     return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
 
 
+# Who looks for the longest sequence that fits asks a hundred times for the same layers.
+@lru_cache
 def layers_bytes(
-    model: ModelSpec, layers: Iterable[int], tensor_parallel: int = 1, quantization: str | None = None
+    model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None
 ) -> int:
     """Bytes of whole layers on each rank, vectors in 16 bits."""
     return sum(
