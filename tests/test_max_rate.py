@@ -101,7 +101,7 @@ def test_who_misses_alone_has_no_rate():
 
 def test_more_objectives_never_raise_the_rate():
     chosen, cost = one_server()
-    work = EvenLoad(500)
+    work = EvenLoad(250)
     rates = [
         max_rate(chosen, work, Goal(Objectives(*limits), share), range(3), step_cost=cost).seed_rates
         for limits, share in (((400,), 0.8), ((400,), 0.95), ((400, None, 300), 0.95), ((250, None, 300), 0.95))

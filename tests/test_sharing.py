@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from engine_runs import steps_of
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.gaps import Gaps
@@ -15,7 +16,7 @@ from fragmeter.sim.groups import Ancestry
 from fragmeter.sim.memory.block_pool import BlockPool
 from fragmeter.sim.memory.integrals import BUCKETS
 from fragmeter.sim.memory.sharing import SharingMemory
-from fragmeter.sim.result import expand, requests_table, steps_table
+from fragmeter.sim.result import requests_table
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -59,9 +60,9 @@ def groups(draw, policies=SHARING + COPYING):
     return chosen, requests(*sorted(rows))
 
 
-def told(run) -> str:
+def told(run) -> tuple:
     """All that a run says of itself."""
-    return json.dumps(summary(run)) + expand(steps_table(run)).to_csv()
+    return json.dumps(summary(run)), steps_of(run)
 
 
 def check_that_all_ways_agree(chosen, work):
