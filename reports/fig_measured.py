@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ..sim import frames as pd
 from .labels import Numbers
 from .look import blank
-from .palette import GRID, INK, MUTED, PAPER
+from .palette import GRID, INK, PAPER
 from .series import colour, symbol
 
 #: Requests that are drawn of each run; the numbers are of all.

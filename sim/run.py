@@ -15,7 +15,7 @@ from . import ticks
 from .closed_loop import ClosedLoop, Maker
 from .cost import StepCost
 from .engine import Engine
-from .errors import SettingError, UserError
+from .errors import UserError
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from .memory.book import Book

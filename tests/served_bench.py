@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fragmeter.experiments import against, against_knobs
+from fragmeter.experiments.against_start import benchmark
+from fragmeter.experiments.cli import status
+from fragmeter.sim import settings
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.replica import FITTED_STEP_SCALE
 from fragmeter.sim.ticks import PER_SECOND, PER_US
@@ -141,3 +145,24 @@ def with_one_that_failed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 __all__ = ["BLOCKS", "FLAGS", "LIMITS", "Server", "requests", "with_one_that_failed", "written"]
+
+
+#: What the tests ask of the server.
+ASKED = requests()
+#: A replica with the settings of the server.
+CHOSEN = settings(
+    policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
+    max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+)  # fmt: skip
+
+
+def held(folder, server: Server, chosen=CHOSEN, **more):
+    """The benchmark of a server, its replay, and the knobs."""
+    bench = benchmark(*written(folder, server, ASKED, **more), chosen)
+    base = against.replay(bench, chosen)
+    return bench, base, list(against_knobs.turned(bench, chosen, base))
+
+
+def validate(*tokens: object) -> int:
+    """The exit status of ``fragmeter validate`` with these flags."""
+    return status(["validate", *map(str, tokens)])
