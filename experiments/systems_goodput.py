@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-import pandas as pd
 
+from ..sim import frames as pd
 from ..sim.requests import request_times
 from ..sim.run import Run, simulate
 from ..sim.settings import settings

@@ -88,7 +88,10 @@ def test_no_loose_modules_at_the_root():
 
 
 def test_no_verb_loads_what_it_does_not_need_yet():
-    """torch and CuPy need not be there; pandas and plotly's figures take longer to load than the rest together."""
+    """torch and CuPy need not be there; pandas and plotly's figures take longer to load than the rest together.
+
+    pandas comes by ``sim.frames``.
+    """
     verbs = sorted(path.stem for path in (ROOT / "experiments").glob("verb_*.py"))
     assert len(verbs) == 10
     modules = ", ".join(f"fragmeter.experiments.{name}" for name in ["cli", *verbs])
