@@ -246,7 +246,7 @@ PROBES = (
         "55 % within 5 points; 2.2x, from 95 % on; rates are found within 2 %",
         saving,
         judge_saving,
-        "beams_saved_pct",
+        "beams_over_oracle",
         foreseen=(Foreseen("beams_saved_pct", 53, 57), Foreseen("samples_saved_pct", 6, 10)),
         verdict=HOLDS_ONLY,
     ),

@@ -214,7 +214,7 @@ PROBES = (
     Probe(
         9,
         _ROOFLINE,
-        "36.9 over the better batch, from 95 % on; less is a lower bound, and undecided up to twice as much",
+        "36.9 over the better batch, from 95 % on; what is found is a lower bound, of which twice as much is possible",
         _orca,
         judge_orca,
         "over_the_better",
@@ -228,7 +228,7 @@ PROBES = (
         "each, from 95 % on; less is a lower bound for Falcon-180B, in two stages",
         _sarathi,
         judge_sarathi,
-        "Mistral-7B",
+        "Yi-34B",
         stretches=False,
         experiment="Falcon-180B in two stages on eight A100-80GB: osdi-experiments/figure-5-6 of Sarathi-Serve's"
         " repository, with the time each stage idles",

@@ -240,7 +240,7 @@ PROBES = (
         "55 % within 5 points; 2.2, from 95 % on; rates are found within 2 %",
         saving,
         judge_sharing,
-        "beams_saved_pct",
+        "beams_over_oracle",
     ),
     Probe(8, ANYSCALE, "within 25 %", widest_ratios, judge_anyscale, "vllm"),
 )
