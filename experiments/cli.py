@@ -100,6 +100,8 @@ def status(tokens: Sequence[str]) -> int:
         # Python would complain again when it flushes standard output on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
+    except MemoryError as error:
+        return _refuse(f"more memory than this machine has ({error}); ask for fewer requests, or for less time")
     except Exception as error:
         return _fault(error)
     return DONE

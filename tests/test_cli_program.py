@@ -11,7 +11,7 @@ import pytest
 from cli_runs import run
 
 import fragmeter
-from fragmeter.experiments.cli import DONE, status
+from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.gpu.probe import GpuReport, probe
 from fragmeter.traces import read
 
@@ -199,3 +199,10 @@ class TestDoctor:
         assert packages["numpy"]["extra"] is None and packages["numpy"]["found"]
         assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "torch"
         assert found["fragmeter"] == fragmeter.__version__
+
+
+def test_more_than_the_memory_holds_is_refused(capsys):
+    assert status(["simulate", "--num-prompts", "99999999999999"]) == MISTAKE
+    told = capsys.readouterr().err
+    assert told.startswith("fragmeter: more memory than this machine has")
+    assert told.endswith("ask for fewer requests, or for less time\n") and told.count("\n") == 1
