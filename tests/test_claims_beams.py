@@ -63,4 +63,5 @@ def test_the_rates_are_those_that_fig_14f_finds(panel):
         _, found = find_rate(panel.search(series, 1))
         assert rates[series] == found.at
     longer = find_rate(replace(panel.search("vLLM", 1), scale=1.01 * panel.scales["vLLM"].value))[1]
-    assert beam_rates(Trial(1, 1.01))["vLLM"] == pytest.approx(longer.at, rel=0.003)
+    # To first order: the curve wiggles, and either crossing is found between two points 2 % apart.
+    assert beam_rates(Trial(1, 1.01))["vLLM"] == pytest.approx(longer.at, rel=0.01)
