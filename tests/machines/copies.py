@@ -92,13 +92,13 @@ class Groups(InSteps):
             return
         super().open()
         for group in self.beams:
-            self.copied += sum(self.tokens[group.members[parent]] for _, parent in group.ancestry.last)
+            self.copied += sum(self.written_by_a_copy(group.members[parent]) for _, parent in group.ancestry.last)
         for group in self.prefilled:
             for sibling in group.siblings:
                 self.state.fork(sibling, self.state.clock)
                 self.memory.admit(sibling, self.state.clock)
                 self.tokens[sibling] = self.tokens[group.leader]
-                self.copied += group.leader.prompt_tokens
+                self.copied += self.written_by_a_copy(group.leader)
         self.beams += [group for group in self.prefilled if group.ancestry]
         self.prefilled = []
 
@@ -124,6 +124,10 @@ class Groups(InSteps):
         for member, grant in zip(members, grants, strict=True):
             self.hold(member, grant)
 
+    def written_by_a_copy(self, source: Sequence) -> int:
+        """Slots: its tokens."""
+        return self.tokens[source]
+
     def longest(self) -> int:
         return 1 if self.beams or self.just_prefilled() else super().longest()
 
@@ -144,7 +148,10 @@ class Groups(InSteps):
 
 
 class PlacedGroups(Groups, PlacedInSteps):
-    """Groups in chunks of an arena."""
+    """Groups in chunks of an arena, which are copied whole."""
+
+    def written_by_a_copy(self, source: Sequence) -> int:
+        return self.held[source].slots
 
 
 class CopyMachine(RuleBasedStateMachine):
