@@ -95,7 +95,7 @@ PROBES = (
         "3 and 6 times the throughput, from 95 % of the number on",
         widest_ratios,
         judge_three_and_six,
-        "vllm_over_told_cap",
+        "vllm_over_fastertransformer",
         foreseen=(Foreseen("vllm_over_told_cap", 2.73, 3.02), Foreseen("vllm_over_fastertransformer", 5.46, 6.04)),
     ),
     Probe(

@@ -90,8 +90,7 @@ def _against(trial: Trial, n: int) -> Values:
 
 def _against_hf(trial: Trial, n: int) -> Values:
     """As ``_against``, and how much longer a step of the same library takes by Anyscale's benchmark."""
-    over_naive = widest_ratios(trial)["fastertransformer"]
-    return _against(trial, n) | {"anyscale_slowness": anyscale.published(FASTERTRANSFORMER) / over_naive}
+    return _against(trial, n) | {"anyscale_slowness": _slowness(widest_ratios(trial))}
 
 
 def _hf_ticks(work: Workload, n: int) -> int:
@@ -158,9 +157,20 @@ def judge_sharing(values: Mapping[str, float]) -> Judged:
     )
 
 
+def _slowness(values: Mapping[str, float]) -> float:
+    """How much longer a step of naive static must take for FasterTransformer to have its published 4."""
+    return anyscale.published(FASTERTRANSFORMER) / values["fastertransformer"]
+
+
+def _anyscale(trial: Trial) -> Values:
+    """The ratios, and the one nearest its bound as it is where FasterTransformer has its 4 in this very draw."""
+    found = widest_ratios(trial)
+    return found | {"told_cap_where_faster_has_4": found["told_cap"] * _slowness(found)}
+
+
 def judge_anyscale(values: Mapping[str, float]) -> Judged:
     """Within 25 % of each published ratio, against naive static at FasterTransformer's published 4."""
-    fitted = anyscale.published(FASTERTRANSFORMER) / values["fastertransformer"]
+    fitted = _slowness(values)
     times = {
         "continuous batching that reserves the cap": (values["told_cap"] * fitted, anyscale.published(TOLD_CAP)),
         "continuous batching that is told each length": (
@@ -242,5 +252,7 @@ PROBES = (
         judge_sharing,
         "beams_over_oracle",
     ),
-    Probe(8, ANYSCALE, "within 25 %", widest_ratios, judge_anyscale, "vllm"),
+    Probe(
+        8, ANYSCALE, "within 25 %", _anyscale, judge_anyscale, "told_cap_where_faster_has_4", stretches=False
+    ),
 )

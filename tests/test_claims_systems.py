@@ -1,4 +1,4 @@
-"""What probes of other systems measure: Hugging Face's batches, Orca's rates."""
+"""What probes of other systems measure: Hugging Face's batches, Anyscale's ratios, Orca's rates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from fragmeter.experiments import anyscale
 from fragmeter.experiments.claim_runs import Trial, at_once
-from fragmeter.experiments.claims import systems
+from fragmeter.experiments.claims import claims, systems
 from fragmeter.experiments.paper import SYNTHETIC_SET
 from fragmeter.experiments.static_batches import generate_ticks
 from fragmeter.experiments.verdict import compiled_cost
@@ -36,6 +36,24 @@ def test_anyscale_s_slowness_of_the_same_library_is_the_one_that_it_asks_for():
     # FasterTransformer's published 4 over what its batches gain at naive static's own step time.
     expected = 4 / (rates[anyscale.FASTERTRANSFORMER] / rates[anyscale.NAIVE])
     assert values(3)["anyscale_slowness"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_of_anyscale_s_ratios_the_one_nearest_its_bound_has_its_range_where_fastertransformer_has_its_4():
+    rates, found = anyscale.tokens_per_s(1536, 0), values(8)
+    expected = 4 * rates[anyscale.TOLD_CAP] / rates[anyscale.FASTERTRANSFORMER]
+    decides = systems().probes[7].decides
+    assert found[decides] == pytest.approx(expected, rel=1e-9)
+    # Of one draw it is what the rule is put to.
+    told, length, vllm = systems().probes[7].judge(found).parts
+    assert told.value == pytest.approx(found[decides] / 8, rel=1e-9)
+    assert told.value - told.least < min(vllm.value - vllm.least, vllm.most - vllm.value, length.value - length.most)
+
+
+def test_claim_4_tells_the_range_of_the_ratio_nearest_its_bound():
+    probe = claims().probes[3]
+    found = probe.measure(Trial())
+    nearest = min(probe.judge(found).parts, key=lambda part: abs(part.value / part.least - 1))
+    assert nearest.value == found[probe.decides]
 
 
 def test_orca_is_compared_with_fastertransformer_at_its_better_batch():
