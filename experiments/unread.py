@@ -33,7 +33,8 @@ def refuse_unread(settings: Settings, cluster: Cluster) -> None:
     """
     for field, policies in READ_BY.items():
         value = getattr(settings, field)
-        if settings.policy not in policies and value not in (0, getattr(Settings, field)):
+        asks = value != getattr(Settings, field) and (field, value) != ("watermark", 0)
+        if asks and settings.policy not in policies:
             remedy = f"{settings.policy} does not read it; take {_either(policies)}, or leave it out"
             raise SettingError(field, value, remedy)
     if not settings.use_beam_search and settings.beam_survival != Settings.beam_survival:

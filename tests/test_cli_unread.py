@@ -96,6 +96,7 @@ def test_thresholds_are_prefix_affine_s(field, router):
 def test_the_program_refuses(capsys):
     for flags, told in (
         (["--policy", "vllm-v1", "--preemption-mode", "swap"], "preemption_mode = 'swap': vllm-v1 does not read it;"),
+        (["--waiting-served-ratio", "0"], "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; take tgi, or leave"),
         (["--beam-survival", "0.5"], "beam_survival = 0.5: is of beams; give --use-beam-search"),
         (["--num-replicas", "2", "--cache-threshold", "0.9"], "cache_threshold = 0.9: round-robin does not read it;"),
     ):
