@@ -156,8 +156,8 @@ def _paging(at: Values) -> tuple[str, bool]:
     reserved, internal, external = kinds
     return (
         f"Paging leaves next to nothing of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"
-        f" {external:.1f} % ({VLLM}), {sum(kinds):.1f} % together, of {allowed:.1f} % that the paper leaves for all that"
-        " is not token states.",
+        f" {external:.1f} % ({VLLM}), {sum(kinds):.1f} % together, of {allowed:.1f} % that the paper leaves for all"
+        " that is not token states.",
         sum(kinds) <= allowed,
     )
 

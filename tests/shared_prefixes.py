@@ -11,7 +11,7 @@ from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.settings import Settings
 from fragmeter.sim.workload import Workload
 from hypothesis import strategies as st
-from oracle import Limits, Outcome, Pool, Request
+from oracle import Outcome, Pool, Request
 from oracle.clock import run as run_oracle
 from oracle.vllm_v1_caching import CachingVllmV1
 from strategies import Case, limits, small_costs

@@ -38,7 +38,8 @@ def test_tokens_go_to_their_slots_and_nothing_else_changes(dtype):
                 cache[slot // 5, slot % 5] = new[token]
     reshape_and_cache(key, value, key_cache, value_cache, slots, check_ids=True)
     # Told one by one: pytest would take minutes to tell how long lists of bytes differ.
-    assert all(cache.tobytes() == asked.tobytes() for cache, asked in zip((key_cache, value_cache), wanted, strict=True))
+    found = key_cache, value_cache
+    assert all(cache.tobytes() == asked.tobytes() for cache, asked in zip(found, wanted, strict=True))
 
 
 def test_a_row_may_be_wider_than_a_block_of_threads():

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import simpy
-from engine_runs import serve, settings_of, workload_of
+from engine_runs import serve, settings_of
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.requests import request_times

@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from fragmeter.experiments import fig12, fig14, fig16, fig17, rate_sweep
+from fragmeter.experiments import fig12, fig14, fig16, rate_sweep
 from fragmeter.experiments.bench import Bench
 from fragmeter.experiments.crossing import crossing
 from fragmeter.experiments.facts import paper_figures

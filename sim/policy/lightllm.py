@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from ..memory.paged import PagedTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
+from ..sequence import Plan, Sequence
 from ..state import State
 from ..workload import Workload
 from .base import blocks_of
