@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 #: What is shown of each page, by the start of the section's title and what of the section.
 PICTURES = {
-    "reproduction.html": {"fig2.png": ("Fig 2", ".plot"), "waste.png": ("The waste table", ".plot")},
+    "reproduction.html": {"fig2.png": ("Fig 2", "figure"), "waste.png": ("The waste table", "figure")},
     "report.html": {
         "blocks.png": ("The block map", ".screens"),
         "memory.png": ("Memory over time", "div:has(> figure)"),
@@ -33,6 +33,12 @@ STYLE = """
 const style = document.createElement("style");
 style.textContent = ".player .controls, .chosen, .numbers, figcaption p { display: none }";
 document.head.append(style);
+"""
+#: A page may be longer than the window; a clip is a place of the whole page.
+PLACE = """
+arguments[0].scrollIntoView({ block: "center", behavior: "instant" });
+const place = arguments[0].getBoundingClientRect();
+return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height };
 """
 MARGIN_PX = 12
 WIDTH_PX, HEIGHT_PX = 1000, 5000
@@ -69,7 +75,7 @@ def main(page: str, folder: str) -> None:
 
 def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
     """A PNG of an element and a little of what is around it."""
-    place = driver.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
+    place = driver.execute_script(PLACE, element)
     clip = {"x": place["x"] - MARGIN_PX, "y": place["y"] - MARGIN_PX, "scale": 1}
     clip |= {side: place[side] + 2 * MARGIN_PX for side in ("width", "height")}
     return b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})["data"])
