@@ -117,7 +117,8 @@ def _judge_hf(name: str) -> Any:
         return Judged(
             (Part("Hugging Face Transformers", times, low * ROUNDED, up_to=inf),),
             f"{times:.1f} times the throughput of static batches that grow up to 2,048 padded tokens, as the"
-            f" benchmark's script forms them, at vLLM's step time; said: {low:g} to {high:g}",
+            " benchmark's script forms them, and to as many as the pool holds at that length (it publishes no size, and"
+            f" larger ones would lower the factor), at vLLM's step time; said: {low:g} to {high:g}",
             f"Only batching and memory are compared here: a factor of {low / times:.1f} to {high / times:.1f} is left"
             " to the longer step of Hugging Face's code, of which no published time was found; Anyscale's benchmark of"
             f" the same library asks for {values['anyscale_slowness']:.2f}.",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from .bench import OVER_THE_RUN, Bench, Case, Measured
+from .bench import Bench, Case, Measured
 from .comparison import Payload, pool_told, row
 from .facts import published_fig2
 from .fit import Fit
@@ -45,8 +46,8 @@ _POPULAR_WASTE = ("popular_reservation_pct", "popular_internal_pct", "popular_ex
 def waste_table(bench: Bench, fit: Fit) -> Payload:
     """Fig 2's workload under every policy of the paper, with the source's first seed, to the last request.
 
-    Percentages and batches are means over iterations in Fig 2's window, and say how far they move with other seeds and
-    with 1 % of step time; throughput is over the run.
+    Percentages and batches are means over iterations in Fig 2's window, throughput is over the run; all say how far they
+    move with other seeds and with 1 % of step time.
     """
     seed = bench.source.seeds[0]
     cases = {
@@ -74,12 +75,13 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
 
 
 def _cases(policy: str, seed: int, scale: float) -> dict[Any, list[Case]]:
-    """The run itself, to the end; and in the window alone what other seeds and other step times come to."""
+    """The run itself, and what other seeds and other step times come to."""
+    asked = Case(FIG2, seed, policy, scale, to_the_end=True)
     others = [other for other in WANDERING_SEEDS if other != seed]
     return {
-        "asked": [Case(FIG2, seed, policy, scale, to_the_end=True)],
-        "wandering": [Case(FIG2, other, policy, scale) for other in others],
-        **{change: [Case(FIG2, seed, policy, round(scale * change, 6))] for change in STEP_CHANGES},
+        "asked": [asked],
+        "wandering": [replace(asked, seed=other) for other in others],
+        **{change: [replace(asked, scale=round(scale * change, 6))] for change in STEP_CHANGES},
     }
 
 
@@ -92,9 +94,7 @@ def _rows(series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
 
 
 def _moves(measured: str, runs: dict[Any, list[Measured]]) -> dict[str, Any]:
-    """How far a value moves; nothing of those that are over the whole run."""
-    if measured in OVER_THE_RUN:
-        return {}
+    """How far a value moves."""
     values = {what: [run.values[measured] for run in mine] for what, mine in runs.items()}
     step_1pct = moved(values["asked"], *(values[change] for change in STEP_CHANGES))
     return {"wandering": values["wandering"], "step_1pct": step_1pct}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fragmeter.experiments.fig15 import BEAMS_ALPACA, CLOSED, SAMPLES_ALPACA, compare_sharing
-from fragmeter.experiments.fit_beams import ALPACA, SURVIVALS, fit_survival
+from fragmeter.experiments.fit_beams import ALPACA, SHAREGPT_BEAM_SURVIVAL, SURVIVALS, fit_sharegpt_survival, fit_survival
 from fragmeter.experiments.paper import FIG15, FIG15_SHAREGPT, source
 from fragmeter.experiments.sharing import CLOSED_FORM, SAVED, SharingCase, closed_form_pct, measure, measure_sharing
 from fragmeter.sim import Workload, settings, simulate
@@ -117,6 +117,13 @@ def test_the_survival_that_comes_with_the_simulator_is_the_one_that_is_fitted():
     assert fit.survival == FITTED_BEAM_SURVIVAL
     coarse = [value for survival, value in fit.scan if survival in SURVIVALS]
     assert coarse == sorted(coarse, reverse=True)
+
+
+@pytest.mark.slow
+@needs_traces
+def test_sharegpt_s_survival_is_the_one_that_is_fitted_on_the_pairs():
+    pairs = Path(os.environ["FRAGMETER_TRACES"]) / "sosp23_sharegpt_opt.csv.gz"
+    assert fit_sharegpt_survival(source(pairs)).survival == SHAREGPT_BEAM_SURVIVAL
 
 
 def check(rows: list[dict]) -> None:
