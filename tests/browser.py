@@ -98,7 +98,7 @@ def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[
     button.send_keys("\n")
     # An empty file keeps the name until the whole one takes its place.
     path = folder / name
-    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda _: path.exists() and path.stat().st_size, name)
+    WebDriverWait(driver, 60, poll_frequency=0.05).until(lambda _: path.exists() and path.stat().st_size, name)
     with path.open(encoding="utf-8", newline="") as file:
         return name, list(csv.reader(file, strict=True))
 
