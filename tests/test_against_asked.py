@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,14 @@ from fragmeter.experiments.against_start import Server as Described
 from fragmeter.experiments.against_start import benchmark, replica
 from fragmeter.experiments.cli import DONE, MISTAKE
 from served_bench import ASKED, BLOCKS, CHOSEN, FLAGS, Server, held, validate, with_one_that_failed, written
+
+
+def leave_out(path: Path, field: str) -> dict[str, Any]:
+    """A benchmark's file without a field."""
+    document = json.loads(path.read_text())
+    del document[field]
+    path.write_text(json.dumps(document))
+    return document
 
 
 class TestWhatTheFileSays:
@@ -40,9 +50,7 @@ class TestWhatTheFileSays:
 
     def test_without_times_arrivals_are_drawn(self, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), ASKED)
-        document = json.loads(path.read_text())
-        del document["start_times"]
-        path.write_text(json.dumps(document))
+        document = leave_out(path, "start_times")
         assert validate("--against", path, *FLAGS) == DONE
         assert "The file has no start_times: arrivals are drawn at its rate" in capsys.readouterr().out
         path.write_text(json.dumps(document | {"request_rate": None}))
@@ -67,9 +75,7 @@ class TestWhatTheFileSays:
 
     def test_of_requests_that_all_come_at_once_nothing_is_drawn(self, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), ASKED, request_rate="inf")
-        document = json.loads(path.read_text())
-        del document["start_times"]
-        path.write_text(json.dumps(document))
+        leave_out(path, "start_times")
         assert benchmark(path, None, CHOSEN).arrivals.arrival_ticks.tolist() == [0] * len(ASKED)
         assert validate("--against", path, *FLAGS) == DONE
         assert "arrivals are drawn" not in capsys.readouterr().out
@@ -110,9 +116,7 @@ class TestWhatTheFileSays:
 
     def test_a_result_without_details(self, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), ASKED)
-        document = json.loads(path.read_text())
-        del document["itls"]
-        path.write_text(json.dumps(document))
+        leave_out(path, "itls")
         assert validate("--against", path, *FLAGS) == MISTAKE
         assert "itls = None: is missing; run vllm bench serve with --save-detailed" in capsys.readouterr().err
 
