@@ -112,6 +112,7 @@ def _asked_tokens(work: Workload) -> float:
 
 def _judge_hf(name: str) -> Any:
     def judge(values: Mapping[str, float]) -> Judged:
+        """From 95 % of the lower end on; less leaves the rest to the software."""
         low, high = _blog(name)
         times = values["hf"]
         return Judged(
@@ -129,6 +130,7 @@ def _judge_hf(name: str) -> Any:
 
 def _judge_tgi(name: str) -> Any:
     def judge(values: Mapping[str, float]) -> Judged:
+        """From 95 % of the lower end on."""
         low, high = _blog(name)
         nothing, output = (values[f"tgi_told_{what}"] for what in ("nothing", "the_output"))
         return Judged(
@@ -199,52 +201,40 @@ SOURCES = {
     8: Source("Anyscale, 2023", "continuous batching 8 and vLLM 23 times naive static", "simulate", "8, 23"),
 }
 _SHARE, _FROM = "simulated: Fig 2's load", "from 95 % of the lower end on"
-_HF_RULE = f"{_FROM}; less is a lower bound, as both take vLLM's step time"
+_THREE = f"{BURST}, three samples each"
+_HF_RULE = f"{_FROM}; less decides nothing, as both take vLLM's step time"
 _HF_EXPERIMENT = (
     "step time of Transformers' and vLLM's code of June 2023 at equal batches on an A100-40GB:"
     " benchmarks/benchmark_throughput.py of vLLM with each backend"
 )
+
+
+def _hf_probe(number: int, how: str, n: int, said: str) -> Probe:
+    return Probe(
+        number,
+        how,
+        _HF_RULE,
+        lambda trial: _against_hf(trial, n),
+        _judge_hf(said),
+        "hf",
+        stretches=False,
+        experiment=_HF_EXPERIMENT,
+    )
+
+
+def _tgi_probe(number: int, how: str, n: int, said: str) -> Probe:
+    return Probe(
+        number, how, _FROM, lambda trial: _against(trial, n), _judge_tgi(said), "tgi_told_nothing", stretches=False
+    )
+
+
 PROBES = (
     Probe(1, _SHARE, "each end within two points", _waste, judge_waste_before, "most_pct"),
     Probe(2, _SHARE, "under 4 %", _waste, judge_waste_after, "vllm_pct"),
-    Probe(
-        3,
-        BURST,
-        _HF_RULE,
-        lambda trial: _against_hf(trial, 1),
-        _judge_hf("vs_hf_x"),
-        "hf",
-        stretches=False,
-        experiment=_HF_EXPERIMENT,
-    ),
-    Probe(
-        4,
-        BURST,
-        _FROM,
-        lambda trial: _against(trial, 1),
-        _judge_tgi("vs_tgi_x"),
-        "tgi_told_nothing",
-        stretches=False,
-    ),
-    Probe(
-        5,
-        f"{BURST}, three samples each",
-        _HF_RULE,
-        lambda trial: _against_hf(trial, 3),
-        _judge_hf("parallel3_vs_hf_x"),
-        "hf",
-        stretches=False,
-        experiment=_HF_EXPERIMENT,
-    ),
-    Probe(
-        6,
-        f"{BURST}, three samples each",
-        _FROM,
-        lambda trial: _against(trial, 3),
-        _judge_tgi("parallel3_vs_tgi_x"),
-        "tgi_told_nothing",
-        stretches=False,
-    ),
+    _hf_probe(3, BURST, 1, "vs_hf_x"),
+    _tgi_probe(4, BURST, 1, "vs_tgi_x"),
+    _hf_probe(5, _THREE, 3, "parallel3_vs_hf_x"),
+    _tgi_probe(6, _THREE, 3, "parallel3_vs_tgi_x"),
     Probe(
         7,
         "as claim 13",
