@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..sim import frames as pd
-from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.files import as_json
+from ..sim.folders import FolderKind, OutputFolder
 from ..traces import measured, read
 from .against import compared, replay, scatter, total_error
 from .against_knobs import ranked, turned
@@ -19,18 +20,15 @@ SCHEMA_VERSION = 1
 #: Knobs that are turned, all together among them.
 _MOST_KNOBS = 4
 RESULT, REQUESTS = "against.json", "requests.parquet"
+AGAINST = FolderKind("comparison with a server", (RESULT, REQUESTS))
 
 
-def hold_against(path: Path, metrics: Path | None, server: Server, out: Path | None, report: Report) -> None:
+def hold_against(path: Path, metrics: Path | None, server: Server, folder: OutputFolder | None, report: Report) -> None:
     """Hold a replica against a benchmark.
 
     Raises:
         UserError: As ``against_start`` says, or there is no place for the results.
     """
-    if out is not None:
-        with user_paths(out):
-            out.mkdir(parents=True, exist_ok=True)
-        require_writable(out, out)
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
     report.say(f"{chosen.policy}: {chosen.model} on {chosen.gpu}, held against", style="bold")
@@ -53,8 +51,8 @@ def hold_against(path: Path, metrics: Path | None, server: Server, out: Path | N
         "calibrate_first": [knob.name for knob in ranked(knobs)],
         "knobs": [knob.as_dict() for knob in knobs],
     }
-    if out is not None:
-        write_whole(out / RESULT, as_json(document))
-        write_whole(out / REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
-        report.point_to("Results", out)
+    if folder is not None:
+        folder.write(RESULT, as_json(document))
+        folder.write(REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
+        report.point_to("Results", folder.path)
     report.data(document | {"scatter": pairs})

@@ -1,7 +1,8 @@
 """Documents of finished figures, found again by what they follow from.
 
 A document says under ``follows_from`` the hash of everything that decides it: which figure it is, the lengths that it
-serves, the seeds, and the code. One whose hash is another's is out of date and made anew.
+serves, the seeds, the code and numpy's version. One whose hash is another's is out of date and made anew. Its file also
+has the hash of its content: a damaged one is made anew, too.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import __version__
-from ..sim.files import as_json, user_paths, write_whole
+from ..sim.files import as_json
+from ..sim.folders import OutputFolder
 from ..traces import LengthPairs
 
-_KEY = "follows_from"
+_KEY, _CONTENT = "follows_from", "content_sha256"
 _PACKAGE = Path(__file__).parents[1]
 #: What decides a document; pictures do not.
 _FOLDERS = ("sim", "traces", "experiments")
@@ -29,8 +33,13 @@ def key(figure: str, exact: LengthPairs | None, seeds: tuple[int, ...] | None) -
         exact: The pairs that it serves; None where it draws them, or serves none.
         seeds: None where nothing is drawn.
     """
-    content = [figure, __version__, code_sha256(), None if exact is None else _hash_of(exact), seeds]
-    return sha256(json.dumps(content).encode()).hexdigest()
+    content = [figure, versions(), None if exact is None else _hash_of(exact), seeds]
+    return _hash(content)
+
+
+def versions() -> dict[str, str]:
+    """What a result follows from besides its inputs: our code, and the numpy that draws and rounds."""
+    return {"fragmeter": __version__, "code_sha256": code_sha256(), "numpy": np.__version__}
 
 
 @cache
@@ -51,42 +60,48 @@ def _hash_of(pairs: LengthPairs) -> str:
     return found.hexdigest()
 
 
+def _hash(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 class Kept:
-    """The documents in a folder, one file a figure.
+    """Documents in a folder, one file each.
 
     Args:
-        folder: Is made when the first one is kept; None keeps nothing.
+        folder: None keeps nothing.
+        within: A folder in that folder, in which they are.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: OutputFolder | None, within: str = "") -> None:
+        self._folder, self._within = folder, within
 
-    def find(self, figure: str, key: str) -> dict[str, Any] | None:
+    def find(self, name: str, key: str) -> dict[str, Any] | None:
         """A document that follows from the same; None where there is none, or its file is damaged."""
         if self._folder is None:
             return None
         try:
-            document = json.loads(self._path(figure).read_bytes())
-            return document if document[_KEY] == key else None
-        except (OSError, ValueError, KeyError, TypeError):
+            document = json.loads(self._folder.read(self._path(name)))
+            content = {name: value for name, value in document.items() if name != _CONTENT}
+            return document if (content[_KEY], document[_CONTENT]) == (key, _hash(content)) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def keep(self, figure: str, key: str, document: dict[str, Any]) -> dict[str, Any]:
-        """The document with its key; in the folder it is put there, whole or not at all.
+    def keep(self, name: str, key: str, document: dict[str, Any]) -> dict[str, Any]:
+        """The document with its key and the hash of its content; it is put into the folder, whole or not at all.
 
         Raises:
             UserError: It cannot be written.
         """
         document = document | {_KEY: key}
+        # The hash is of what a reader finds: the keys of JSON are texts.
+        document[_CONTENT] = _hash(json.loads(as_json(document)))
         if self._folder is not None:
-            with user_paths(self._folder):
-                self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(figure), as_json(document))
+            self._folder.write(self._path(name), as_json(document))
         return document
 
     def within(self, name: str) -> Kept:
         """What is kept in a folder of that name within this one: parts of a document that is made piece by piece."""
-        return Kept(None if self._folder is None else self._folder / name)
+        return Kept(self._folder, f"{name}/")
 
-    def _path(self, figure: str) -> Path:
-        return self._folder / f"{figure}.json"
+    def _path(self, name: str) -> str:
+        return f"{self._within}{name}.json"

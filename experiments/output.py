@@ -15,10 +15,9 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.progress import track as rich_track
 
 from ..sim.errors import SettingError
-from ..sim.files import as_json, require_writable_file, write_whole
+from ..sim.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
 
 Item = TypeVar("Item")
-STDOUT = "-"
 _RESULTS = Group("Results", sort_key=9)
 #: For flags that say where results go.
 RESULTS = Parameter(group=_RESULTS)
@@ -120,18 +119,23 @@ class Report:
 
     Args:
         json_target: A file that takes the data; ``-`` puts it on standard output, and the text nowhere.
+        files: The other files that the command writes, by flag; one of them may be standard output instead.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: A file cannot be written.
     """
 
-    def __init__(self, json_target: str | None) -> None:
-        self._json_target = json_target
-        if json_target not in (None, STDOUT) and json_target.startswith("-"):
+    def __init__(self, json_target: str | None, **files: str | os.PathLike[str] | None) -> None:
+        if json_target is not None and json_target != STDOUT and json_target.startswith("-"):
             raise SettingError("json", json_target, "is a flag; name a file, or - for standard output")
-        if json_target not in (None, STDOUT):
-            require_writable_file(json_target)
-        self.console = _Terminal(quiet=json_target == STDOUT, highlight=False)
+        targets = {flag: path for flag, path in (("json", json_target), *files.items()) if path is not None}
+        for path in targets.values():
+            require_writable_file(path)
+        on_stdout = [flag for flag, path in targets.items() if is_stdout(path)]
+        if len(on_stdout) > 1:
+            raise SettingError(on_stdout[1], STDOUT, f"standard output has {on_stdout[0]} already; name a file")
+        self._json_target = STDOUT if "json" in on_stdout else json_target
+        self.console = _Terminal(quiet=bool(on_stdout), highlight=False)
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """A paragraph of text, wrapped to the terminal."""
@@ -147,13 +151,10 @@ class Report:
 
     def data(self, document: Any) -> None:
         """The command's data, when it is done."""
-        if self._json_target == STDOUT:
-            sys.stdout.write(as_json(document))
-            sys.stdout.flush()
-        else:
-            self.data_so_far(document)
+        if self._json_target is not None:
+            write_whole(self._json_target, as_json(document))
 
     def data_so_far(self, document: Any) -> None:
-        """The data of what is finished: into the file; standard output takes one document, at the end."""
-        if self._json_target not in (None, STDOUT):
-            write_whole(self._json_target, as_json(document))
+        """The data of what is finished: into the file. A pipe or a device takes one document, at the end."""
+        if self._json_target is not None and not is_stream(self._json_target):
+            self.data(document)

@@ -8,16 +8,18 @@ from typing import Any
 
 from ..reports import figures
 from ..reports.page import Section, write_page
-from ..sim.files import as_json, write_whole
+from ..sim.files import as_json
+from ..sim.folders import FolderKind, OutputFolder
 from .plan_told import memory_rows, view_rows
 from .planning import Answer, Bill
-from .points import flat, write_parquet
+from .points import FINISHED, as_parquet, flat
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))
 
 
 def write_plan(
-    out: Path,
+    out: OutputFolder,
     document: dict[str, Any],
     ranks: Sequence[tuple[Answer, Bill]],
     explained: Sequence[str],
@@ -28,9 +30,9 @@ def write_plan(
     Raises:
         UserError: They cannot be written.
     """
-    write_whole(out / DATA, as_json(document))
+    out.write(DATA, as_json(document))
     rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
-    write_parquet(out / TABLE, [dict(flat(row)) for row in rows])
+    out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
     sections = [Section("What else there is", "\n\n".join(explained))]
     if ranks:
         drawn = figures.pareto(pareto_rows(ranks), document["currency"])
@@ -46,7 +48,7 @@ def write_plan(
             Section("What each slot is used for", slots, rows=view_rows(ranks, "buckets_pct")),
         ]
     sections.append(Section("What this rests on", "\n\n".join(assumptions)))
-    return write_page(out / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
+    return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
 
 
 #: Parts of a candidate's data that are no cells.

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ..sim.errors import SettingError
+from ..sim.folders import OutputFolder
 from ..sim.objectives import objectives
 from ..sim.spec.launch import capacity
 from .candidates import Candidate, Choices, candidates
@@ -84,7 +85,7 @@ class Asked:
     inputs: Inputs
 
 
-def search(aims: Aims, asked: Asked, workers: Workers, out: Path | None, report: Report) -> None:
+def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None, report: Report) -> None:
     """Find the plan, and tell it.
 
     Raises:
@@ -144,7 +145,7 @@ class _Teller:
         self._ranks = ranked(answers, load, priced, wanted)
         self._others = [answer for answer in answers if not answer.rate]
 
-    def tell(self, report: Report, out: Path | None) -> None:
+    def tell(self, report: Report, out: OutputFolder | None) -> None:
         """The recommendation, the table, and what was asked besides; the page and the data."""
         currency = self._priced.currency
         text = self._recommendation()

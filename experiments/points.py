@@ -14,18 +14,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .. import __version__
-from ..sim.errors import SettingError
-from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.folders import FolderKind, OutputFolder
 from ..sim.objectives import Objectives
-from ..sim.result import SCHEMA_VERSION
 from ..sim.settings import Settings
 from ..sim.workload import Workload
 from ..traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
+from .kept import Kept, versions
 
-#: Where a sweep keeps what is finished, in its folder.
+#: Where a sweep, or a plan, keeps what is finished, in its folder.
 POINTS = "points"
+#: Files of finished points, as a pattern: a key each.
+FINISHED = f"{POINTS}/{'[0-9a-f]' * 64}.json"
+#: All points of a sweep, in its folder.
+TABLE = "sweep.parquet"
+SWEEP = FolderKind("sweep", (TABLE, FINISHED))
 #: Workloads that are kept: of the points that stand side by side, most serve one or two.
 _KEPT = 4
 
@@ -58,11 +61,11 @@ class Workloads:
 
 
 def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
-    """A hash of all that a run's summary follows from: settings, files that they name, requests, objectives, and our
-    version."""
+    """A hash of all that a run's summary follows from: settings, files that they name, requests, objectives, our code
+    and numpy's version."""
     settings = inputs.settings
     content = {
-        "versions": [SCHEMA_VERSION, __version__],
+        "versions": versions(),
         "settings": settings.as_dict(),
         "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "")],
         "workload": work.sha256(),
@@ -76,29 +79,19 @@ def _hash_of(path: Path) -> str | None:
 
 
 class Store:
-    """The summaries of finished points, in a folder.
+    """The summaries of finished points, in the folder of a sweep or of a plan.
 
     Args:
-        folder: Is made; may hold an earlier sweep.
-
-    Raises:
-        UserError: It holds something else, or takes no files.
+        folder: May hold an earlier one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._points = folder / POINTS
-        if folder.is_dir() and not self._points.is_dir() and any(folder.iterdir()):
-            raise SettingError("out", str(folder), "holds files that are no sweep; choose another directory")
-        require_writable(folder, folder, create=True)
-        with user_paths(folder):
-            self._points.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: OutputFolder) -> None:
+        self._kept = Kept(folder, f"{POINTS}/")
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The summary of a point; None where it is not finished, or its file is damaged."""
-        try:
-            return json.loads(self._path(key).read_bytes())["summary"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        """The summary of a point; None where it is not finished, or its file is damaged or of another point."""
+        found = self._kept.find(key, key)
+        return None if found is None else found.get("summary")
 
     def keep(self, key: str, inputs: Inputs, summary: dict[str, Any]) -> None:
         """Put the summary of a point there, whole or not at all.
@@ -107,10 +100,7 @@ class Store:
             UserError: It cannot be written.
         """
         asked = {name: str(value) for name, value in flat(columns(inputs))}
-        write_whole(self._path(key), as_json({"asked": asked, "summary": summary}))
-
-    def _path(self, key: str) -> Path:
-        return self._points / f"{key}.json"
+        self._kept.keep(key, key, {"asked": asked, "summary": summary})
 
 
 def columns(inputs: Inputs) -> dict[str, Any]:
@@ -140,13 +130,9 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, whole or not at all, with every column that any of them has; the same rows are the same bytes.
-
-    Raises:
-        UserError: It cannot be written.
-    """
+def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows as a Parquet file, with every column that any of them has; the same rows are the same bytes."""
     names = dict.fromkeys(name for cells in rows for name in cells)
     content = BytesIO()
     pq.write_table(pa.table({name: [cells.get(name) for cells in rows] for name in names}), content)
-    write_whole(path, content.getvalue())
+    return content.getvalue()

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError
-from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.files import as_json
+from ..sim.folders import OutputFolder
 from ..traces import HashedTrace, read_hashed
 from .comparison import Payload
 from .output import Report, track
@@ -35,25 +35,21 @@ def oracle() -> Mapping[str, Any]:
 
 
 def reproduce_prefix_cache(
-    path: str | PathLike[str] | None, seeds: int | None, report: Report, out: str | PathLike[str] | None
+    path: str | PathLike[str] | None, seeds: int | None, report: Report, folder: OutputFolder | None
 ) -> None:
-    """Replay a trace's block hashes under every policy and report it; into ``out`` goes the document.
+    """Replay a trace's block hashes under every policy and report it; into the folder goes the document.
 
     Raises:
-        UserError: No trace is given, or one without block hashes; seeds are given; ``out`` cannot be written.
+        UserError: No trace is given, or one without block hashes; seeds are given; the folder cannot be written.
     """
     if path is None:
         raise SettingError("trace", None, f"{FIGURE} replays block hashes; give a trace in JSON lines with hash_ids")
     if seeds is not None:
         raise SettingError("seeds", seeds, f"{FIGURE} replays a trace as it is; leave the seeds out")
-    if out is not None:
-        require_writable(out, out, create=True)
     payload = compare_prefix_caches(read_hashed(path))
     tell_prefix_caches(payload, report)
-    if out is not None:
-        with user_paths(out):
-            Path(out).mkdir(parents=True, exist_ok=True)
-        write_whole(Path(out) / f"{FIGURE}.json", as_json(payload))
+    if folder is not None:
+        folder.write(f"{FIGURE}.json", as_json(payload))
     report.data(payload)
 
 

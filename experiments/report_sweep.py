@@ -11,9 +11,8 @@ from ..reports.sweep_report import Sweep
 from ..sim import frames as pd
 from ..sim.errors import UserError
 from .grid import PART_OF
-from .points import POINTS
+from .points import POINTS, TABLE
 
-TABLE = "sweep.parquet"
 #: Series that can be told apart.
 MOST_SERIES = 12
 #: Settings that tell no series apart: what figures are drawn against, and what is averaged over.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 
 from ..sim.errors import SettingError
-from ..sim.files import require_writable
+from ..sim.folders import FolderKind, OutputFolder
 from .comparison import Payload
 from .figure_runs import Benches, documents
 from .figures import FIGURES, Figure
@@ -16,9 +15,21 @@ from .output import Count, Report
 from .pages import PAGE, Page
 from .paper import source
 from .parallel import at_most
+from .prefix_cache import FIGURE as PREFIX_CACHE
 from .telling import summary_rows, tell_summary
 
 ALL = "all"
+
+
+def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
+    """The folder of ``--out``, which holds a document for each figure, and the page.
+
+    Raises:
+        UserError: It holds something else, or cannot be written.
+    """
+    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE))
+    parts = (f"{name}/*.json" for name, figure in FIGURES.items() if figure.in_parts)
+    return None if out is None else OutputFolder(out, FolderKind("reproduction", (PAGE, *documents, *parts)))
 
 
 def reproduce(
@@ -26,12 +37,12 @@ def reproduce(
     trace: str | PathLike[str] | None,
     seeds: int | None,
     report: Report,
-    out: str | PathLike[str] | None,
+    folder: OutputFolder | None,
     jobs: int | None = None,
 ) -> None:
     """Rerun a figure, or ``all``, report it and write the page.
 
-    Into ``out`` go a JSON file for each figure and the page, both renewed whenever a figure is done: an interruption
+    Into the folder go a JSON file for each figure and the page, both renewed whenever a figure is done: an interruption
     leaves what is finished, and what is there already and follows from the same is not run again.
 
     Args:
@@ -40,19 +51,17 @@ def reproduce(
         jobs: How many figures at a time, or runs of a single one; None takes the cores of this machine.
 
     Raises:
-        UserError: The trace or the seeds cannot be, or have no part in the figure; ``out`` cannot be written.
+        UserError: The trace or the seeds cannot be, or have no part in the figure; the folder cannot be written.
     """
     if wanted != ALL:
         _require_used(wanted, FIGURES[wanted], trace, seeds)
     benches = Benches(source(trace, seeds), seeds)
-    if out is not None:
-        require_writable(out, out, create=True)
     rerun = _all if wanted == ALL else _one
     with at_most(jobs):
-        rerun(wanted, benches, report, None if out is None else Path(out), jobs)
+        rerun(wanted, benches, report, folder, jobs)
 
 
-def _one(name: str, benches: Benches, report: Report, folder: Path | None, jobs: int | None) -> None:
+def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
     FIGURES[name].tell(document, report)
     page = Page([name], with_stories=False)
@@ -61,7 +70,7 @@ def _one(name: str, benches: Benches, report: Report, folder: Path | None, jobs:
     report.data(document)
 
 
-def _all(_: str, benches: Benches, report: Report, folder: Path | None, jobs: int | None) -> None:
+def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     names = [name for name, figure in FIGURES.items() if figure.in_all]
     done = Done(names, report)
     page, count = Page(names, with_stories=True), Count("figures", len(names))
@@ -112,17 +121,17 @@ class Done:
             self._told += 1
 
 
-def _show(page: Page, name: str, document: Payload, benches: Benches, folder: Path | None) -> None:
+def _show(page: Page, name: str, document: Payload, benches: Benches, folder: OutputFolder | None) -> None:
     """Put a figure on the page, if there is one."""
     show = FIGURES[name].show
     if folder is not None and show is not None:
         page.add(name, document, show(document, benches.of(FIGURES[name])))
-        page.write(folder / PAGE)
+        page.write(folder.path / PAGE)
 
 
-def _point_to(page: Page, report: Report, folder: Path | None) -> None:
+def _point_to(page: Page, report: Report, folder: OutputFolder | None) -> None:
     if page:
-        report.point_to("Page", folder / PAGE)
+        report.point_to("Page", folder.path / PAGE)
 
 
 def _require_used(name: str, figure: Figure, trace: object, seeds: int | None) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..gpu import devices
 from ..sim.errors import SettingError
-from ..sim.files import as_json, require_writable_file, write_whole
+from ..sim.files import as_json, require_apart, write_whole
 from ..sim.spec import model as model_of
 from .output import RESULTS, JsonTarget, Report, track
 
@@ -39,11 +39,11 @@ def calibrate(
         seed: Seed of weights, block tables and lengths.
         out: The calibration, as --cost of other verbs takes it.
     """
-    report = Report(json)
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json})
     if block_size < 1:
         raise SettingError("block_size", block_size, "must be at least 1 slot")
     spec = model_of(model)
-    require_writable_file(out)
     opened = devices.open_timed(device)
     # Needs torch, which is there once a device is open.
     from ..gpu.calibrate import calibrate as measure

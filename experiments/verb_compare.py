@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError, UserError
-from ..sim.files import require_writable_file
+from ..sim.files import require_apart
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
@@ -88,7 +88,8 @@ def compare(
         price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
         out: With --waste, a file for the page with the picture.
     """
-    report = Report(json)
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, {"trace": requests.trace})
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if waste:
         _tell_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
@@ -138,8 +139,6 @@ def _tell_waste(
     if folders:
         raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
     check(seeds, price)
-    if out is not None:
-        require_writable_file(out)
     _check_twice(sets)
     asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
     if any(side.pacing != Pacing() for _, side in asked):

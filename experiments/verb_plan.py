@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError, UserError
+from ..sim.folders import OutputFolder
 from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
 from ..traces import Pacing, Reading
@@ -21,6 +22,7 @@ from .inputs import PACING, REQUESTS, Inputs, Requests
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
 from .plan_asking import answers, questions_of
+from .plan_page import PLAN
 from .plan_search import AIMS, Aims, Asked, search
 from .serve_checks import Refusal, gib, refusal
 from .serve_line import ServeLine, parse_serve, pasted, version
@@ -87,7 +89,8 @@ def plan(
     if planned:
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
-        search(aims, Asked(line, gpus, choices, model, log, inputs), workers, out, report)
+        folder = None if out is None else OutputFolder(out, PLAN)
+        search(aims, Asked(line, gpus, choices, model, log, inputs), workers, folder, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     asked = questions_of(ask, load)

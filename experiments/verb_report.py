@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..reports.images import ImageFormat, require_kaleido, write_images
+from ..reports.images import IMAGES, ImageFormat, require_kaleido, write_images
 from ..reports.results import Result, read_result
 from ..reports.run_report import Asked, figures, write_report
 from ..reports.sweep_report import write_sweep_report
 from ..sim.errors import MissingExtra, SettingError
-from ..sim.files import require_writable, require_writable_file, user_paths
+from ..sim.files import STDOUT, require_apart, user_paths
+from ..sim.folders import check_folder
 from ..sim.objectives import objectives
 from .output import RESULTS, JsonTarget, Report
 from .report_measured import is_against, read_measured, write_against_report
@@ -55,11 +56,13 @@ def report(
             or Chromium.
         image_format: What the pictures are.
     """
-    told = Report(json)
+    for path in (out, perfetto):
+        _make_folder_of(path)
+    told = Report(json, out=out, perfetto=perfetto)
+    require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, {"measured": measured})
     if not 1 <= len(folders) <= MOST_FOLDERS:
         raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
     goal = None if goodput is None else objectives(goodput)
-    _prepare(out)
     for is_one, draw in ((is_sweep, _sweep), (is_against, _against)):
         for folder in filter(is_one, folders):
             flags = {"request": request, "goodput": goodput, "measured": measured}
@@ -68,7 +71,7 @@ def report(
             return
     write_timeline = _timeline_writer(perfetto)
     if images is not None:
-        require_writable(images, images, create=True)
+        check_folder(images, IMAGES, "images")
         require_kaleido()
     results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     _check_request(request, results)
@@ -106,18 +109,16 @@ def _tell(
     )
 
 
-def _prepare(path: Path) -> None:
-    """Make the folder of a file that is to be written, and refuse a place that takes none."""
-    with user_paths(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    require_writable_file(path)
+def _make_folder_of(path: Path | None) -> None:
+    if path is not None and path != Path(STDOUT):
+        with user_paths(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:
     """What writes the timeline, where one is wanted; a place that takes no file is refused before other work."""
     if path is None:
         return None
-    _prepare(path)
     try:
         from ..reports.perfetto_timeline import write_timeline
     except ImportError:

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from ..sim.errors import SettingError
+from ..sim.files import require_apart
 from .figures import FIGURES
 from .output import RESULTS, JsonTarget, Report
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .prefix_cache import reproduce_prefix_cache
-from .reproduction import ALL
+from .reproduction import ALL, folder_of
 from .reproduction import reproduce as rerun
 
 #: What there is to rerun.
@@ -51,7 +52,9 @@ def reproduce(
     report = Report(json)
     if jobs is not None and jobs < 1:
         raise SettingError("jobs", jobs, "must be 1 or more")
+    require_apart({"out": out, "json": json}, {"trace": trace})
+    folder = folder_of(out)
     if figure == PREFIX_CACHE:
-        reproduce_prefix_cache(trace, seeds, report, out)
+        reproduce_prefix_cache(trace, seeds, report, folder)
     else:
-        rerun(figure, trace, seeds, report, out, jobs)
+        rerun(figure, trace, seeds, report, folder, jobs)

@@ -15,8 +15,8 @@ from rich.progress import Progress
 
 from ..sim.blocks import record as blocks_of
 from ..sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
-from ..sim.errors import SettingError
-from ..sim.files import require_writable, user_paths
+from ..sim.errors import SettingError, UserError
+from ..sim.files import require_apart
 from ..sim.plan import Plan, record
 from ..sim.result import check_target, write
 from ..sim.run import Run
@@ -66,8 +66,12 @@ def simulate(
     """
     report = Report(json)
     refuse_unread(settings, cluster)
-    _check_out(out)
+    if out is not None:
+        check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
+    plan_file = None if wanted is None else wanted.file
+    read = {"trace": requests.trace, "rate_curve": pacing.rate_curve}
+    require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
@@ -86,23 +90,16 @@ def simulate(
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
         raise SettingError("record_steps", record_steps or "0:", remedy)
-    _keep(partial(write, run), out, inputs.describe(work))
-    if plan is not None:
-        plan.save(wanted.path(out))
-    if blocks is not None:
-        blocks.save(out / "blocks.npz")
+    if plan_file is not None:
+        plan.save(plan_file)
+    recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
+    recordings = {name: recording for name, recording in recorded.items() if recording is not None}
+    _keep(partial(write, run, recordings=recordings), out, inputs.describe(work))
     _tell(settings, work, summary(run), lengths if requests.trace else None, report, out)
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None:
         report.point_to(f"Block map of {blocks.num_columns:,} moments", out / "blocks.npz")
-
-
-def _check_out(out: Path | None) -> None:
-    """Refuse a folder before work is put into it."""
-    if out is not None:
-        check_target(out)
-        require_writable(out, out, create=True)
 
 
 def _served(
@@ -122,10 +119,16 @@ def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> 
             raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
 
 
-def _keep(write_to: Callable[[Path, dict[str, Any]], Path], out: Path | None, request: dict[str, Any]) -> None:
-    if out is not None:
-        with user_paths(out):
-            write_to(out, request)
+def _keep(write_to: Callable[..., Path], out: Path | None, request: dict[str, Any]) -> None:
+    """Write the results; beside ``out`` where it has become somebody else's, or read-only, during the run."""
+    if out is None:
+        return
+    try:
+        write_to(directory=out, request=request)
+    except UserError as error:
+        beside = out.with_name(f"{out.name}.new")
+        write_to(directory=beside, request=request)
+        raise UserError(f"{error}; the results of this run are in {beside}") from None
 
 
 @contextmanager

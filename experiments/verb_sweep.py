@@ -11,6 +11,8 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import UserError
+from ..sim.files import require_apart
+from ..sim.folders import OutputFolder
 from ..sim.objectives import objectives
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
@@ -18,7 +20,8 @@ from .grid import axes, points
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
-from .points import Store, flat, row, write_parquet
+from .points import SWEEP as SWEEP_FOLDER
+from .points import TABLE, Store, as_parquet, flat, row
 from .searching import Wanted, check_found, limits, search_axes
 from .searching import search as searched
 from .sweeping import Swept, sweep_points
@@ -76,28 +79,29 @@ def sweep(
         out: Folder for sweep.parquet and the finished points.
     """
     report = Report(json)
+    require_apart({"out": out, "json": json}, {"trace": requests.trace, "rate_curve": pacing.rate_curve})
+    folder = OutputFolder(out, SWEEP_FOLDER)
     goal = None if goodput is None else objectives(goodput)
     base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if search:
         wanted = _wanted(grid, maximize, minimize, at_most or [])
-        found = searched(base, search_axes(search), wanted, trials, workers, Store(out), goal)
-        _tell_search(report, out, wanted, search, found)
+        found = searched(base, search_axes(search), wanted, trials, workers, Store(folder), goal)
+        _tell_search(report, folder, wanted, search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
         raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
     names = axes(grid)
     chosen = points(base, names)
-    store = Store(out)
-    swept = sweep_points(chosen, workers, store, goal)
+    swept = sweep_points(chosen, workers, Store(folder), goal)
     failed = [each for each in swept if each.outcome.error]
     if len(failed) == len(swept):
         raise UserError(failed[0].outcome.error)
     rows = [_row(each) for each in swept]
-    write_parquet(out / "sweep.parquet", rows)
+    path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
     for text in _failures_told(failed):
         report.say(text)
-    report.point_to(f"Sweep of {len(swept):,} points", out / "sweep.parquet")
+    report.point_to(f"Sweep of {len(swept):,} points", path)
     told = {"grid": names, "points": len(swept), "failed": len(failed)}
     report.data(told | {"rows": [_plain(cells) for cells in rows]})
 
@@ -108,11 +112,11 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
     return Wanted(maximize or minimize, maximize is not None, limits(at_most))
 
 
-def _tell_search(report: Report, out: Path, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]) -> None:
+def _tell_search(report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]) -> None:
     """All trials into the Parquet, in their order, and the best of them."""
     check_found(found)
     rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
-    write_parquet(out / "sweep.parquet", rows)
+    path = folder.write(TABLE, as_parquet(rows))
     best = wanted.best(found)
     if best:
         report.console.print(_best_table(wanted, found, best))
@@ -121,7 +125,7 @@ def _tell_search(report: Report, out: Path, wanted: Wanted, asked: Sequence[str]
     failed = [each for each in found if each.outcome.error]
     for text in _failures_told(failed):
         report.say(text)
-    report.point_to(f"Search of {len(found):,} trials", out / "sweep.parquet")
+    report.point_to(f"Search of {len(found):,} trials", path)
     report.data({
         "search": list(asked),
         "metric": wanted.metric,

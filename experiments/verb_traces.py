@@ -11,8 +11,20 @@ from cyclopts import App
 from rich import box
 from rich.table import Table
 
-from ..sim.files import require_writable, require_writable_file, user_paths
-from ..traces import Reading, catalogue, download, draw, fit, read, read_load, read_with_content, write, write_load
+from ..sim.files import require_apart, require_writable
+from ..traces import (
+    Reading,
+    catalogue,
+    check_target,
+    download,
+    draw,
+    fit,
+    read,
+    read_load,
+    read_with_content,
+    write,
+    write_load,
+)
 from ..traces import stats as stats_of
 from .output import RESULTS, JsonTarget, Report
 from .trace_files import READING, left_out_told
@@ -76,9 +88,8 @@ def stats(
         file: A trace in any form that we know.
         out: A page with pictures of it, HTML.
     """
-    report = Report(json)
-    if out is not None:
-        require_writable_file(out)
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, {"file": file})
     trace = read_with_content(file, reading)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
@@ -93,8 +104,7 @@ def stats(
     for text in (_arrivals_told(found), *_reuse_told(found), *left_out_told(trace)):
         report.say(text)
     if out is not None:
-        with user_paths(out):
-            report.point_to("Page", write_trace_page(trace, found, out))
+        report.point_to("Page", write_trace_page(trace, found, out))
     report.data(found)
 
 
@@ -123,7 +133,9 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
         target: The new file; its ending says the form: .csv, .jsonl (both also .gz and .zst) or .parquet. CSV has no
             room for hash_ids.
     """
-    report = Report(json)
+    report = Report(json, target=target)
+    check_target(target)
+    require_apart({"target": target, "json": json}, {"source": source})
     trace = read_with_content(source, reading)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")
@@ -142,8 +154,8 @@ def synth(file: Path, /, reading: READING = Reading(), *, out: Path, json: JsonT
         file: A trace in any form that we know.
         out: The load, JSON.
     """
-    report = Report(json)
-    require_writable_file(out)
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, {"file": file})
     trace = read(file, reading)
     load = fit(trace)
     write_load(load, out)
@@ -183,7 +195,9 @@ def sample(
         num_prompts: How many requests. By default as many as the trace had.
         seed: Seed of the draw.
     """
-    report = Report(json)
+    report = Report(json, target=target)
+    check_target(target)
+    require_apart({"target": target, "json": json}, {"load": load})
     trace = draw(read_load(load), num_prompts, seed)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")

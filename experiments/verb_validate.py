@@ -16,7 +16,8 @@ from cyclopts import Group, Parameter
 from ..gpu import devices
 from ..gpu.devices import Device
 from ..sim.errors import SettingError, UserError
-from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.files import as_json, require_apart, write_whole
+from ..sim.folders import FolderKind, OutputFolder
 from ..sim.plan import Plan, load
 from ..sim.spec import model as model_spec
 from .output import RESULTS, JsonTarget, Report, track
@@ -26,6 +27,7 @@ _PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
 _DEVICE = Parameter(group=Group("Device", sort_key=1))
 _SERVER = Parameter(group=Group("A real server", sort_key=2))
 SCHEMA_VERSION = 1
+VALIDATION = FolderKind("validation", ("validation.json", "steps.csv", "calibration.json"))
 
 
 def validate(
@@ -80,11 +82,13 @@ def validate(
     if against is not None:
         _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
         _refuse_with_against(dtype=dtype, quick=quick or None)
-        from .against_run import hold_against
+        from .against_run import AGAINST, hold_against
         from .against_start import Server
 
         given = replica.given() | ({} if seed is None else {"seed": seed})
-        hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), out, report)
+        require_apart({"out": out, "json": json}, {"against": against, "metrics": metrics})
+        folder = None if out is None else OutputFolder(out, AGAINST)
+        hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
         return
     of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
     for name, value in of_a_server.items():
@@ -97,6 +101,8 @@ def validate(
     if plan is not None:
         _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
+    require_apart({"out": out, "json": json}, {"plan": plan, "calibration": calibration})
+    folder = None if out is None else OutputFolder(out, VALIDATION)
     opened = (devices.open if check else devices.open_timed)(device or "cpu")
     if check:
         from .plan_check import check_plan
@@ -106,7 +112,7 @@ def validate(
     if recorded is not None:
         _time_plan(recorded, plan.name, opened, model, dtype, report)
         return
-    _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, out, report)
+    _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, folder, report)
 
 
 def _refuse_with_against(**flags: Any) -> None:
@@ -170,7 +176,7 @@ def _validate(
     dtype: str | None,
     quick: bool,
     seed: int,
-    out: Path | None,
+    out: OutputFolder | None,
     report: Report,
 ) -> None:
     from . import validation
@@ -178,10 +184,6 @@ def _validate(
 
     scale = validation.scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
-    if out is not None:
-        with user_paths(out):
-            out.mkdir(parents=True, exist_ok=True)
-        require_writable(out, out)
     with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
         running = validation.Validation(device, path, scale, dtype, seed, _watch)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
@@ -190,17 +192,17 @@ def _validate(
             # Whatever is finished stays.
             report.data_so_far(document)
             if out is not None:
-                write_whole(out / "validation.json", as_json(document))
-                write_whole(out / "steps.csv", running.steps_csv())
+                out.write("validation.json", as_json(document))
+                out.write("steps.csv", running.steps_csv())
     tell(document, report)
     if out is not None:
-        report.point_to("Results", out)
+        report.point_to("Results", out.path)
     report.data(document)
 
 
 @contextmanager
 def _calibrated(
-    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: Path | None
+    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
 ) -> Iterator[Path]:
     """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while.
 
@@ -216,6 +218,9 @@ def _calibrated(
     # A skeleton and its graphs know each other, and the next one needs the memory.
     gc.collect()
     with TemporaryDirectory() as folder:
-        path = (out or Path(folder)) / "calibration.json"
-        write_whole(path, as_json(found))
-        yield path
+        if out is not None:
+            yield out.write("calibration.json", as_json(found))
+        else:
+            path = Path(folder) / "calibration.json"
+            write_whole(path, as_json(found))
+            yield path

@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 from .. import __version__
 from ..sim.errors import UserError
-from ..sim.files import as_json, require_writable, user_paths, write_whole
+from ..sim.files import as_json, user_paths, write_whole
+from ..sim.folders import FolderKind, check_folder
 from . import devices, program
-from .runbook_parts import Part, parts_for
+from .runbook_parts import MODELS, Part, parts_for
 from .runbook_summary import summary
 
 SCHEMA_VERSION = 1
@@ -60,10 +61,11 @@ def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
     Raises:
         UserError: ``out`` takes no files.
     """
+    outcomes, saved_s = _earlier(out), 0.0
+    check_folder(out, _folder_kind(parts, outcomes.values()))
     with user_paths(out):
         out.mkdir(parents=True, exist_ok=True)
-    require_writable(out, out)
-    outcomes, saved_s = _earlier(out), 0.0
+    _write(out, device, list(outcomes.values()))
     for part in parts:
         print(f"{part.name:<12}", end="", flush=True)
         budget_s = part.budget_s + saved_s
@@ -73,6 +75,13 @@ def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
         print(f"{outcome.state} ({outcome.seconds:.1f} s){error}", flush=True)
         _write(out, device, list(outcomes.values()))
     return [outcomes[part.name] for part in parts]
+
+
+def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKind:
+    """The folder of ``--out``: what these parts, those of any device and earlier ones write, and their logs."""
+    known = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
+    files = {name for part in known for name in (*part.files, f"{part.name}.log")}
+    return FolderKind("GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run)
 
 
 def run_part(part: Part, out: Path, budget_s: float) -> Outcome:

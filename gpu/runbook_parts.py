@@ -112,8 +112,10 @@ def _calibrate(device: str, model: str, *more: str) -> Part:
 
 
 def _validate(device: str, model: str, *more: str) -> Part:
-    flags = ("--device", device, "--model", model, *more, "--calibration", "{out}/calibration.json", "--out", "{out}")
-    return Part("validate", ("-m", "fragmeter", "validate", *flags), ("validation.json", "steps.csv"), budget_s=90)
+    files = ("--calibration", "{out}/calibration.json", "--out", "{out}/validation")
+    flags = ("--device", device, "--model", model, *more, *files)
+    left = tuple(f"validation/{name}" for name in ("validation.json", "steps.csv", "fragmeter.json"))
+    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=90)
 
 
 def _verb(

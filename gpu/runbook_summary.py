@@ -197,7 +197,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "ceiling": _ceiling,
     "bench": _bench,
     "calibration": _calibration,
-    "validation": _validation,
+    "validation/validation": _validation,
 }
 
 

@@ -10,16 +10,20 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import plotly.graph_objects as go
 
 from ..sim.errors import MissingExtra, UserError
-from ..sim.files import user_paths, write_whole
+from ..sim.files import write_whole
+from ..sim.folders import FolderKind, replace_folder
 from .labels import file_stem
 
 ImageFormat = Literal["png", "svg"]
+#: Files begin with the place of their figure on the page.
+IMAGES = FolderKind("set of pictures", ("[0-9][0-9]-*.png", "[0-9][0-9]-*.svg"))
 _WIDTH_PX = 1000
 #: Title and subtitle, which a page writes beside the picture.
 _HEADING_PX = 60
@@ -42,9 +46,9 @@ def require_kaleido() -> None:
 
 
 def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], kind: ImageFormat) -> list[Path]:
-    """Write every figure into ``folder``, which is made if it is missing, and return the files.
+    """Write every figure into ``folder``, in place of earlier pictures, and return the files.
 
-    Names are the place of a figure among the others, from 01, and its title. Files appear when all are drawn.
+    Names are the place of a figure among the others, from 01, and its title. The folder is written whole or not at all.
 
     Raises:
         MissingExtra: kaleido is not installed.
@@ -57,10 +61,10 @@ def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], k
         drawn = [Path(parts) / name for name in names]
         _draw([_task(figure, path, kind) for path, figure in zip(drawn, figures, strict=True)])
         contents = [path.read_bytes() for path in drawn]
-    with user_paths(target):
-        target.mkdir(parents=True, exist_ok=True)
-    for name, content in zip(names, contents, strict=True):
-        write_whole(target / name, _named_for_good(content) if kind == "svg" else content)
+    if kind == "svg":
+        contents = [_named_for_good(content) for content in contents]
+    named = zip(names, contents, strict=True)
+    replace_folder(target, IMAGES, {name: partial(write_whole, content=content) for name, content in named})
     return [target / name for name in names]
 
 

@@ -23,7 +23,7 @@ import plotly.io
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from ..sim.files import user_paths, write_whole
+from ..sim.files import is_stream, user_paths, write_whole
 from .block_palette import legend_colours
 from .labels import Numbers, file_stem
 from .palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
@@ -75,8 +75,9 @@ def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Se
         UserError: It cannot be written.
     """
     target = Path(path)
-    with user_paths(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_stream(target):
+        with user_paths(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, render_page(title, lead, sections))
     return target
 

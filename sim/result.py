@@ -16,19 +16,18 @@ Same settings, same bytes.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import frames as pd
-from .errors import SettingError
-from .files import as_json
+from .files import as_json, write_whole
+from .folders import FolderKind, check_folder, replace_folder
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
@@ -43,6 +42,16 @@ from .workload import Workload
 
 #: Written into run.json; raised when a table changes its meaning.
 SCHEMA_VERSION = 1
+#: The tables of a result, and what may be recorded beside them.
+TABLES = ("requests", "stays", "preemptions", "steps", "memory", "gaps")
+RECORDINGS = ("plan", "blocks")
+#: The folder of a result, which ``write`` replaces as a whole.
+RESULT = FolderKind(
+    "simulation result",
+    ("summary.json", *(f"{name}.parquet" for name in TABLES), *(f"{name}.npz" for name in RECORDINGS)),
+    marker="run.json",
+    recognises=lambda run: run["schema_version"] == SCHEMA_VERSION and isinstance(run["settings"], dict),
+)
 _STEP_COLUMNS = (
     "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",
     "prefill_tokens", "swap_ticks", "waiting", "growing", "iterations",
@@ -138,23 +147,31 @@ def check_target(directory: str | Path) -> None:
     """Refuse a directory that ``write`` would not replace; worth asking before a long run.
 
     Raises:
-        SettingError: It holds something that is no result.
+        UserError: As ``folders.check_folder``.
     """
-    target = Path(directory)
-    if target.is_dir() and not (target / "run.json").is_file() and any(target.iterdir()):
-        raise SettingError("out", str(directory), "holds files that are no result; choose another directory")
+    check_folder(directory, RESULT)
 
 
-def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
+class Recording(Protocol):
+    """What a run records besides, such as a ``plan.Plan`` or a ``blocks.BlockMap``."""
+
+    def save(self, path: Path) -> None:
+        """Write it to a file."""
+
+
+def write(
+    run: Run, directory: str | Path, request: Mapping[str, Any], recordings: Mapping[str, Recording] | None = None
+) -> Path:
     """Write the result directory, whole or not at all.
 
     Args:
-        directory: Must not exist, or hold an earlier result, which is replaced.
+        directory: Must not exist, or be empty, or hold an earlier result, which is replaced.
         request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
+        recordings: What was recorded besides, by the names in ``RECORDINGS``.
 
     Raises:
         SettingError: The directory holds something else.
-        OSError: It cannot be written.
+        UserError: It cannot be written.
     """
     tables = {
         "requests": requests_table,
@@ -168,30 +185,29 @@ def write(run: Run, directory: str | Path, request: Mapping[str, Any]) -> Path:
         directory,
         {name: table(run) for name, table in tables.items()},
         {"summary": summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
+        recordings,
     )
 
 
 def write_whole_folder(
-    directory: str | Path, tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Mapping[str, Any]]
+    directory: str | Path,
+    tables: Mapping[str, pd.DataFrame],
+    documents: Mapping[str, Mapping[str, Any]],
+    recordings: Mapping[str, Recording] | None = None,
 ) -> Path:
-    """Write tables (as Parquet) and documents (as JSON) by their names, whole or not at all; raises as ``write``."""
-    target = Path(directory)
-    check_target(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    parts = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        for name, table in tables.items():
-            table.to_parquet(parts / f"{name}.parquet", index=False)
-        for name, content in documents.items():
-            (parts / f"{name}.json").write_text(as_json(content), encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        parts.chmod(0o755)
-        parts.rename(target)
-    except BaseException:
-        shutil.rmtree(parts, ignore_errors=True)
-        raise
-    return target
+    """Write tables (as Parquet), documents (as JSON) and recordings (as ``.npz``) by their names, whole or not at all.
+
+    Raises:
+        UserError: As ``folders.replace_folder``.
+    """
+    writers: dict[str, Callable[[Path], object]] = {
+        f"{name}.parquet": partial(table.to_parquet, index=False) for name, table in tables.items()
+    }
+    for name, content in documents.items():
+        writers[f"{name}.json"] = partial(write_whole, content=as_json(content))
+    for name, recording in (recordings or {}).items():
+        writers[f"{name}.npz"] = recording.save
+    return replace_folder(directory, RESULT, writers)
 
 
 def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:

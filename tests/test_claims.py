@@ -23,6 +23,7 @@ from fragmeter.experiments.cli import DONE, MISTAKE, status
 from fragmeter.experiments.kept import Kept
 from fragmeter.experiments.plan_contents import wrong_rows
 from fragmeter.sim import settings
+from fragmeter.sim.folders import FolderKind, OutputFolder
 from fragmeter.sim.plan import record
 
 FACTS = Path(module.__file__).parent / "facts"
@@ -219,12 +220,13 @@ class TestTheDocument:
         assert totals(rows) == {"holds": 1, "holds only": 1, "does not hold": 1, "cannot be tested": 2}
 
     def test_a_claim_that_is_kept_is_not_measured_again(self, made_up, tmp_path):
-        first = compare_claims((0, 1), Kept(tmp_path))
+        kept = Kept(OutputFolder(tmp_path, FolderKind("reproduction", ("claim-*.json",))))
+        first = compare_claims((0, 1), kept)
         (tmp_path / "claim-02.json").unlink()
         made_up.clear()
-        assert compare_claims((0, 1), Kept(tmp_path)) == first
+        assert compare_claims((0, 1), kept) == first
         assert [number for number, _ in made_up] == [2]
-        assert compare_claims((0,), Kept(tmp_path))["rows"][0]["values"]["x"] == 1.0
+        assert compare_claims((0,), kept)["rows"][0]["values"]["x"] == 1.0
 
     def test_the_terminal_tells_every_claim_and_the_totals(self, made_up, tmp_path, capsys):
         target = tmp_path / "claims.json"

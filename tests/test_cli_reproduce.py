@@ -17,6 +17,7 @@ from cli_runs import command, run_here
 
 from fragmeter.experiments.cli import DONE, INTERRUPTED, status
 from fragmeter.experiments.figures import FIGURES
+from fragmeter.sim.folders import MARKER
 from fragmeter.sim.replica import FITTED_STEP_SCALE
 
 SERIES = ["Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM"]
@@ -39,7 +40,8 @@ def fig2() -> dict:
 def kept(tmp_path_factory, interrupted) -> Path:
     """The folder that ``reproduce waste --out`` writes, where the document is found that ``reproduce all`` has made."""
     out = tmp_path_factory.mktemp("kept")
-    shutil.copy(interrupted / "out" / "waste.json", out)
+    for name in ("waste.json", MARKER):
+        shutil.copy(interrupted / "out" / name, out)
     done = run_here("reproduce", "waste", "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f"Page: {out / 'reproduction.html'}\n")
@@ -98,7 +100,7 @@ class TestTheDocumentOfFig2:
 
 class TestTheFolder:
     def test_holds_the_page_and_the_data_and_no_part(self, kept):
-        assert sorted(path.name for path in kept.iterdir()) == ["reproduction.html", "waste.json"]
+        assert sorted(path.name for path in kept.iterdir()) == [MARKER, "reproduction.html", "waste.json"]
 
     def test_the_page_shows_the_waste_and_the_ledger_of_every_policy(self, kept):
         page = (kept / "reproduction.html").read_text("utf-8")
@@ -169,7 +171,7 @@ def interrupted(tmp_path_factory) -> Path:
 def test_ctrl_c_leaves_what_is_finished(interrupted):
     out, all_data = interrupted / "out", interrupted / "all.json"
     left = {path.name for path in interrupted.rglob("*")}
-    assert left == {"all.json", "out", PAGE, *(f"{name}.json" for name in FIRST)}
+    assert left == {"all.json", "out", MARKER, PAGE, *(f"{name}.json" for name in FIRST)}
     kept = [json.loads((out / f"{name}.json").read_text("utf-8")) for name in FIRST]
     assert json.loads(all_data.read_text("utf-8"))["figures"] == kept
     page = (out / PAGE).read_text("utf-8")
@@ -207,5 +209,5 @@ def test_a_terminal_interrupts_every_process_and_twice(later_s, interrupted, tmp
     _, error = program.communicate(timeout=60)
     assert program.returncode == INTERRUPTED
     assert error == "fragmeter: interrupted; what is finished stays\n"
-    assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), PAGE])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.json" for name in FIRST), MARKER, PAGE])
     assert json.loads((out / "waste.json").read_text("utf-8"))["figure"] == "waste"

@@ -188,7 +188,7 @@ def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, cap
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("")
     assert status(["sweep", "--grid", "seed=0:1", "--out", str(tmp_path)]) == MISTAKE
-    assert "holds files that are no sweep" in capsys.readouterr().err
+    assert "holds thesis.tex, which is no file of a sweep" in capsys.readouterr().err
 
 
 def kill_when(folder: Path, finished: int, tokens: list[str]) -> int:

@@ -49,7 +49,7 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]
     assert status([*asked, str(tmp_path / "one")]) == DONE
     assert f"3 pictures: {tmp_path / 'one'}\n" in capsys.readouterr().out
-    drawn = sorted((tmp_path / "one").iterdir())
+    drawn = sorted((tmp_path / "one").glob("*.svg"))
     assert [path.name for path in drawn] == [
         "01-vllm-v1-kv-slots-by-bucket.svg",
         "02-where-the-kv-pool-goes-policy-by-policy-the-paper-s-view.svg",
@@ -59,9 +59,10 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     assert {"vllm-v1: KV slots by bucket", "live", "free"} <= set(said[0])
     assert {"token states", "vllm-v1"} <= set(said[1])
     figure = figures(shown)[0]
-    (again,) = write_images(tmp_path, [figure], "svg")
+    (again,) = write_images(tmp_path / "again", [figure], "svg")
     assert again.name == drawn[0].name and again.read_bytes() == drawn[0].read_bytes()
-    (png,) = write_images(tmp_path, [figure], "png")
+    (png,) = write_images(tmp_path / "again", [figure], "png")
+    assert not again.exists()
     content = png.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60))

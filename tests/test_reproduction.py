@@ -15,6 +15,7 @@ from fragmeter.experiments.comparison import Payload
 from fragmeter.experiments.figures import FIGURES, Figure
 from fragmeter.experiments.sections import shown
 from fragmeter.experiments.telling import summary_rows
+from fragmeter.sim.folders import MARKER
 from fragmeter.traces import LengthPairs
 
 
@@ -59,7 +60,7 @@ class Pages(list):
 
 
 def rerun(wanted: str, *more: object, out: Path) -> int:
-    return reproduction.reproduce(wanted, *more, report=Silent(), out=out)
+    return reproduction.reproduce(wanted, *more, report=Silent(), folder=reproduction.folder_of(out))
 
 
 class Silent:
@@ -119,11 +120,20 @@ def test_a_figure_that_draws_nothing_is_the_same_with_any_seeds(made, tmp_path):
     assert [name for name, *_ in made] == ["one", "two", "one"]
 
 
+def test_a_document_with_a_changed_number_is_made_anew(made, tmp_path):
+    rerun("one", None, None, out=tmp_path)
+    whole = (tmp_path / "one.json").read_text()
+    (tmp_path / "one.json").write_text(whole.replace("3.0", "4.0"))
+    rerun("one", None, None, out=tmp_path)
+    assert len(made) == 2 and (tmp_path / "one.json").read_text() == whole
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"figure": "one"}', "null"])
 def test_a_damaged_document_is_made_anew(made, tmp_path, content):
+    rerun("one", None, None, out=tmp_path)
     (tmp_path / "one.json").write_text(content)
     rerun("one", None, None, out=tmp_path)
-    assert len(made) == 1
+    assert len(made) == 2
     assert json.loads((tmp_path / "one.json").read_text())["rows"] == [row(2.0, 3.0)]
 
 
@@ -134,7 +144,7 @@ def test_an_interruption_keeps_what_is_finished(made, tmp_path, monkeypatch):
     monkeypatch.setitem(reproduction.FIGURES, "two", Figure(interrupted, seeds=None))
     with pytest.raises(KeyboardInterrupt):
         rerun("all", None, None, out=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "reproduction.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MARKER, "one.json", "reproduction.html"]
     assert (tmp_path / "reproduction.html").read_text() == "Figure one"
 
 

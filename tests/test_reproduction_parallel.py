@@ -19,6 +19,7 @@ from fragmeter.experiments import figure_runs, pages, parallel, reproduction
 from fragmeter.experiments.cli import DONE, INTERRUPTED, MISTAKE, status
 from fragmeter.experiments.figures import FIGURES
 from fragmeter.reports.page import Section
+from fragmeter.sim.folders import MARKER
 
 #: Quick figures, of which some are taken to be long and so go to workers.
 SECONDS = {"table1": None, "fig1": 10, "fig3": 30, "fig11": 10}
@@ -79,7 +80,7 @@ def left(out: Path, capsys) -> dict[str, bytes]:
 
 def test_workers_leave_the_bytes_of_one_process_and_print_its_text(alone, tmp_path, capsys):
     assert rerun(tmp_path, jobs=2) == DONE
-    assert sorted(alone) == sorted([*(f"{name}.json" for name in SECONDS), pages.PAGE, "printed"])
+    assert sorted(alone) == sorted([*(f"{name}.json" for name in SECONDS), MARKER, pages.PAGE, "printed"])
     assert left(tmp_path, capsys) == alone
 
 
@@ -115,7 +116,7 @@ def test_a_figure_is_kept_before_the_next_is_made(tmp_path, monkeypatch):
 
     monkeypatch.setitem(figure_runs.FIGURES, "fig11", replace(figure_runs.FIGURES["fig11"], make=broken))
     assert rerun(tmp_path, jobs=1) == INTERRUPTED
-    assert sorted(contents(tmp_path)) == ["fig1.json", "fig3.json", pages.PAGE, "table1.json"]
+    assert sorted(contents(tmp_path)) == ["fig1.json", "fig3.json", MARKER, pages.PAGE, "table1.json"]
 
 
 def test_what_is_killed_goes_on_and_leaves_the_same_bytes(alone, tmp_path, capsys):

@@ -16,7 +16,7 @@ from .stats import stats
 from .streams import stream
 from .synthesis import sample, synthetic_pairs
 from .trace import Trace, check_fits
-from .writers import write
+from .writers import check_target, write
 
 __all__ = [
     "HashedTrace",
@@ -28,6 +28,7 @@ __all__ = [
     "Trace",
     "catalogue",
     "check_fits",
+    "check_target",
     "download",
     "draw",
     "fit",

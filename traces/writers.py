@@ -14,7 +14,7 @@ from ..sim import frames as pd
 from ..sim.content import NO_SESSION, PromptContent
 from ..sim.dialogue import NO_PARENT, Dialogue
 from ..sim.errors import SettingError
-from ..sim.files import write_whole
+from ..sim.files import require_writable_file, write_whole
 from .times import to_seconds
 from .trace import Trace
 
@@ -29,11 +29,26 @@ def write(trace: Trace, path: str | PathLike[str]) -> None:
         SettingError: an unknown ending.
         UserError: a place that cannot be written.
     """
+    write_whole(path, _form(path)(_frame(trace)))
+
+
+def check_target(path: str | PathLike[str]) -> None:
+    """Refuse a file that ``write`` could not write; worth asking before a trace is read.
+
+    Raises:
+        SettingError: an unknown ending.
+        UserError: a place that cannot be written.
+    """
+    _form(path)
+    require_writable_file(path)
+
+
+def _form(path: str | PathLike[str]) -> Callable[[pd.DataFrame], bytes]:
     target = Path(path)
     form = next((form for ending, form in _FORMS.items() if target.name.endswith(ending)), None)
     if form is None:
         raise SettingError("path", str(target), f"must end in one of {', '.join(_FORMS)}")
-    write_whole(target, form(_frame(trace)))
+    return form
 
 
 def _frame(trace: Trace) -> pd.DataFrame:
