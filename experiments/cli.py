@@ -1,8 +1,8 @@
 """The program ``fragmeter``: verbs, and what becomes of errors.
 
 Exit status: 0 done; 2 the user's mistake, one line on standard error; 1 a fault of ours, one line and
-how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 interrupted, what is finished stays;
-141 the reader of the output has gone.
+how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, what is finished
+stays; 141 the reader of the output has gone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 import psutil
@@ -22,10 +23,11 @@ from cyclopts import App, CycloptsError
 
 from .. import __version__
 from ..sim.errors import UserError
+from ..sim.interrupts import INTERRUPTED, handle, message_of, status_of
 from ..sim.settings import setting_error
 from .whole_numbers import whole_numbers
 
-DONE, FAULT, MISTAKE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
 #: Seconds after which a program that was interrupted ends, whatever it waits for.
 MOST_UNWINDING_S = 5
 
@@ -61,28 +63,24 @@ def main() -> None:
     if hasattr(signal, "alarm"):
         # Runs after all that modules of verbs register: later on an alarm would end the program by its signal.
         atexit.register(signal.alarm, 0)
-    # A shell lets what it starts in the background ignore Ctrl-C.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    handle(_leave_in_time)
     sys.exit(status(sys.argv[1:]))
 
 
-def _interrupt(*_: object) -> NoReturn:
-    """Ctrl-C unwinds once, undisturbed by a second one, but not for ever."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _leave_in_time(status: int) -> None:
+    """An interrupted program unwinds, but not for ever."""
     if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, _leave)
+        signal.signal(signal.SIGALRM, partial(_leave, status))
         signal.alarm(MOST_UNWINDING_S)
-    raise KeyboardInterrupt
 
 
-def _leave(*_: object) -> NoReturn:
+def _leave(status: int, *_: object) -> NoReturn:
     """End the workers and be gone, without the interpreter's own way out, which would wait for them."""
     # Trackers of shared memory, which tidy up behind us, heed no SIGTERM.
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.terminate()
-    os._exit(INTERRUPTED)
+    os._exit(status)
 
 
 def status(tokens: Sequence[str]) -> int:
@@ -93,9 +91,9 @@ def status(tokens: Sequence[str]) -> int:
         return _refuse(_one_line(error))
     except UserError as error:
         return _refuse(str(error))
-    except KeyboardInterrupt:
-        _complain("interrupted; what is finished stays")
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        _complain(message_of(interrupt))
+        return status_of(interrupt)
     except BrokenPipeError:
         # Python would complain again when it flushes standard output on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +20,17 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from ..sim.errors import MissingExtra, SettingError
+from ..sim.interrupts import INTERRUPTED
 
 Result = TypeVar("Result")
 # A worker process takes about a second to start, a run some tenths of one.
 _CASES_WORTH_A_WORKER = 4
 #: Seconds within which a cluster must answer.
 _ANSWER_S = 10
-#: Seconds after which a worker of ours that nobody gives work begins to end, as when this process was killed.
+#: Seconds after which a worker that nobody gives work ends.
 _IDLE_S = 20
+#: Seconds between two looks of a worker at whether the process that started it is alive.
+_LOOK_S = 1
 #: Calls that each worker of Ray is given at a time.
 _RAY_CALLS = 4
 _at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
@@ -107,9 +113,23 @@ def _calls(call: Callable[..., Result], jobs: Iterable[tuple]) -> Iterator[tuple
 def _on_cores(call: Callable[..., Result], jobs: Iterable[tuple], cores: int, return_as: str) -> Iterator[Result]:
     _cancel_quietly()
     with _interrupts_held():
-        pool = joblib.Parallel(n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S)
+        pool = joblib.Parallel(
+            n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S,
+            initializer=_end_with, initargs=(os.getpid(),),
+        )  # fmt: skip
         results = pool(_calls(call, jobs))
     yield from results
+
+
+def _end_with(parent: int) -> None:
+    """Have this worker end soon after the process that started it, also where that is killed and cannot say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
@@ -173,17 +193,17 @@ def _cancel_quietly() -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the block is over; processes that start in it never see one.
+    """Ctrl-C and SIGTERM wait until the block is over; processes that start in it never see one.
 
-    A terminal sends it to every process. Workers that died of it would print tracebacks and break the
-    pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
+    A terminal, or a supervisor, sends it to every process. Workers that died of it would print tracebacks and break
+    the pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     # Its own start would let signals through again.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..sim.errors import SettingError, UserError
 from ..sim.files import require_apart
+from ..sim.folders import restore
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
@@ -156,6 +157,7 @@ def _tell_waste(
 
 def _read(folder: Path) -> Side:
     """The one run of a result folder."""
+    restore(folder)
     try:
         summary, about = (json_format.loads((folder / name).read_bytes()) for name in ("summary.json", "run.json"))
         return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]])

@@ -9,20 +9,21 @@ from typing import Any
 
 from ..sim.errors import SettingError, UserError
 from ..sim.files import as_json, require_writable_file, write_whole
+from ..sim.interrupts import message_of, status_of
 from . import devices
 from .devices import Device
 
 
 def run(body: Callable[[], bool]) -> int:
-    """The exit status: 0 where ``body`` says that all is well, 1 where not, 2 for a mistake, 130 for Ctrl-C."""
+    """The exit status: 0 where ``body`` says that all is well, 1 where not, 2 for a mistake, 130 and 143 for signals."""
     try:
         return int(not body())
     except UserError as error:
         print(f"fragmeter: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("fragmeter: interrupted; what is finished stays", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:
+        print(f"fragmeter: {message_of(interrupt)}", file=sys.stderr)
+        return status_of(interrupt)
 
 
 def gpu(name: str) -> Device:

@@ -25,6 +25,7 @@ from .. import __version__
 from ..sim.errors import UserError
 from ..sim.files import as_json, user_paths, write_whole
 from ..sim.folders import FolderKind, check_folder
+from ..sim.interrupts import handle
 from . import devices, program
 from .runbook_parts import MODELS, Part, parts_for
 from .runbook_summary import summary
@@ -172,4 +173,5 @@ def _play_asked(given: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
+    handle()
     sys.exit(main())

@@ -16,6 +16,7 @@ from pyarrow import ArrowInvalid
 from ..sim import blocks, plan
 from ..sim import frames as pd
 from ..sim.errors import UserError
+from ..sim.folders import restore
 from ..sim.memory import BUCKETS
 from ..sim.ticks import PER_SECOND
 
@@ -86,6 +87,7 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
         UserError: It is none, or one of another version, or damaged.
     """
     place = Path(folder)
+    restore(place)
     try:
         summary, about = (json.loads((place / f"{part}.json").read_bytes()) for part in ("summary", "run"))
         tables = {part: _table(place / f"{part}.parquet") for part in _TABLES}
