@@ -21,10 +21,11 @@ Item = TypeVar("Item")
 _RESULTS = Group("Results", sort_key=9)
 #: For flags that say where results go.
 RESULTS = Parameter(group=_RESULTS)
+#: For a flag that names a file, which may be standard output: a lone hyphen. Report refuses what looks like a flag.
+RESULT_FILE = Parameter(group=_RESULTS, allow_leading_hyphen=True)
 #: The flag that every verb has.
 JsonTarget = Annotated[
     str | None,
-    # A lone hyphen is no flag; Report refuses what looks like one.
     Parameter(
         name="--json",
         allow_leading_hyphen=True,
@@ -126,10 +127,11 @@ class Report:
     """
 
     def __init__(self, json_target: str | None, **files: str | os.PathLike[str] | None) -> None:
-        if json_target is not None and json_target != STDOUT and json_target.startswith("-"):
-            raise SettingError("json", json_target, "is a flag; name a file, or - for standard output")
-        targets = {flag: path for flag, path in (("json", json_target), *files.items()) if path is not None}
-        for path in targets.values():
+        given = {"json": json_target, **files}
+        targets = {flag: os.fspath(path) for flag, path in given.items() if path is not None}
+        for flag, path in targets.items():
+            if path.startswith("-") and path != STDOUT:
+                raise SettingError(flag, path, "is a flag; name a file, or - for standard output")
             require_writable_file(path)
         on_stdout = [flag for flag, path in targets.items() if is_stdout(path)]
         if len(on_stdout) > 1:

@@ -13,7 +13,7 @@ from ..gpu import devices
 from ..sim.errors import SettingError
 from ..sim.files import as_json, require_apart, write_whole
 from ..sim.spec import model as model_of
-from .output import RESULTS, JsonTarget, Report, track
+from .output import RESULT_FILE, JsonTarget, Report, track
 
 
 def calibrate(
@@ -24,7 +24,7 @@ def calibrate(
     block_size: int = 16,
     quick: bool = False,
     seed: int = 0,
-    out: Annotated[Path, RESULTS] = Path("calibration.json"),
+    out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
     json: JsonTarget = None,
 ) -> None:
     """Measure what the operations of a step take on a device, and fit models to them.

@@ -19,7 +19,7 @@ from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
-from .output import RESULTS, JsonTarget, Report
+from .output import RESULT_FILE, JsonTarget, Report
 from .paired import Difference, differences
 from .parallel import Workers
 from .points import flat
@@ -70,7 +70,7 @@ def compare(
     confidence: Annotated[float, Parameter(group=COMPARISON)] = 0.95,
     waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
-    out: Annotated[Path | None, RESULTS] = None,
+    out: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
     """Say by how much each metric moves from the first to each of the others.

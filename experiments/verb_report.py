@@ -16,7 +16,7 @@ from ..sim.errors import MissingExtra, SettingError
 from ..sim.files import STDOUT, require_apart, user_paths
 from ..sim.folders import check_folder
 from ..sim.objectives import objectives
-from .output import RESULTS, JsonTarget, Report
+from .output import RESULT_FILE, RESULTS, JsonTarget, Report
 from .report_measured import is_against, read_measured, write_against_report
 from .report_sweep import is_sweep, read_sweep
 
@@ -30,8 +30,8 @@ def report(
     request: int | None = None,
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None,
     measured: Path | None = None,
-    out: Annotated[Path, RESULTS] = Path("report.html"),
-    perfetto: Annotated[Path | None, RESULTS] = None,
+    out: Annotated[Path, RESULT_FILE] = Path("report.html"),
+    perfetto: Annotated[Path | None, RESULT_FILE] = None,
     images: Annotated[Path | None, RESULTS] = None,
     image_format: Annotated[ImageFormat, RESULTS] = "png",
     json: JsonTarget = None,
@@ -49,7 +49,7 @@ def report(
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
         measured: What vllm bench serve --save-result --save-detailed wrote of a real server that was sent the same
             requests.
-        out: The page.
+        out: The page; - for standard output.
         perfetto: Write the runs as a timeline for ui.perfetto.dev too, into this file (.pftrace): requests, steps,
             preemptions and memory. Needs the extra perfetto.
         images: Write every figure of the page as a picture too, into this folder. Needs the extra images, and Chrome

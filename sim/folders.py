@@ -67,7 +67,7 @@ class FolderKind:
         name: What the folder is called in messages, such as "sweep".
         files: Patterns of the paths of its files, relative to the folder (``fnmatch``).
         marker: The JSON file that identifies the folder.
-        recognises: Whether the content of the marker is of this kind; None where it is ``MARKER``, which names the kind.
+        recognises: Whether the content of the marker is of this kind; None of ``MARKER``, which names the kind.
     """
 
     name: str
@@ -247,8 +247,9 @@ def _stranger(folder: Path, kind: FolderKind) -> str | None:
     """The first path in a folder that no command of the kind writes; relative to the folder."""
     for path in _contents(folder):
         relative = path.relative_to(folder).as_posix()
-        is_folder = path.is_dir() and not path.is_symlink()
-        if not (kind.owns_folder(relative) if is_folder else kind.owns(relative) and stat.S_ISREG(path.lstat().st_mode)):
+        mode = path.lstat().st_mode
+        is_ours = kind.owns_folder(relative) if stat.S_ISDIR(mode) else kind.owns(relative) and stat.S_ISREG(mode)
+        if not is_ours:
             return relative
     return None
 
