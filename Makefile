@@ -13,7 +13,7 @@ test test-all: export OMP_NUM_THREADS = 1
 .PHONY: help reproduce claims test test-all benchmark docs screenshots clean
 
 help:
-	@echo "make reproduce    rerun the paper's figures, write out/reproduction.html (minutes; resumable)"
+	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
@@ -32,7 +32,7 @@ $(VENV)/.test: $(VENV)/.core
 	@touch $@
 
 reproduce: $(VENV)/.core
-	$(BIN)/fragmeter reproduce all --out out
+	$(BIN)/fragmeter reproduce all --out out/reproduction
 
 claims: $(VENV)/.core
 	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
@@ -50,13 +50,13 @@ benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/prefix_cache_speed.py
 
 docs: $(VENV)/.core
-	$(BIN)/fragmeter reproduce all --out out
-	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --out out-exact)
-	$(BIN)/python docs/reproduction.py out docs/reproduction.md $(if $(TRACE),out-exact)
+	$(BIN)/fragmeter reproduce all --out out/reproduction
+	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --out out/reproduction-exact)
+	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
 
 screenshots: $(VENV)/.test
-	$(BIN)/fragmeter reproduce all --out out
-	$(BIN)/python docs/screenshots.py out/reproduction.html docs/images
+	$(BIN)/fragmeter reproduce all --out out/reproduction
+	$(BIN)/python docs/screenshots.py out/reproduction/reproduction.html docs/images
 	$(BIN)/fragmeter simulate --policy orca-max --request-rate 2.2 --num-prompts 250 --record-blocks --out out/orca-max
 	$(BIN)/fragmeter simulate --policy vllm-sosp23 --request-rate 2.2 --num-prompts 250 --record-blocks --out out/vllm-sosp23
 	$(BIN)/fragmeter report out/orca-max out/vllm-sosp23 --out out/report.html
@@ -66,4 +66,4 @@ screenshots: $(VENV)/.test
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
 
 clean:
-	rm -rf $(VENV) out out-exact build *.egg-info
+	rm -rf $(VENV) out build *.egg-info
