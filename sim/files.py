@@ -155,16 +155,21 @@ def leftover_name(target: Path, suffix: str) -> str:
     return f"{LEFTOVER}{sha256(os.fsencode(target.name)).hexdigest()[:12]}-{suffix}"
 
 
-def hold(descriptor: int) -> bool:
+def hold(descriptor: int, without_locks: bool = False) -> bool:
     """Lock an open file or folder until this process closes it or ends.
 
+    Args:
+        without_locks: What to return where the system has no such locks.
+
     Returns:
-        False where another process holds it, or where the system has no such locks.
+        False where another process holds it.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, AttributeError):
+    except BlockingIOError:
         return False
+    except (OSError, AttributeError):
+        return without_locks
     return True
 
 

@@ -205,7 +205,7 @@ def restore(path: AnyPath) -> None:
     old = target.parent / leftover_name(target, _OLD)
     if os.path.lexists(target) or not old.is_dir():
         return
-    with suppress(OSError), _held(old) as is_held:
+    with suppress(OSError), _held(old, without_locks=True) as is_held:
         if is_held:
             os.rename(old, target)
 
@@ -247,7 +247,11 @@ def _stranger(folder: Path, kind: FolderKind) -> str | None:
     """The first path in a folder that no command of the kind writes; relative to the folder."""
     for path in _contents(folder):
         relative = path.relative_to(folder).as_posix()
-        mode = path.lstat().st_mode
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            # The part file of another command that writes here has got its name.
+            continue
         is_ours = kind.owns_folder(relative) if stat.S_ISDIR(mode) else kind.owns(relative) and stat.S_ISREG(mode)
         if not is_ours:
             return relative
@@ -277,11 +281,16 @@ def _clean_up(target: Path, kind: FolderKind) -> None:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[bool]:
+def _held(folder: Path, without_locks: bool = False) -> Iterator[bool]:
     """Whether the block holds the lock of a folder; a living process may have it."""
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield hold(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        # Windows opens no folders.
+        yield without_locks
+        return
+    try:
+        yield hold(descriptor, without_locks)
     finally:
         os.close(descriptor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from cli_runs import command
 from fragmeter.experiments.cli import DONE, MISTAKE, NO_READER, status
+from fragmeter.sim import files
 from fragmeter.sim.errors import UserError
 from fragmeter.sim.files import leftover_name, require_apart, require_writable_file, write_whole
-from fragmeter.sim.folders import MARKER, FolderKind, OutputFolder, check_folder, replace_folder
+from fragmeter.sim.folders import MARKER, FolderKind, OutputFolder, check_folder, replace_folder, restore
 
 LOAD = ["--num-prompts", "3", "--request-rate", "5"]
 SIMULATE = ["simulate", *LOAD]
@@ -400,3 +402,27 @@ def test_a_writer_that_fails_leaves_the_earlier_folder(tmp_path):
         replace_folder(out, KIND, {"a": lambda path: path.write_text("half"), "run.json": fails})
     assert contents(out) == {"run.json": b'{"ours": true}'}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("locks", ["of a living process", "of the dead", "none"])
+def test_an_old_result_gets_its_name_back_unless_its_command_lives(locks, tmp_path, monkeypatch):
+    """The state between the two renames of a system that cannot exchange names."""
+    out = tmp_path / "run"
+    old = tmp_path / leftover_name(out, "old")
+    old.mkdir()
+    (old / "a").write_text("1")
+    if locks == "none":
+        monkeypatch.setattr(files, "fcntl", None)
+    holder = os.open(old, os.O_RDONLY)
+    if locks == "of a living process":
+        assert files.hold(holder)
+    restore(out)
+    os.close(holder)
+    assert out.exists() == (locks != "of a living process") and old.exists() != out.exists()
+
+
+def test_results_are_read_under_the_name_that_a_killed_command_left(a_result, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(a_result, tmp_path / leftover_name(out, "old"))
+    assert status(["compare", str(out), str(a_result), "--json", "-"]) == DONE
+    assert contents(out) == contents(a_result)
