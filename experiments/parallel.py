@@ -16,6 +16,7 @@ from multiprocessing import resource_tracker
 from typing import Annotated, Literal, TypeVar
 
 import joblib
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -201,8 +202,9 @@ def _interrupts_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Its own start would let signals through again.
+    # Its own start would let signals through again: that of Python, and of loky before joblib 1.6.
     resource_tracker.ensure_running()
+    loky_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
