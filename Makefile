@@ -1,22 +1,28 @@
 # Two commands do all the set-up on a fresh machine: `make reproduce` and `make test`.
+# Another Python has an environment of its own: `make test PYTHON=python3.13` makes .venv-python3.13.
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # As many workers as cores; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
+
+SMALL := --num-prompts 50 --request-rate 2
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
 
-.PHONY: help reproduce claims test test-all benchmark docs screenshots clean
+.PHONY: help reproduce claims test test-all test-lowest smoke smoke-lowest benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
+	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
+	@echo "make smoke        the main commands once, without what the tests need; smoke-lowest: on the lowest versions"
 	@echo "make benchmark    how fast the simulator is, on one core"
 	@echo "make docs         docs/reproduction.md anew; TRACE=FILE puts the paper's own length pairs beside"
 	@echo "make screenshots  the pictures of the README, from pages made afresh"
@@ -24,11 +30,12 @@ help:
 # A virtual environment of its own, installed anew when setup.cfg changes.
 $(VENV)/.core: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python tests/lowest_bounds.py > $(VENV)/lowest.txt
+	$(PIP_INSTALL) $(CONSTRAINTS) --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,kernels]'
+	$(PIP_INSTALL) $(CONSTRAINTS) --editable '.[test,kernels]'
 	@touch $@
 
 reproduce: $(VENV)/.core
@@ -43,6 +50,21 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(PYTEST) tests
+
+# The main commands, each once, on a small load.
+smoke: $(VENV)/.core
+	rm -rf out/smoke
+	$(BIN)/fragmeter simulate $(SMALL) --record-blocks --out out/smoke/run
+	$(BIN)/fragmeter report out/smoke/run --out out/smoke/report.html
+	$(BIN)/fragmeter sweep --jobs 2 --grid policy=orca-max,vllm-v1 --grid seed=0:3 $(SMALL) --out out/smoke/sweep
+	$(BIN)/fragmeter report out/smoke/sweep --out out/smoke/sweep.html
+	$(BIN)/fragmeter compare --set policy=orca-max --set policy=vllm-v1 --seeds 2 $(SMALL)
+	$(BIN)/fragmeter plan --model opt-13b --gpu a100-40gb --request-rate 1 --goodput ttft:1000 --num-prompts 100 --seeds 1
+	$(BIN)/fragmeter reproduce fig3
+
+# The same on the lowest versions that setup.cfg allows, in an environment of their own.
+smoke-lowest test-lowest: %-lowest:
+	$(MAKE) $* VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
@@ -66,4 +88,4 @@ screenshots: $(VENV)/.test
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf .venv .venv-* out build dist *.egg-info

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lowest_bounds import lowest, requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("sim", "traces", "gpu", "experiments", "reports")
@@ -83,6 +84,18 @@ def test_package_data_is_declared():
             assert matches, f"{path.relative_to(ROOT)} would not be installed"
 
 
+def test_every_requirement_has_one_lower_bound():
+    """`make test-lowest` installs these; CUDA's packages are pinned to a series instead."""
+    assert [line for line in requirements() if "==" not in line and not lowest([line])] == []
+    names = [bound.split("==")[0] for bound in lowest(requirements())]
+    assert len(names) == len(set(names))
+
+
+def test_a_lower_bound_becomes_a_constraint():
+    asked = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
+    assert lowest(asked) == ["numpy==2.1", "pytest-xdist==3.6.1"]
+
+
 def test_no_loose_modules_at_the_root():
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
@@ -103,7 +116,7 @@ def test_no_verb_loads_what_it_does_not_need_yet():
 def test_a_clone_in_any_folder_runs_its_tests(tmp_path):
     """A folder name that is no Python name, and tests run from there against the installed package."""
     clone = tmp_path / "a-b"
-    ignored = shutil.ignore_patterns(".git", ".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache")
+    ignored = shutil.ignore_patterns(".git", ".venv*", "out", "__pycache__", ".hypothesis", ".pytest_cache")
     shutil.copytree(ROOT, clone, ignore=ignored)
     command = [sys.executable, "-m", "pytest", "--rootdir=tests", "--import-mode=importlib", "-c", "setup.cfg"]
     done = subprocess.run(
