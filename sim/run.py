@@ -24,6 +24,7 @@ from .memory.ledger import CACHE_CHANGE, Ledger, Table
 from .replica import Replica, build
 from .settings import Settings
 from .source import OpenLoop
+from .unread import refuse_unread
 from .workload import Workload
 
 #: Slices of the workload after each of which progress is told.
@@ -82,7 +83,7 @@ def simulate(
         engine_of: Makes the engine, from the arguments of ``Engine``.
 
     Raises:
-        UserError: A request is longer than the model, or a setting cannot be.
+        UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
     grouped = is_grouped(settings, workload)
@@ -174,6 +175,7 @@ def _start(
     engine_of: Callable[..., Engine] = Engine,
 ) -> tuple[Replica, Engine, np.ndarray]:
     """A replica, the engine that is about to serve the workload with it, and what each request needs of the pool."""
+    refuse_unread(settings, workload)
     sequences = workload.sequences
     replica = build(settings, step_cost, workload if grouped else sequences, grouped)
     check_fits(workload, replica.max_model_len)

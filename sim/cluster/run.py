@@ -23,6 +23,7 @@ from ..memory.prefix import BlockNames
 from ..replica import Replica, build
 from ..run import Run, check_fits, finished, milestones, no_cycle_collection
 from ..settings import Settings
+from ..unread import refuse_unread, refuse_unread_in_cluster
 from ..users import Users
 from ..workload import Workload
 from .config import DISAGGREGATED_POLICIES, Cluster
@@ -98,12 +99,14 @@ def simulate_cluster(
         progress: Told now and then how many requests have arrived.
 
     Raises:
-        UserError: A request is longer than the model, a setting cannot be, or requests of several sequences, with
-            parents under a policy that shares, or of users who wait for answers.
+        UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
+            several sequences, with parents under a policy that shares, or of users who wait for answers.
         SimulationFault: An invariant does not hold.
     """
     _check_separate(settings, workload)
     _check_disaggregated(settings, cluster)
+    refuse_unread(settings, workload)
+    refuse_unread_in_cluster(cluster, workload)
     whole = workload.token_runs() if workload.may_share_prefixes else None
     sent = [Sent(workload, whole) for _ in range(cluster.size)]
     replicas = _replicas(settings, cluster, step_cost, sent)
