@@ -26,6 +26,7 @@ from ..sim.gaps import Gaps
 from ..sim.replica import build
 from ..sim.requests import RequestTimes, request_times
 from ..sim.run import Run
+from ..sim.unread import only_read
 from ..sim.users import Users
 from ..traces import Measured, Pacing, Trace, paced, workload
 from .pool_use import PoolUse, pool_use
@@ -212,7 +213,8 @@ def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_
         UserError: A setting cannot be, or a request is longer than the model.
     """
     cost = None if scale == 1 else ScaledCost(build(settings).cost, scale)
-    return Replayed(simulate(settings, benchmark.workload(offset_ticks), cost), offset_ticks)
+    work = benchmark.workload(offset_ticks)
+    return Replayed(simulate(only_read(settings, work), work, cost), offset_ticks)
 
 
 def compared(benchmark: Benchmark, replayed: Replayed) -> list[dict[str, Any]]:

@@ -6,11 +6,13 @@ from typing import Any
 
 from ..sim import Settings
 from ..sim.errors import SettingError
+from ..sim.unread import only_read
 from ..traces import Pacing, Reading
 from .inputs import Inputs, Requests
 from .output import Report
 from .plan_questions import SAMPLES, Asked, answer, questions
 from .trace_files import left_out_told
+from .unread import LOAD_FIELDS, refuse_unread
 
 Flags = tuple[Requests, Reading, Pacing]
 NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
@@ -43,6 +45,7 @@ def answers(
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)], LOAD_FIELDS)
     for text in left_out_told(lengths):
         report.say(text)
-    return answer(names, Asked(settings, work, mean_tokens, requests.n or SAMPLES), report)
+    return answer(names, Asked(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), report)

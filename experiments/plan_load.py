@@ -69,6 +69,9 @@ class Load:
                 raise SettingError(
                     name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
                 )
+        if self.pacing.think_time is not None:
+            remedy = "is of users who wait for answers, and a plan's requests come at a rate; leave it out"
+            raise SettingError("think_time", self.pacing.think_time, remedy)
         wanted = self.pacing.request_rate
         if wanted is not None and not 0 < wanted < inf:
             raise SettingError("request_rate", wanted, "must be above 0 and finite: it is what is to be served")

@@ -22,6 +22,7 @@ from ..sim.cost import StepCost
 from ..sim.replica import build
 from ..sim.settings import settings as checked
 from ..sim.ticks import PER_MS
+from ..sim.unread import only_read
 
 MODES = ("recompute", "swap")
 SWAPPING = ("vllm-v0", "vllm-sosp23")
@@ -92,7 +93,7 @@ def _older(settings: Settings, policy: str, mode: str) -> Settings:
 
 
 def _row(settings: Settings, work: Workload) -> dict[str, Any]:
-    told = summary(simulate(settings, work))
+    told = summary(simulate(only_read(settings, work), work))
     done, counts = told["work"], told["preemptions"]
     return {
         "policy": settings.policy,

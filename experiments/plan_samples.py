@@ -20,6 +20,7 @@ import numpy as np
 
 from ..sim import Settings, Workload, simulate, summary
 from ..sim.settings import settings as checked
+from ..sim.unread import only_read
 from .plan_preemption import WATERMARK
 from .pool_use import pool_use
 
@@ -83,7 +84,7 @@ def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]
 
 
 def _row(settings: Settings, work: Workload, n: int) -> dict[str, Any]:
-    run = simulate(settings, work)
+    run = simulate(only_read(settings, work), work)
     told, pool = summary(run), pool_use(run)
     return {
         "policy": settings.policy,

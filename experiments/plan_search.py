@@ -28,6 +28,7 @@ from .points import Store
 from .prices import Prices, prices
 from .serve_line import ServeLine
 from .serve_log import StartupLog
+from .unread import LOAD_FIELDS, refuse_unread
 from .verdict import Goal
 
 #: Of fewer the tolerance limit is more than five standard deviations away.
@@ -101,6 +102,7 @@ def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None,
         priced.of(candidate.started.launch.gpu.name)
     able = [candidate for candidate in found if candidate.settings]
     load = _load(asked.inputs, able or found, aims.seed)
+    _refuse_unread(asked, able, load, aims.seed)
     found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
     wanted = _wanted(load)
     seeds = range(aims.seed, aims.seed + aims.seeds)
@@ -116,6 +118,13 @@ def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
     launch = able[0].started.launch
     settings = replace(inputs.settings, model=launch.model.name, max_model_len=None, seed=seed)
     return Load(replace(inputs, settings=settings))
+
+
+def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: int) -> None:
+    """Refuse choices and flags of the load that no candidate reads; the pasted line may have any."""
+    work = load.draw(seed).at(1.0)
+    runs = [(replace(asked.inputs, settings=candidate.settings), work) for candidate in able]
+    refuse_unread(runs, {*asked.choices.axes(), *LOAD_FIELDS})
 
 
 def _wanted(load: Load) -> float | None:

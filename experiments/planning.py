@@ -23,6 +23,7 @@ from typing import Any
 
 from ..sim.errors import SimulationFault, UserError
 from ..sim.settings import Settings
+from ..sim.unread import only_read
 from .candidates import Candidate
 from .inputs import Inputs
 from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
@@ -217,10 +218,11 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def carry_out(name: str, stage: str, *asked: Any) -> Outcome:
-    """One job of a step; never raises."""
+def carry_out(name: str, stage: str, chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
+    """One job of a step, whatever of the settings is not read; never raises."""
     try:
-        return Outcome(name, _STAGES[stage](*asked))
+        chosen = only_read(chosen, load.draw(seed).at(1.0))
+        return Outcome(name, _STAGES[stage](chosen, load, goal, seed, *more))
     except UserError as error:
         return Outcome(name, error=str(error))
     except Exception:

@@ -15,17 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from ..sim.errors import MissingExtra, SettingError, UserError
 from ..sim.objectives import Objectives
-from .grid import Point, changed, known_name
+from .grid import PART_OF, Point, changed, known_name
 from .inputs import Inputs
 from .parallel import Workers
-from .points import Store, flat
+from .points import Store, Workloads, flat
 from .sweeping import Swept, sweep_points
+from .unread import Unread, given
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -225,15 +227,38 @@ def search(
     for name, axis in axes.items():
         for value in axis.ends:
             changed(base, {name: value})
+    _refuse_unread(base, axes)
     found: list[Swept] = []
     while len(found) < trials:
         asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
         values = [{name: told(value) for name, value in trial.params.items()} for trial in asked]
-        swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal)
+        swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal, checked=True)
         for trial, each in zip(asked, swept, strict=True):
             _tell(study, trial, each, wanted)
         found += swept
     return found
+
+
+def _refuse_unread(base: Inputs, axes: Mapping[str, Axis]) -> None:
+    """Refuse what no combination of the ends of the axes reads.
+
+    Raises:
+        SettingError: Names the first such setting.
+    """
+    # Those of the replica change fastest: the requests of a combination are made once.
+    names = sorted(axes, key=lambda name: PART_OF[name] == "settings")
+    left = {name for name, _ in given(base)} | axes.keys()
+    unread, workloads = Unread(), Workloads()
+    for ends in product(*(axes[name].ends for name in names)):
+        try:
+            inputs = changed(base, dict(zip(names, ends, strict=True)))
+            unread.see(inputs, workloads.of(inputs))
+        except UserError:
+            # A trial that cannot be run says so by itself.
+            continue
+        if left <= unread.read:
+            return
+    unread.refuse()
 
 
 def _study(seed: int, wanted: Wanted, axes: Mapping[str, Axis]) -> tuple[Any, dict[str, BaseDistribution]]:

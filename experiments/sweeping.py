@@ -12,11 +12,13 @@ from ..sim.objectives import Objectives
 from ..sim.run import simulate
 from ..sim.settings import Settings
 from ..sim.summary import summary
+from ..sim.unread import only_read
 from ..sim.workload import Workload
 from .grid import Point
 from .output import track
 from .parallel import Workers, as_they_finish
 from .points import Store, Workloads, key
+from .unread import Unread
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,31 @@ class Swept:
 
 
 def sweep_points(
-    points: Sequence[Point], workers: Workers, store: Store | None = None, goal: Objectives | None = None
+    points: Sequence[Point],
+    workers: Workers,
+    store: Store | None = None,
+    goal: Objectives | None = None,
+    checked: bool = False,
 ) -> list[Swept]:
     """Run the points that the store has not, and put into it each that finishes.
 
     Args:
         goal: Objectives of every request, for the summaries to say how many meet them.
+        checked: Whether the points are some of those that have been looked at for what none of them reads.
 
     Raises:
-        UserError: Requests that cannot be made, before anything is run.
+        UserError: Requests that cannot be made, or a setting that no point reads, before anything is run.
         SimulationFault: A point fails by our fault.
     """
-    workloads = Workloads()
+    workloads, unread = Workloads(), Unread()
     hashes, keys = [], []
     for point in points:
         work = workloads.of(point.inputs)
+        unread.see(point.inputs, work)
         hashes.append(work.sha256())
         keys.append(key(point.inputs, work, goal))
+    if not checked:
+        unread.refuse()
     outcomes = {name: Outcome(name, summary) for name in keys if store and (summary := store.find(name)) is not None}
     missing = {name: point for name, point in zip(keys, points, strict=True) if name not in outcomes}
     for outcome in track(_run(missing, workloads, workers, goal), "points", len(missing)):
@@ -81,9 +91,9 @@ def _run(
 
 
 def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
-    """Serve a workload to its end and sum up; never raises."""
+    """Serve a workload to its end and sum up, whatever of the settings is not read; never raises."""
     try:
-        return Outcome(name, summary(simulate(settings, work), goal))
+        return Outcome(name, summary(simulate(only_read(settings, work), work), goal))
     except UserError as error:
         return Outcome(name, error=str(error))
     except Exception:

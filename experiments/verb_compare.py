@@ -25,11 +25,13 @@ from .parallel import Workers
 from .points import flat
 from .sweeping import sweep_points
 from .trace_files import READING
+from .unread import given
 from .verb_sweep import WORKERS
 from .waste_cost_told import BASIS, check, page, tables, waste_costs
 from .waste_cost_told import Side as WasteSide
 
 COMPARISON = Group("Comparison", sort_key=-1)
+DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
 #: Metrics that the terminal shows, and what it calls them.
 _SHOWN = {
     "request_throughput": "requests/s",
@@ -66,8 +68,8 @@ def compare(
     requests: REQUESTS = Requests(),
     workers: WORKERS = Workers(),
     sets: Annotated[list[str] | None, Parameter(name="--set", group=COMPARISON, negative_iterable="")] = None,
-    seeds: Annotated[int, Parameter(group=COMPARISON)] = 5,
-    confidence: Annotated[float, Parameter(group=COMPARISON)] = 0.95,
+    seeds: Annotated[int, Parameter(group=COMPARISON)] = DEFAULT_SEEDS,
+    confidence: Annotated[float, Parameter(group=COMPARISON)] = DEFAULT_CONFIDENCE,
     waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
     out: Annotated[Path | None, RESULT_FILE] = None,
@@ -93,6 +95,8 @@ def compare(
     require_apart({"out": out, "json": json}, {"trace": requests.trace})
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if waste:
+        if confidence != DEFAULT_CONFIDENCE:
+            raise SettingError("confidence", confidence, "--waste gives no intervals; leave it out")
         _tell_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
         return
     unused = next((name for name, value in (("price", price), ("out", out)) if value is not None), None)
@@ -103,6 +107,7 @@ def compare(
     if bool(folders) == bool(sets) or len(folders or sets) < 2:
         raise UserError("compare takes two or more result folders, or --set two or more times")
     if folders:
+        _refuse_flags_of_runs(inputs, seeds, confidence)
         sides = [_read(folder) for folder in folders]
     else:
         sides = _run(inputs, sets, seeds, workers)
@@ -167,6 +172,14 @@ def _read(folder: Path) -> Side:
     except (ValueError, KeyError, TypeError, AttributeError):
         remedy = "holds a damaged result; make it again by simulate --out"
         raise SettingError("folders", str(folder), remedy) from None
+
+
+def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
+    """Refuse flags of simulate, seeds and a confidence where results are compared that are there already."""
+    own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
+    asked = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
+    if asked:
+        raise SettingError(*asked[0], "result folders are compared as they are; give --set, or leave it out")
 
 
 def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:

@@ -16,6 +16,7 @@ from ..sim.errors import SettingError, UserError
 from ..sim.folders import OutputFolder
 from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
+from ..sim.unread import only_read
 from ..traces import Pacing, Reading
 from .candidates import CHOICES, Choices, values_of
 from .inputs import PACING, REQUESTS, Inputs, Requests
@@ -80,6 +81,8 @@ def plan(
     planned = aims.goodput is not None
     if planned and ask is not None:
         raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
+    if planned and mean_tokens is not None:
+        raise SettingError("mean_tokens", mean_tokens, "is of one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     log = None if startup_log is None else read_log(pasted(startup_log))
@@ -171,7 +174,7 @@ def _tell_start(
     )
     report.say()
     report.console.print(_memory_table(launch, found))
-    report.line(f"As a simulation: {_simulate(settings)}")
+    report.line(f"As a simulation: {_simulate(only_read(settings))}")
     return {
         "starts": True,
         "refusal": None,

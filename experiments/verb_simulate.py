@@ -23,6 +23,7 @@ from ..sim.run import Run
 from ..sim.run import simulate as serve
 from ..sim.settings import Settings
 from ..sim.summary import summary
+from ..sim.unread import refuse_unread_in_cluster
 from ..sim.workload import Workload
 from ..traces import Pacing, Reading, Trace
 from .inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
@@ -65,7 +66,6 @@ def simulate(
             map of ``fragmeter report``. The run is served once more for it.
     """
     report = Report(json)
-    refuse_unread(settings, cluster)
     if out is not None:
         check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
@@ -77,6 +77,8 @@ def simulate(
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)])
+    refuse_unread_in_cluster(cluster, work)
     if cluster != Cluster():
         _refuse_recordings(record_plan, record_blocks)
         with _progress(len(work)) as progress:

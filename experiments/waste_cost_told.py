@@ -16,10 +16,12 @@ from rich.table import Table
 from ..reports import figures
 from ..reports.page import Section, write_page
 from ..sim.errors import SettingError
+from ..sim.unread import only_read
 from ..traces import Pacing
 from .inputs import Inputs
 from .output import track
 from .parallel import Workers, as_they_finish
+from .unread import refuse_unread
 from .waste_cost import ALL, WASTE, Cost, Saturated, waste_cost
 
 Row = dict[str, Any]
@@ -49,8 +51,10 @@ def waste_costs(sides: Sequence[Side], seeds: int, workers: Workers, price: floa
         price: Of an hour of one GPU; None where nobody says.
 
     Raises:
-        UserError: As ``waste_cost``.
+        UserError: As ``waste_cost``; a setting that no side reads, before anything is run.
     """
+    everything = (_seeded(side.inputs, 0) for side in sides)
+    refuse_unread((inputs, inputs.workload(inputs.lengths())) for inputs in everything)
     places = product(range(len(sides)), range(seeds))
     jobs = [(place, number, _seeded(sides[place].inputs, number)) for place, number in places]
     found = dict(track(as_they_finish(_run, jobs, len(jobs), workers), "runs", len(jobs)))
@@ -68,7 +72,8 @@ def _seeded(inputs: Inputs, number: int) -> Inputs:
 
 
 def _run(place: int, number: int, inputs: Inputs) -> tuple[tuple[int, int], tuple[Saturated, dict[str, Cost]]]:
-    base, costs = waste_cost(inputs.settings, inputs.workload(inputs.lengths()))
+    work = inputs.workload(inputs.lengths())
+    base, costs = waste_cost(only_read(inputs.settings, work), work)
     return (place, number), (base, {cost.bucket: cost for cost in costs})
 
 

@@ -59,7 +59,7 @@ def _of(*policies: str) -> Why:
     def why(settings: Settings, workload: Workload | None) -> str | None:
         if settings.policy in policies:
             return None
-        return f"{settings.policy} does not read it; use {_either(policies)}, {_LEAVE_OUT}"
+        return f"{settings.policy} does not read it; use {either(policies)}, {_LEAVE_OUT}"
 
     return why
 
@@ -99,7 +99,7 @@ def _beam_survival(settings: Settings, workload: Workload | None) -> str | None:
 
 def _preemption_mode(settings: Settings, workload: Workload | None) -> str | None:
     if settings.policy not in _SWAPPING:
-        return f"{settings.policy} never swaps; use {_either(_SWAPPING)}, {_LEAVE_OUT}"
+        return f"{settings.policy} never swaps; use {either(_SWAPPING)}, {_LEAVE_OUT}"
     if workload is not None and workload.dialogue is not None:
         return f"where requests have parents nothing is swapped; leave it out"
     if workload is not None and len(workload) and workload.num_sequences.min() > 1:
@@ -108,7 +108,7 @@ def _preemption_mode(settings: Settings, workload: Workload | None) -> str | Non
 
 
 def _swap_space(settings: Settings, workload: Workload | None) -> str | None:
-    able = f"{_either(_SWAPPING)} with --preemption-mode swap"
+    able = f"{either(_SWAPPING)} with --preemption-mode swap"
     if settings.policy not in _SWAPPING:
         return f"{settings.policy} never swaps; use {able}, {_LEAVE_OUT}"
     if workload is not None and workload.dialogue is not None:
@@ -120,7 +120,7 @@ def _swap_space(settings: Settings, workload: Workload | None) -> str | None:
 
 def _disable_hybrid_kv_cache_manager(settings: Settings, workload: Workload | None) -> str | None:
     if settings.policy not in HYBRID:
-        return f"under {settings.policy} every layer keeps every token; use {_either(tuple(HYBRID))}, {_LEAVE_OUT}"
+        return f"under {settings.policy} every layer keeps every token; use {either(tuple(HYBRID))}, {_LEAVE_OUT}"
     shape = model(settings.model)
     longest = settings.max_model_len or shape.max_model_len
     if hybrid_layout(shape, longest) is None:
@@ -217,6 +217,7 @@ def refuse_unread_in_cluster(cluster: Cluster, workload: Workload) -> None:
             raise SettingError(field, value, why)
 
 
-def _either(names: Iterable[str]) -> str:
+def either(names: Iterable[str]) -> str:
+    """Names, of which one is meant."""
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last

@@ -45,6 +45,11 @@ class TraceFile:
         name = Path(fspath(self.path)).name
         return next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
 
+    def is_compressed(self) -> bool:
+        """Whether it is inflated as it is read."""
+        with open(self.path, "rb") as raw:
+            return raw.read(4).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
+
     def head(self) -> bytes:
         """The first bytes, inflated, without a byte order mark: enough to see what it is.
 

@@ -40,6 +40,20 @@ def holds_load(path: str | PathLike[str]) -> bool:
     return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
 
 
+def fields_read(path: str | PathLike[str]) -> frozenset[str]:
+    """Fields of ``Reading`` that change how a trace is read.
+
+    Raises:
+        TraceError: It cannot be read, or is no trace that we know.
+    """
+    if holds_load(path):
+        # A load is drawn from: it has neither rows nor blocks, and is small.
+        return frozenset()
+    file = TraceFile(path, MOST_INFLATED_BYTES)
+    source = recognise(file, Reading(), content=True)
+    return source.reads | {"skip_bad"} | ({"max_inflated_bytes"} if file.is_compressed() else frozenset())
+
+
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     """The trace in ``path``: its lengths and its times.
 

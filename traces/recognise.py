@@ -50,11 +50,13 @@ class Source:
         form: What it calls things.
         pieces: Some rows at a time, of any kind that can be cut.
         parse: From a piece to a table.
+        reads: Fields of ``Reading`` that only some forms read, and this one does.
     """
 
     form: Form
     pieces: Iterator[Any]
     parse: Callable[[Any], Table]
+    reads: frozenset[str] = frozenset()
 
 
 def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
@@ -73,7 +75,8 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
     start = head.lstrip()[:1]
     if start == b"[" and ending not in _TEXT_LINES:
-        return Source(SHAREGPT, sharegpt_pieces(file), ShareGptParser(file.path, reading.tokenizer))
+        parser = ShareGptParser(file.path, reading.tokenizer)
+        return Source(SHAREGPT, sharegpt_pieces(file), parser, frozenset({"tokenizer"}))
     if is_load(head):
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     if start == b"{" and MARK in head[:_HEAD_BYTES]:
@@ -87,7 +90,8 @@ def _parquet(file: TraceFile, head: bytes, content: bool) -> Source:
     parquet = open_parquet(file, head)
     names = parquet.schema_arrow.names
     _require_lengths(file.path, None, OWN, names)
-    return Source(OWN, parquet_tables(file, parquet, set(OWN.readers(content))), as_it_is)
+    tables = parquet_tables(file, parquet, set(OWN.readers(content)))
+    return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}))
 
 
 def _csv(file: TraceFile, content: bool) -> Source:
@@ -121,7 +125,18 @@ def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
     form = _jsonl_form(records, reading)
     if records and _record(heads.texts()[0]):
         _require_lengths(file.path, int(first.lines[0]), form, list(records[0]))
-    return Source(form, chain([first], blocks), JsonlParser(file.path, form.readers(content)))
+    parser = JsonlParser(file.path, form.readers(content))
+    return Source(form, chain([first], blocks), parser, _timed_fields(form, records))
+
+
+def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """What of ``--timed-trace-*`` a form reads: its unit of time, and how large blocks are where it does not say."""
+    if form is RAGPULSE:
+        return frozenset()
+    if form.marks == MOONCAKE.marks:
+        return frozenset({"timed_trace_chunk_hash_size", "timed_trace_sec_multiplier"})
+    has_blocks = any(HASH_IDS in record and BLOCK_TOKENS not in record for record in records)
+    return frozenset({"timed_trace_chunk_hash_size"} if has_blocks else ())
 
 
 def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
