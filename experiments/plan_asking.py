@@ -7,7 +7,7 @@ from typing import Any
 from ..sim import Settings
 from ..sim.errors import SettingError
 from ..sim.unread import only_read
-from ..traces import Pacing, Reading
+from ..traces import Pacing, Reading, Trace
 from .inputs import Inputs, Requests
 from .output import Report
 from .plan_questions import SAMPLES, Asked, answer, questions
@@ -29,23 +29,30 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
     return [] if ask is None else questions(ask)
 
 
-def answers(
-    names: list[str], settings: Settings, mean_tokens: int | None, flags: Flags, report: Report
-) -> dict[str, Any]:
-    """Answer questions about a load under settings; nothing where nothing is asked.
+def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Asked, Trace | None]:
+    """What questions are about, and where its requests are from, if there are any.
 
     Raises:
-        UserError: The load cannot be read or made, or a question does not go with it.
+        UserError: The load cannot be read or made, or a flag of it is not read.
     """
-    if not names:
-        return {}
     requests, reading, pacing = flags
     if flags == NO_FLAGS:
-        return answer(names, Asked(settings, None, mean_tokens), report)
+        return Asked(settings, None, mean_tokens), None
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
     refuse_unread([(inputs, work)], LOAD_FIELDS)
-    for text in left_out_told(lengths):
+    return Asked(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+
+
+def answers(names: list[str], asked: Asked, trace: Trace | None, report: Report) -> dict[str, Any]:
+    """Answer questions; nothing where nothing is asked.
+
+    Raises:
+        UserError: A question does not go with the load.
+    """
+    if not names:
+        return {}
+    for text in left_out_told(trace):
         report.say(text)
-    return answer(names, Asked(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), report)
+    return answer(names, asked, report)

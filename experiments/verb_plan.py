@@ -22,7 +22,7 @@ from .candidates import CHOICES, Choices, values_of
 from .inputs import PACING, REQUESTS, Inputs, Requests
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
-from .plan_asking import answers, questions_of
+from .plan_asking import answers, asked_of, questions_of
 from .plan_page import PLAN
 from .plan_search import AIMS, Aims, Asked, search
 from .serve_checks import Refusal, gib, refusal
@@ -101,8 +101,10 @@ def plan(
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
+        # Before anything is told: a load may be none.
+        about = asked_of(answer.settings(), mean_tokens, load)
         data = _tell_start(answer, log, mean_tokens, report)
-        data["answers"] = answers(asked, answer.settings(), mean_tokens, load, report)
+        data["answers"] = answers(asked, *about, report)
     else:
         data = _tell_refusal(answer, refused, report)
     _tell_flags(answer, report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -15,6 +15,7 @@ from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.settings import Settings, settings
 from fragmeter.sim.spec import block_bytes, model
 from fragmeter.sim.ticks import PER_SECOND, from_seconds
+from fragmeter.sim.unread import only_read
 from fragmeter.sim.workload import Workload
 from oracle import Limits, Pool, Request
 from strategies import Case
@@ -22,6 +23,8 @@ from strategies import Case
 _GIB = 1 << 30
 #: The shape of OPT-13B with positions for the longest of cases.
 LONG_MODEL = str(Path(__file__).parent / "data" / "config.json")
+#: As most cases have them: of one sequence, without a parent.
+ONE_REQUEST = Workload("one", np.array([0]), np.array([1]), np.array([1]))
 
 
 def seconds_of(ticks: int) -> float:
@@ -45,8 +48,18 @@ def workload_of(requests: list[Request], max_model_len: int, content: PromptCont
     )
 
 
-def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int] | None = None, **switches) -> Settings:
-    """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks."""
+def settings_of(
+    policy: str,
+    pool: Pool,
+    limits: Limits,
+    window: tuple[int, int] | None = None,
+    work: Workload = ONE_REQUEST,
+    **switches,
+) -> Settings:
+    """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
+
+    Of the limits those that the policy reads when it serves ``work``.
+    """
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below the seats is refused.
@@ -54,7 +67,7 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
     if policy == "sglang":
         # And so are pages of more than a token.
         pool = Pool(pool.slots, 1, pool.host_blocks)
-    return settings(
+    chosen = settings(
         policy=policy,
         model=LONG_MODEL,
         block_size=pool.block_size,
@@ -71,6 +84,13 @@ def settings_of(policy: str, pool: Pool, limits: Limits, window: tuple[int, int]
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
         **switches,
     )
+    return only_read(chosen, work)
+
+
+def what_is_read(chosen: dict[str, Any], work: Workload) -> dict[str, Any]:
+    """Settings by name, those that the run of a workload does not read at their defaults."""
+    kept = only_read(settings(**chosen), work)
+    return {name: getattr(kept, name) for name in chosen}
 
 
 def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **switches) -> Run:

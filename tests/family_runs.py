@@ -108,7 +108,7 @@ def settings_for(case: FamilyCase, leap: bool = True) -> Settings:
     """The engine's settings."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
     switches = {"shared_prefix_tokens": case.prefix_tokens, "seed": case.seed, "leap": leap, **beams}
-    return settings_of(case.policy, case.pool, case.limits, **switches)
+    return settings_of(case.policy, case.pool, case.limits, work=workload_of(case.requests), **switches)
 
 
 def run_of(case: FamilyCase, leap: bool) -> Run:

@@ -42,12 +42,12 @@ class TestAxes:
         ]
 
     def test_each_is_drawn_as_it_is_said(self, tmp_path):
-        tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v1"]
+        tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v0"]
         tokens += ["--search", "watermark=0.001:0.1:log", "--search", "max_num_seqs=1:256:log"]
         rows = searched(tmp_path, *tokens, "--minimize", "mean_ttft_ms", "--trials", 20)
         assert rows["trial"].tolist() == list(range(20))
         assert set(rows["block_size"]) == {4, 8, 12, 16}
-        assert set(rows["policy"]) == {"orca", "vllm-v1"}
+        assert set(rows["policy"]) == {"orca", "vllm-v0"}
         # As many below the middle factor as above it, or so.
         assert 5 <= (rows["watermark"] < 0.01).sum() <= 15
         assert 5 <= (rows["max_num_seqs"] < 16).sum() <= 15

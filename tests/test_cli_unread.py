@@ -1,104 +1,140 @@
-"""Flags that nothing would read are refused, and those that are refused change nothing."""
+"""Flags that nothing would read are refused before anything runs, and those that one of several runs reads are not."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-
-import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from fragmeter.experiments.cli import MISTAKE, status
-from fragmeter.experiments.unread import OF_PREFIX_AFFINE, READ_BY, refuse_unread
-from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import Settings, settings
-from fragmeter.sim.summary import summary
-from fragmeter.sim.workload import Workload
+from fragmeter.experiments.cli import DONE, MISTAKE, status
 
-#: Values that make a difference to CROWD where they are read.
-TELLING = {
-    "page_size": 128,
-    "watermark": 0.5,
-    "preemption_mode": "swap",
-    "waiting_served_ratio": 9.0,
-    "max_waiting_tokens": 1,
-    "output_estimate": 0.2,
-    "schedule_policy": "fcfs",
-}
-#: What it takes besides.
-BESIDES = {
-    ("vattention", "watermark"): {"num_gpu_blocks_override": 8},
-    ("tgi", "max_waiting_tokens"): {"waiting_served_ratio": 9.0},
-}
-NUMBER = 24
+SOME = ["--request-rate", "3", "--num-prompts", "20"]
+LLAMA = ["--model", "llama-3.1-8b", "--gpu", "h200"]
 
 
-def crowd() -> Workload:
-    """More than the pool holds, in four sessions whose turns lie apart."""
-    rows = np.arange(NUMBER)
-    sessions = PromptContent.of_sessions(rows % 4)
-    lengths = np.full(NUMBER, 40) + 30 * (rows // 4), np.full(NUMBER, 30) + 7 * (rows % 5)
-    return Workload("crowd", rows * 2 * 10**9, *lengths, np.full(NUMBER, 300), content=sessions)
+def refused(capsys, *tokens: object) -> str:
+    """The one line of a command that is refused."""
+    capsys.readouterr()
+    assert status([*map(str, tokens)]) == MISTAKE
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    return told.err
 
 
-def served(chosen: Settings) -> dict:
-    told = summary(simulate(chosen, crowd()))
-    # Its size is that of the memory, which a setting may change though nobody uses it.
-    return told | {"host_pool": None}
-
-
-@cache
-def plain(policy: str) -> dict:
-    return served(base(policy))
-
-
-def base(policy: str) -> Settings:
-    # Of vattention the pages say how large the pool is.
-    blocks = None if policy == "vattention" else 60 * (16 if policy in ("sglang", "lightllm") else 1)
-    return settings(policy=policy, num_gpu_blocks_override=blocks)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_refused_changes_nothing_and_what_is_not_does(policy):
-    for field, value in TELLING.items():
-        chosen = replace(base(policy), **{field: value}, **BESIDES.get((policy, field), {}))
-        if policy in READ_BY[field]:
-            refuse_unread(chosen, cluster())
-            assert served(chosen) != served(replace(chosen, **{field: getattr(Settings, field)})), field
-        else:
-            with pytest.raises(SettingError, match=f"^{field} = .*{policy} does not read it; take {READ_BY[field][0]}"):
-                refuse_unread(chosen, cluster())
-            assert served(chosen) == plain(policy), field
-
-
-def test_what_is_as_it_is_by_default_asks_for_nothing():
-    assert TELLING.keys() == READ_BY.keys()
-    for policy in POLICIES:
-        refuse_unread(settings(policy=policy), cluster())
-        refuse_unread(settings(policy=policy, watermark=0), cluster())
-
-
-@pytest.mark.parametrize("field", OF_PREFIX_AFFINE)
-@pytest.mark.parametrize("router", ["round-robin", "least-outstanding-tokens", "kv-aware"])
-def test_thresholds_are_prefix_affine_s(field, router):
-    asked, other = cluster(num_replicas=2, router=router), cluster(num_replicas=2, router=router, **{field: 1})
-    with pytest.raises(SettingError, match=f"^{field} = .*{router} does not read it; give --router prefix-affine"):
-        refuse_unread(settings(), other)
-    refuse_unread(settings(), replace(other, router="prefix-affine"))
-    told = [cluster_summary(simulate_cluster(base("vllm-v1"), crowd(), chosen)) for chosen in (asked, other)]
-    assert told[0] == told[1]
-
-
-def test_the_program_refuses(capsys):
-    for flags, told in (
-        (["--policy", "vllm-v1", "--preemption-mode", "swap"], "preemption_mode = 'swap': vllm-v1 does not read it;"),
-        (["--waiting-served-ratio", "0"], "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; take tgi, or leave"),
-        (["--beam-survival", "0.5"], "beam_survival = 0.5: is of beams; give --use-beam-search"),
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--policy", "vllm-v1", "--swap-space", "4"], "swap_space = 4.0: vllm-v1 never swaps; use vllm-sosp23 or"),
+        (["--swap-space", "4"], "swap_space = 4.0: nothing is swapped; use --preemption-mode swap, or leave it out"),
+        (["--policy", "vllm-v1", "--preemption-mode", "swap"], "preemption_mode = 'swap': vllm-v1 never swaps;"),
+        (["--waiting-served-ratio", "0"], "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; use tgi, or"),
+        (["--beam-survival", "0.5"], "beam_survival = 0.5: is of beams; use --use-beam-search"),
+        (["--use-beam-search"], "use_beam_search = True: every request asks for one sequence; use --n"),
         (["--num-replicas", "2", "--cache-threshold", "0.9"], "cache_threshold = 0.9: round-robin does not read it;"),
-    ):
-        assert status(["simulate", "--request-rate", "1", "--num-prompts", "1", *flags]) == MISTAKE
-        assert told in capsys.readouterr().err
+        (["--router", "kv-aware"], "router = 'kv-aware': requests arrive at one replica; use --num-replicas"),
+        (["--policy", "static", "--max-num-batched-tokens", "300"], "max_num_batched_tokens = 300: static pads whole"),
+        (["--disable-hybrid-kv-cache-manager"], "opt-13b has no window shorter than 2048 tokens"),
+        (["--policy", "vllm-v1", "--arena", "best-fit"], "arena = 'best-fit': vllm-v1 does not read it; use orca-max,"),
+        (["--tokenizer", "t.json"], "tokenizer = 't.json': is of a trace; use --trace"),
+        (["--timed-trace-chunk-hash-size", "16"], "timed_trace_chunk_hash_size = 16: is of a trace"),
+        (["--timed-trace-sec-multiplier", "1"], "timed_trace_sec_multiplier = 1.0: is of a trace"),
+        (["--max-inflated-bytes", "9"], "max_inflated_bytes = 9: is of a trace"),
+        (["--skip-bad"], "skip_bad = True: is of a trace"),
+        (["--max-tokens", "true"], "max_tokens = 'true': vllm-sosp23 reserves nothing by it; use static,"),
+    ],
+)
+def test_simulate_refuses(flags, told, capsys):
+    assert told in refused(capsys, "simulate", *SOME, *flags)
+
+
+def test_gaps_have_no_shape_where_all_come_at_once(capsys):
+    told = refused(capsys, "simulate", "--request-rate", "inf", "--num-prompts", "9", "--burstiness", "0.5")
+    assert "burstiness = 0.5: at an infinite rate all requests come at once" in told
+
+
+class TestSweep:
+    def test_refuses_an_axis_that_no_point_reads(self, tmp_path, capsys):
+        axis = ["--policy", "vllm-v1", "--grid", "output_estimate=0.1,1"]
+        told = refused(capsys, "sweep", *SOME, *axis, "--out", tmp_path / "out")
+        assert "output_estimate = 0.1: vllm-v1 does not read it; use lightllm" in told
+        assert not list((tmp_path / "out").rglob("*.json"))
+
+    def test_refuses_a_flag_that_no_point_reads(self, tmp_path, capsys):
+        told = refused(capsys, "sweep", *SOME, "--grid", "seed=0,1", "--skip-bad", "--out", tmp_path / "out")
+        assert "skip_bad = True: is of a trace" in told
+
+    def test_takes_what_one_point_reads_and_the_others_serve_as_if_it_was_left_out(self, tmp_path):
+        axes = ["--grid", "policy=vllm-v1,lightllm", "--grid", "output_estimate=0.2,1"]
+        assert status(["sweep", *SOME, *axes, "--out", str(tmp_path)]) == DONE
+        rows = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+        latency = {(row["policy"], row["output_estimate"]): row["mean_e2el_ms"] for row in rows}
+        assert latency["vllm-v1", 0.2] == latency["vllm-v1", 1]
+        assert latency["lightllm", 0.2] != latency["lightllm", 1]
+
+    @pytest.mark.parametrize(("policies", "fine"), [("vllm-v1,orca", False), ("vllm-v1,vattention", True)])
+    def test_searches_likewise(self, policies, fine, tmp_path, capsys):
+        pytest.importorskip("optuna")
+        axes = ["--search", "page_size=64,128", "--search", f"policy={policies}", "--maximize", "request_throughput"]
+        tokens = ["sweep", *SOME, *axes, "--trials", "2", "--out", str(tmp_path / "out")]
+        if fine:
+            assert status(tokens) == DONE
+        else:
+            assert "page_size = 64: vllm-v1 does not read it; use vattention" in refused(capsys, *tokens)
+
+
+class TestCompare:
+    def test_refuses_what_no_side_reads(self, capsys):
+        told = refused(capsys, "compare", *SOME, "--set", "output_estimate=0.1", "--set", "output_estimate=1")
+        assert "output_estimate = 0.1: vllm-sosp23 does not read it" in told
+        told = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--policy", "orca", "--watermark", "0.2")
+        assert "watermark = 0.2: orca does not read it" in told
+
+    def test_takes_what_one_side_reads(self):
+        sides = ["--set", "policy=orca", "--set", "policy=vllm-v0", "--watermark", "0.2", "--seeds", "2"]
+        assert status(["compare", *SOME, *sides]) == DONE
+
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            (["--policy", "orca"], "policy = 'orca'"),
+            (["--request-rate", "2"], "request_rate = 2.0"),
+            (["--seeds", "3"], "seeds = 3"),
+            (["--confidence", "0.9"], "confidence = 0.9"),
+        ],
+    )
+    def test_results_are_compared_as_they_are(self, flags, told, tmp_path, capsys):
+        assert f"{told}: result folders are compared as they are" in refused(capsys, "compare", "a", "b", *flags)
+
+    def test_waste_has_no_confidence(self, capsys):
+        told = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--confidence", "0.9")
+        assert "confidence = 0.9: --waste gives no intervals" in told
+
+
+class TestPlan:
+    GOAL = ["--goodput", "ttft:500", "--num-prompts", "100", "--seeds", "1"]
+
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            (["--policy", "static", "--max-num-batched-tokens", "2048,4096"], "max_num_batched_tokens = 2048: static"),
+            (["--skip-bad"], "skip_bad = True: is of a trace"),
+            (["--max-tokens", "true"], "max_tokens = 'true': vllm-v1 reserves nothing by it"),
+            (["--think-time", "1"], "think_time = 1.0: is of users who wait for answers"),
+            (["--mean-tokens", "100"], "mean_tokens = 100: is of one server"),
+        ],
+    )
+    def test_refuses_what_no_candidate_reads(self, flags, told, capsys):
+        assert told in refused(capsys, "plan", *LLAMA, *self.GOAL, *flags)
+
+    def test_asks_of_a_load_likewise(self, capsys):
+        line = ["plan", "--serve", "vllm serve llama-3.1-8b", "--gpu", "h200", "--ask", "samples", *SOME]
+        assert "skip_bad = True: is of a trace" in refused(capsys, *line, "--skip-bad")
+
+    def test_takes_any_flag_of_a_pasted_line_and_tells_what_simulates_it(self, capsys):
+        """A model without windows, and a release that does not swap."""
+        line = "vllm serve llama-3.1-8b --disable-hybrid-kv-cache-manager --swap-space 4 --max-num-seqs 8"
+        both = ["--policy", "vllm-v1,static"]
+        assert status(["plan", "--serve", line, "--gpu", "h200", *self.GOAL, *both]) == DONE
+        capsys.readouterr()
+        assert status(["plan", "--serve", line, "--gpu", "h200"]) == DONE
+        (told,) = (text for text in capsys.readouterr().out.splitlines() if text.startswith("As a simulation"))
+        assert status([*told.partition("fragmeter ")[2].split(), *SOME]) == DONE

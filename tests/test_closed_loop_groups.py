@@ -26,7 +26,7 @@ COST = CopyCost()
 
 def served(requests: list[Request], n: list[int], asked: Users, pool: Pool = ROOMY) -> Run:
     work = replace(workload_of(requests, 64), n=np.array(n), users=asked)
-    return simulate(settings_of("vllm-sosp23", pool, Limits(64)), work, COST)
+    return simulate(settings_of("vllm-sosp23", pool, Limits(64), work=work), work, COST)
 
 
 def test_samples_of_one_token_are_an_answer():
@@ -64,7 +64,8 @@ def test_several_sequences_of_a_request_are_one_answer(policy, case: Case, data)
     asked = Users(data.draw(st.sampled_from([None, 1, 2, 3])), thinks, names)
     work = replace(workload_of(requests, case.limits.max_model_len), n=np.array(n), users=asked)
     leapt, stepped = (
-        simulate(settings_of(policy, case.pool, case.limits, leap=leap), work, COST) for leap in (True, False)
+        simulate(settings_of(policy, case.pool, case.limits, work=work, leap=leap), work, COST)
+        for leap in (True, False)
     )
     same(leapt, stepped)
     check_replayed(leapt, work, COST)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from engine_runs import what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.errors import SettingError, TraceError
@@ -59,7 +60,8 @@ def trees(draw, policies=PAGED + CONTIGUOUS):
         "max_num_batched_tokens": draw(st.sampled_from((45, 200, 2560))),
         "watermark": draw(st.sampled_from((0, 0.01, 0.1))),
     }
-    return chosen, tree(*rows)
+    work = tree(*rows)
+    return what_is_read(chosen, work), work
 
 
 def check_that_leaping_and_stepping_agree(chosen, work):

@@ -12,6 +12,7 @@ from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.run import simulate
 from fragmeter.sim.settings import settings as sim_settings
 from fragmeter.sim.summary import summary
+from fragmeter.sim.unread import only_read
 from fragmeter.sim.work import work as work_of
 from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given, settings
@@ -70,9 +71,9 @@ def test_every_group_is_finished_or_refused(policy, case, alone):
     chosen, work = case
     if alone:
         work = requests(*[(0, *(int(column[0]) for column in (work.prompt_tokens, work.output_tokens, work.n)))])
-        smallest = int(simulate(sim_settings(policy=policy, **chosen), work).smallest_pool_blocks[0])
+        smallest = int(simulate(only_read(sim_settings(policy=policy, **chosen), work), work).smallest_pool_blocks[0])
         chosen = chosen | {"num_gpu_blocks_override": smallest}
-    run = simulate(sim_settings(policy=policy, **chosen), work)
+    run = simulate(only_read(sim_settings(policy=policy, **chosen), work), work)
     assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
     assert not (alone and run.refused.any())
     served = ~run.refused
@@ -89,7 +90,7 @@ def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):
     drawn = workload(synthetic_pairs("alpaca52k_opt", ALL_AT_ONCE, 0, 300), np.inf)
     work = replace(drawn, n=np.full(len(drawn), 6))
     chosen = sim_settings(policy=policy, num_gpu_blocks_override=6 * 32, use_beam_search=True, swap_space=swap_space)
-    assert summary(simulate(chosen, work))["completed"] == ALL_AT_ONCE
+    assert summary(simulate(only_read(chosen, work), work))["completed"] == ALL_AT_ONCE
 
 
 def flood(policy: str, count: int) -> dict:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from engine_runs import steps_of
+from engine_runs import steps_of, what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.errors import SettingError
 from fragmeter.sim.gaps import Gaps
@@ -57,7 +57,8 @@ def groups(draw, policies=SHARING + COPYING):
         "beam_survival": draw(st.sampled_from((0.0, 0.3, 0.9, 1.0))),
         "shared_prefix_tokens": draw(st.sampled_from((0, 0, 2))) if policy in SHARING else 0,
     }
-    return chosen, requests(*sorted(rows))
+    work = requests(*sorted(rows))
+    return what_is_read(chosen, work), work
 
 
 def told(run) -> tuple:
