@@ -28,7 +28,8 @@ def serve_cluster(
     chosen = settings_of(policy, case.pool, case.limits, **switches)
     work = workload_of(case.requests, case.limits.max_model_len, case.content)
     asked = cluster(num_replicas=num_replicas, router=router, **TIGHT)
-    with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens), asking(looks), unrefused():
+    longest = mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens)
+    with longest, asking(looks), unrefused():
         return simulate_cluster(chosen, work, asked, case.cost)
 
 

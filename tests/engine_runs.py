@@ -53,12 +53,12 @@ def settings_of(
     pool: Pool,
     limits: Limits,
     window: tuple[int, int] | None = None,
-    work: Workload = ONE_REQUEST,
+    work: Workload | None = ONE_REQUEST,
     **switches,
 ) -> Settings:
     """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
 
-    Of the limits those that the policy reads when it serves ``work``.
+    Of the limits those that the policy reads when it serves ``work``; all of them where that is None.
     """
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
@@ -84,7 +84,7 @@ def settings_of(
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
         **switches,
     )
-    return only_read(chosen, work)
+    return chosen if work is None else only_read(chosen, work)
 
 
 def what_is_read(chosen: dict[str, Any], work: Workload) -> dict[str, Any]:

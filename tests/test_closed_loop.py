@@ -24,6 +24,7 @@ from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.prefix_cache import cached_tokens
 from fragmeter.sim.requests import request_times
 from fragmeter.sim.run import Run, simulate
+from fragmeter.sim.unread import only_read
 from fragmeter.sim.users import Users
 from fragmeter.sim.workload import Workload
 from fragmeter.traces import Pacing, Trace, paced, users, workload
@@ -157,7 +158,7 @@ def check_replayed(run: Run, work: Workload, cost: object) -> None:
     names = ("prompt_tokens", "output_tokens", "max_tokens", "n")
     columns = {name: getattr(work, name)[rows[queue]] for name in names if getattr(work, name) is not None}
     known = Workload("known", sent[queue], **columns)
-    replayed, seen = times_of(simulate(run.settings, known, cost)), times_of(run)
+    replayed, seen = times_of(simulate(only_read(run.settings, known), known, cost)), times_of(run)
     assert [replayed[place] for place in range(len(queue))] == [seen[row] for row in rows[queue].tolist()]
 
 

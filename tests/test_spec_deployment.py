@@ -149,10 +149,6 @@ class TestReplica:
                 {"cost": "paper", "quantization": "awq"},
                 "cost = 'paper': is measured with 16-bit weights and KV, on one GPU, without CUDA graphs; use roofline",
             ),
-            (
-                {"arena": "best-fit"},
-                "arena = 'best-fit': is for orca-max, orca-pow2, orca-oracle only; leave it at buddy",
-            ),
             ({"kv_cache_dtype": "fp6"}, None),
             ({"quantization": "nf4"}, None),
         ],

@@ -126,7 +126,7 @@ def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
 
 
 def test_a_result_can_be_rerun_from_its_settings(tmp_path):
-    run = small_run(policy="orca-oracle", preemption_mode="swap", window=(0.0, 1.0))
+    run = small_run(policy="vllm-v0", preemption_mode="swap", window=(0.0, 1.0))
     written = json.loads((result.write(run, tmp_path / "r", {}) / "run.json").read_text())
     assert summary(simulate(settings(**written["settings"]), run.workload)) == summary(run)
 

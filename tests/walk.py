@@ -48,7 +48,7 @@ class Walk:
 
     def __init__(self, policy: str, case: Case, leap: bool = False) -> None:
         self.case = case
-        settings = settings_of(policy, case.pool, case.limits, leap=leap, ids=True)
+        settings = settings_of(policy, case.pool, case.limits, work=None, leap=leap, ids=True)
         workload = workload_of(case.requests, case.limits.max_model_len)
         replica = build(settings, case.cost)
         too_large = replica.policy.smallest_pool_blocks(workload, replica.block_size) > replica.num_blocks

@@ -31,7 +31,7 @@ class HybridWalk:
 
     def __init__(self, policy: str, hybrid: HybridCase, leap: bool = False) -> None:
         case = hybrid.case
-        chosen = settings_of(policy, case.pool, case.limits, leap=leap, ids=True)
+        chosen = settings_of(policy, case.pool, case.limits, work=None, leap=leap, ids=True)
         replica = build(replace(chosen, model=model_of(hybrid.groups)), case.cost)
         workload = workload_of(case.requests, case.limits.max_model_len)
         too_large = replica.policy.smallest_pool_blocks(workload, replica.block_size) > replica.num_blocks
