@@ -101,9 +101,9 @@ def _preemption_mode(settings: Settings, workload: Workload | None) -> str | Non
     if settings.policy not in _SWAPPING:
         return f"{settings.policy} never swaps; use {either(_SWAPPING)}, {_LEAVE_OUT}"
     if workload is not None and workload.dialogue is not None:
-        return f"where requests have parents nothing is swapped; leave it out"
+        return "where requests have parents nothing is swapped; leave it out"
     if workload is not None and len(workload) and workload.num_sequences.min() > 1:
-        return f"requests of several sequences are swapped whatever it is; leave it out"
+        return "requests of several sequences are swapped whatever it is; leave it out"
     return None
 
 
@@ -112,7 +112,7 @@ def _swap_space(settings: Settings, workload: Workload | None) -> str | None:
     if settings.policy not in _SWAPPING:
         return f"{settings.policy} never swaps; use {able}, {_LEAVE_OUT}"
     if workload is not None and workload.dialogue is not None:
-        return f"where requests have parents nothing is swapped; leave it out"
+        return "where requests have parents nothing is swapped; leave it out"
     if settings.preemption_mode == "swap" or workload is None or workload.shares:
         return None
     return f"nothing is swapped; use --preemption-mode swap, {_LEAVE_OUT}"
@@ -126,7 +126,7 @@ def _disable_hybrid_kv_cache_manager(settings: Settings, workload: Workload | No
     if hybrid_layout(shape, longest) is None:
         return f"{shape.name} has no window shorter than {longest} tokens that is kept apart; leave it out"
     if settings.shared_prefix_tokens or (workload is not None and _shares_blocks(settings, workload)):
-        return f"where sequences share blocks every layer keeps every token; leave it out"
+        return "where sequences share blocks every layer keeps every token; leave it out"
     return None
 
 
