@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from ..sim.blocks import record as blocks_of
+from ..sim.blocks import BlockMap, record_again
 from ..sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
 from ..sim.errors import SettingError, UserError
 from ..sim.files import require_apart
@@ -88,7 +88,7 @@ def simulate(
         return
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
-        blocks = blocks_of(settings, work, progress=progress)[1] if record_blocks else None
+        blocks = record_again(run, work, progress=progress) if record_blocks else None
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
         raise SettingError("record_steps", record_steps or "0:", remedy)
@@ -101,7 +101,14 @@ def simulate(
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None:
-        report.point_to(f"Block map of {blocks.num_columns:,} moments", out / "blocks.npz")
+        report.point_to(f"Block map of {_map_told(blocks)}", out / "blocks.npz")
+
+
+def _map_told(found: BlockMap) -> str:
+    """How many moments and blocks a map has, and of how many."""
+    rows, blocks = len(found.block_ids), int(found.block_ids[-1]) + 1
+    told = f"{found.num_columns:,} moments and {rows:,} "
+    return told + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
 
 
 def _served(

@@ -51,6 +51,8 @@ class Engine:
 
     #: SimPy's order of what happens at one tick.
     priority = NORMAL
+    #: What writes down what happens.
+    ledger_of = Ledger
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
-        self.ledger = Ledger(memory.meter)
+        self.ledger = self.ledger_of(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.

@@ -86,13 +86,29 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
-    grouped = is_grouped(settings, workload)
-    replica, engine, needed = _start(settings, workload, grouped, step_cost, engine_of)
-    with no_cycle_collection():
-        _run(engine, workload, progress)
+    replica, engine, needed = serve(settings, workload, step_cost, progress, engine_of)
     if workload.users is not None:
         workload = replace(workload, arrival_ticks=engine.source.sent())
+    grouped = is_grouped(settings, workload)
     return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+
+
+def serve(
+    settings: Settings,
+    workload: Workload,
+    step_cost: StepCost | None = None,
+    progress: Callable[[int], None] | None = None,
+    engine_of: Callable[..., Engine] = Engine,
+) -> tuple[Replica, Engine, np.ndarray]:
+    """As ``simulate``, for who has watched the engine and asks nothing of its ledger.
+
+    Returns:
+        The replica, its engine, and the smallest pool that each request needs.
+    """
+    started = _start(settings, workload, is_grouped(settings, workload), step_cost, engine_of)
+    with no_cycle_collection():
+        _run(started[1], workload, progress)
+    return started
 
 
 def finished(

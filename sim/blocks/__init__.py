@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from .recorded import GIVEN_UP, NOBODY, SCHEMA_VERSION, BlockMap, load
-from .recording import MOST_COLUMNS, MOST_ROWS, record
+from .recording import MOST_COLUMNS, MOST_LOOKED_AT, MOST_ROWS, record, record_again
 
-__all__ = ["GIVEN_UP", "MOST_COLUMNS", "MOST_ROWS", "NOBODY", "SCHEMA_VERSION", "BlockMap", "load", "record"]
+__all__ = [
+    "GIVEN_UP",
+    "MOST_COLUMNS",
+    "MOST_LOOKED_AT",
+    "MOST_ROWS",
+    "NOBODY",
+    "SCHEMA_VERSION",
+    "BlockMap",
+    "load",
+    "record",
+    "record_again",
+]

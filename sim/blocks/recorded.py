@@ -24,11 +24,10 @@ import numpy as np
 from ..archives import load_archive, save_archive
 from ..errors import UserError
 from ..memory import BUCKETS
+from .occupancy import NOBODY
 
 #: Raised when an array changes its meaning.
 SCHEMA_VERSION = 1
-#: In ``sequence``: no sequence holds the block.
-NOBODY = -1
 #: In ``bucket``, after the places in ``BUCKETS``: free since a preemption.
 GIVEN_UP = len(BUCKETS)
 #: Lengths of runs of free blocks are told by powers of two: 1, 2-3, 4-7, ...

@@ -1,15 +1,24 @@
-"""Serves a workload and records which block held what.
+"""Serves a workload again and records which block held what.
 
 A run leaps over most of its steps and hands out no block ids. So it is served twice: first as ``simulate`` does,
-which tells when every step is; then with ids, and with a watcher in simulated time that looks at the pool in the steps
+which says when every step is; then with ids, and with a watcher in simulated time that looks at the pool in the steps
 chosen:
 
     1. simulate                     all steps, some tens of thousands of requests a second
     2. choose moments               evenly spaced in time: the step in force at each
     3. serve again, ids kept        leaps end where a chosen step begins (as at the edge of a measurement)
-    4. a tick into each such step   every slot is looked up where it lies, through tables and pieces
+    4. a tick into each such step   who holds which blocks, through tables and pieces; what the rows of the map are
 
-Nothing is told by the ledger's sums: what is found adds up to them, and a test says so.
+Nothing is taken from the ledger's sums: what is found adds up to them, and a test says so.
+
+What this costs is bounded, whatever the pool and the load:
+
+    memory     a moment leaves its rows alone: of a pool of more than 2,048 blocks so many, evenly spaced; a coarse map
+               has the rows of the fine one that it names in ``block_ids``. No list has an element for each block of
+               the pool; those that there are have one for each block that was ever in use
+    time       a moment looks at the blocks in use then, and at the sequences that hold them, each of which takes as long
+               as some tens of blocks; where all that would be more than ``MOST_LOOKED_AT``, there are fewer moments
+    the run    the second time nothing is written down of it, and blocks that a table keeps are not read again
 """
 
 from __future__ import annotations
@@ -25,20 +34,27 @@ import simpy
 from ..cost.base import StepCost
 from ..engine import Engine
 from ..errors import SettingError
-from ..memory import BUCKETS, BuddyMemory, ContiguousMemory, HybridMemory
-from ..memory.ledger import STALLED
+from ..memory import BuddyMemory, ContiguousMemory, HybridMemory
+from ..memory.ledger import STALLED, NoLedger
 from ..plan.form import PAGED
 from ..plan.layouts import Layout, layout_of
-from ..run import Run, simulate
+from ..run import Run, serve, simulate
 from ..settings import Settings
+from ..state import State
 from ..workload import Workload
 from .moments import Moment, moments
-from .occupancy import CODES, Occupancy, look
-from .recorded import GIVEN_UP, NOBODY, RUN_SIZES, SCHEMA_VERSION, BlockMap
+from .occupancy import CODES, NOBODY, Occupancy, Rows, holders
+from .pieces import Pieces
+from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
+from .tables import TableReader
 
 #: Moments, and blocks, of the largest map.
 MOST_COLUMNS, MOST_ROWS = 2_000, 2_048
-_FREE, _STRANDED = CODES["free"], CODES["stranded"]
+#: Blocks in use that all moments together look at, about, which takes a second or two: 20,000 in each of the most.
+MOST_LOOKED_AT = 20_000 * MOST_COLUMNS
+#: A sequence takes as long to look at as so many blocks.
+_BLOCKS_A_SEQUENCE = 32
+_FREE = CODES["free"]
 
 
 def record(
@@ -62,22 +78,58 @@ def record(
         UserError, SimulationFault: As ``simulate``.
     """
     run = simulate(settings, workload, step_cost, progress)
+    return run, record_again(run, workload, step_cost, progress, most_columns, most_rows)
+
+
+def record_again(
+    run: Run,
+    workload: Workload,
+    step_cost: StepCost | None = None,
+    progress: Callable[[int], None] | None = None,
+    most_columns: int = MOST_COLUMNS,
+    most_rows: int = MOST_ROWS,
+) -> BlockMap:
+    """Serve the workload of a run once more, and record what its blocks held.
+
+    Args:
+        workload: As it was given to ``simulate``.
+        step_cost, progress, most_columns, most_rows: See ``record``.
+
+    Raises:
+        SettingError, UserError, SimulationFault: As ``record``.
+    """
+    settings = run.settings
     if isinstance(run.replica.memory, HybridMemory):
         remedy = "a map has one block table a sequence, and KV groups have several"
         raise SettingError("record_blocks", settings.policy, f"{remedy}; give --disable-hybrid-kv-cache-manager")
     if not run.book.num_steps:
         remedy = "no step was run, as the pool holds none of the requests; take a larger pool"
         raise SettingError("record_blocks", settings.policy, remedy)
-    watcher = _Watcher(moments(run.book, most_columns))
-    simulate(replace(settings, ids=True), workload, step_cost, progress, watcher.engine)
-    return run, watcher.block_map(run, most_rows)
+    watcher = _Watcher(moments(run.book, min(most_columns, _affordable_columns(run))), most_rows)
+    serve(replace(settings, ids=True), workload, step_cost, progress, watcher.engine)
+    return watcher.block_map(run)
+
+
+def _affordable_columns(run: Run) -> int:
+    """Moments that together look at about ``MOST_LOOKED_AT`` blocks."""
+    ledger, size = run.accounts.at_rows(), run.replica.block_size
+    in_use = run.book.capacity_slots - ledger["free"] - ledger["stranded"]
+    # Rows that grow hold more in their last step than in the first one, but not by much.
+    blocks = -(-int(in_use.max()) // size) + int(run.book.rows["width"].max()) * _BLOCKS_A_SEQUENCE
+    return max(1, MOST_LOOKED_AT // blocks)
+
+
+class _ObservedEngine(Engine):
+    """An engine whose run only a watcher looks at."""
+
+    ledger_of = NoLedger
 
 
 class _Watcher:
     """Looks at the pool of an engine at chosen moments."""
 
-    def __init__(self, chosen: list[Moment]) -> None:
-        self._chosen = chosen
+    def __init__(self, chosen: list[Moment], most_rows: int) -> None:
+        self._chosen, self._most_rows = chosen, most_rows
         self._columns: list[_Column] = []
 
     def engine(
@@ -94,8 +146,11 @@ class _Watcher:
         """The engine that serves the workload, and stops its leaps where somebody looks."""
         self.layout = layout_of(memory, policy.name)
         self.layout.close()
+        self._reader = TableReader(memory, self.layout) if self.layout.name == PAGED else None
+        # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
+        self._shown = None if is_counted(memory, self.layout) else _spread(memory.num_blocks, self._most_rows)
         edges = sorted({*edges, *(moment.start_ticks for moment in self._chosen)})
-        engine = Engine(env, source, policy, memory, cost, edges, leap, state)
+        engine = _ObservedEngine(env, source, policy, memory, cost, edges, leap, state)
         env.process(self._watch(env, engine))
         return engine
 
@@ -106,18 +161,24 @@ class _Watcher:
             if key != seen:
                 # Within the first tick of the step all that it begins with is done.
                 yield env.timeout(moment.start_ticks + 1 - env.now)
-                column = _Column.of(look(engine.memory, self.layout, engine.state, moment.decodes), engine.memory)
+                column = _Column(self._look(engine.memory, engine.state, moment.decodes), self._shown)
                 seen = key
             self._columns.append(column)
 
-    def block_map(self, run: Run, most_rows: int) -> BlockMap:
+    def _look(self, memory: Any, state: State, decodes: bool) -> Occupancy:
+        """The pool in the step that is about to run, which ``decodes`` or not."""
+        if state.running or state.prefilling:
+            self.layout.settle(state, decodes and bool(state.width))
+        held = holders(memory, state, state.clock + decodes)
+        return Pieces(memory, self.layout, held) if self._reader is None else self._reader.look(held)
+
+    def block_map(self, run: Run) -> BlockMap:
         """What was seen."""
-        rows, columns = max(len(column.bucket) for column in self._columns), self._columns
-        shown = np.unique(np.linspace(0, rows - 1, min(rows, most_rows)).round().astype(np.int64))
-        grids = {
-            name: np.stack([_longer(getattr(column, name), rows, fill)[shown] for column in columns])
-            for name, fill in (("bucket", _FREE), ("sequence", NOBODY), ("live_slots", 0), ("references", 0))
-        }
+        columns, shown = self._columns, self._shown
+        if shown is None:
+            shown = _spread(max(column.seen.num_blocks for column in columns), self._most_rows)
+        rows = [column.rows(shown) for column in columns]
+        grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
         at = np.array([moment.at_ticks for moment in self._chosen])
         cuts = _preemptions(run)
         _mark_given_up(grids["bucket"], grids["sequence"], at, cuts)
@@ -136,46 +197,29 @@ class _Watcher:
         )
 
 
+def _spread(blocks: int, most: int) -> np.ndarray:
+    """At most so many of the blocks, evenly spaced, int64."""
+    return np.unique(np.linspace(0, blocks - 1, min(blocks, most)).round().astype(np.int64))
+
+
 class _Column:
-    """One moment, block by block."""
+    """One moment: its rows, or what they follow from as long as it is not known which are shown."""
 
-    @classmethod
-    def of(cls, seen: Occupancy, memory: Any) -> _Column:
-        """Slots, counted by block."""
-        column, size = cls(), memory.block_size
-        blocks = -(-len(seen.bucket) // size)
-        # Of a piece that is drawn beyond the pool the last block may not be whole.
-        block = np.arange(len(seen.bucket)) // size
-        kinds = len(BUCKETS)
-        counts = np.bincount(block * kinds + seen.bucket, minlength=blocks * kinds).reshape(blocks, kinds)
-        column.bucket = counts.argmax(axis=1).astype(np.uint8)
-        column.live_slots = counts[:, CODES["live"]].astype(np.int32)
-        column.census = counts.sum(axis=0)
-        column.sequence, column.references = _holders(seen, blocks)
-        is_free = counts[:, _FREE] + counts[:, _STRANDED] == size
-        column.free_runs, column.largest_free = _runs(is_free)
-        return column
+    def __init__(self, seen: Occupancy, shown: np.ndarray | None) -> None:
+        self.seen = seen if shown is None else None
+        self._rows = None if shown is None else seen.rows(shown)
+        self.census = seen.census
+        self.free_runs, self.largest_free = _runs(seen.free_lengths())
+
+    def rows(self, shown: np.ndarray) -> Rows:
+        """The blocks that are shown."""
+        return self.seen.rows(shown) if self._rows is None else self._rows
 
 
-def _holders(seen: Occupancy, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each block the first sequence that holds slots of it, and how many name it."""
-    first = np.full(blocks, NOBODY, dtype=np.int32)
-    # The last one written stands.
-    first[seen.block[::-1]] = seen.sequence[::-1]
-    named = np.concatenate([seen.block, seen.pinned_blocks])
-    return first, np.bincount(named, minlength=blocks).astype(np.int32)
-
-
-def _runs(is_free: np.ndarray) -> tuple[np.ndarray, int]:
+def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
     """Maximal runs of free blocks, counted by the power of two below their length; and the longest."""
-    bounds = np.flatnonzero(np.diff(np.concatenate([[0], is_free.astype(np.int8), [0]])))
-    lengths = bounds[1::2] - bounds[::2]
     sizes = np.frexp(lengths)[1] - 1
     return np.bincount(np.minimum(sizes, RUN_SIZES - 1), minlength=RUN_SIZES), int(lengths.max(initial=0))
-
-
-def _longer(values: np.ndarray, length: int, fill: int) -> np.ndarray:
-    return np.concatenate([values, np.full(length - len(values), fill, dtype=values.dtype)])
 
 
 def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -195,20 +239,27 @@ def _mark_given_up(
     for column in range(1, len(at)):
         before, held = sequence[column - 1], sequence[column] != NOBODY
         gone = victims[begin[column - 1] : begin[column]]
-        given_up = ~held & np.where(before == NOBODY, given_up, np.isin(before, gone))
+        if len(gone):
+            given_up = ~held & np.where(before == NOBODY, given_up, np.isin(before, gone))
+        else:
+            given_up &= ~held & (before == NOBODY)
         bucket[column, given_up & (bucket[column] == _FREE)] = GIVEN_UP
 
 
-def _meta(run: Run, layout: Layout) -> dict[str, Any]:
-    memory, counted = run.replica.memory, layout.name != PAGED
+def is_counted(memory: Any, layout: Layout) -> bool:
+    """Whether pieces have no addresses."""
     # Reservations in blocks have tables, and reservations in chunks have addresses.
-    counted = counted and isinstance(memory, ContiguousMemory) and not isinstance(memory, BuddyMemory)
+    return layout.name != PAGED and isinstance(memory, ContiguousMemory) and not isinstance(memory, BuddyMemory)
+
+
+def _meta(run: Run, layout: Layout) -> dict[str, Any]:
+    memory = run.replica.memory
     return {
         "schema_version": SCHEMA_VERSION,
         "fragmeter": version("fragmeter"),
         "policy": run.settings.policy,
         "model": run.settings.model,
-        "layout": "counted" if counted else layout.name,
+        "layout": "counted" if is_counted(memory, layout) else layout.name,
         "block_size": run.replica.block_size,
         "num_blocks": memory.num_blocks,
         "end_ticks": run.book.end_ticks,

@@ -17,23 +17,27 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free_ids = list(range(num_blocks - 1, -1, -1))
+        # Ids that came back, the last one on top, and below them all from ``_fresh`` on, which were never taken. These
+        # are not listed: a pool costs what is taken of it.
+        self._free_ids: list[int] = []
+        self._fresh = 0
         self._taken: set[int] = set()
         # References beyond the first, of blocks that are shared.
         self._further: dict[int, int] = {}
 
     def shuffle(self, random: np.random.Generator) -> None:
         """Hand out those that are free now in a random order."""
+        self._free_ids, self._fresh = list(self.free_ids), self.num_blocks
         random.shuffle(self._free_ids)
 
     @property
     def num_free(self) -> int:
-        return len(self._free_ids)
+        return len(self._free_ids) + self.num_blocks - self._fresh
 
     @property
     def free_ids(self) -> tuple[int, ...]:
         """Free block ids, the next one to be taken last."""
-        return tuple(self._free_ids)
+        return (*range(self.num_blocks - 1, self._fresh - 1, -1), *self._free_ids)
 
     @property
     def reference_counts(self) -> list[int]:
@@ -54,12 +58,15 @@ class BlockPool:
 
     def take_many(self, count: int) -> list[int]:
         """``count`` blocks, as ``take`` would give them one after the other."""
-        if count > len(self._free_ids):
-            raise SimulationFault(f"{count} blocks are taken and {len(self._free_ids)} are free")
+        if count > self.num_free:
+            raise SimulationFault(f"{count} blocks are taken and {self.num_free} are free")
         if count == 0:
             return []
         blocks = self._free_ids[: -count - 1 : -1]
         del self._free_ids[-count:]
+        if missing := count - len(blocks):
+            blocks += range(self._fresh, self._fresh + missing)
+            self._fresh += missing
         self._taken.update(blocks)
         return blocks
 
@@ -77,7 +84,7 @@ class BlockPool:
             raise SimulationFault(f"block {free} is released while it is free")
         self._taken.difference_update(last)
         self._free_ids.extend(last)
-        if len(self._taken) + len(self._free_ids) != self.num_blocks:
+        if len(self._taken) + len(self._free_ids) != self._fresh:
             raise SimulationFault("a block is released twice by one table")
 
     def _drop_further(self, block: int) -> bool:

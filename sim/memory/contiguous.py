@@ -254,6 +254,8 @@ class BuddyMemory(ContiguousMemory):
     def stranded_pieces(self) -> list[tuple[int, int]]:
         """Free pieces, as (first block, blocks), that are too small for what the queue's head was refused."""
         wanted = self._transaction.blocked_blocks
+        if not wanted:
+            return []
         return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
 
     def largest_free_slots(self) -> int:

@@ -231,6 +231,8 @@ class BlockTables:
     """
 
     moves: Moves | None = None
+    #: Whether blocks that a table names may become others; else tables only grow, at their ends.
+    rewrites = False
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks)

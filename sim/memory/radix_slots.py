@@ -7,6 +7,7 @@ tree's.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 from ..content import TokenRuns
@@ -24,18 +25,21 @@ class SlotTree(RadixTree):
     """As ``RadixTree``; a split divides the slots of an edge too.
 
     Attributes:
-        slots: Of each edge, by the node at its end.
+        slots: Of each edge, by the node at its end; never changed in place.
         evicted: Slots of the leaves that were evicted, until somebody takes them.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots: dict[RadixNode, list[int]] = {}
+        self.slots: dict[RadixNode, array[int]] = {}
         self.evicted: list[int] = []
 
-    def along(self, node: RadixNode) -> list[int]:
+    def along(self, node: RadixNode) -> array[int]:
         """Slots of the string that ends at a node."""
-        return [slot for step in reversed(self.path(node)) for slot in self.slots[step]]
+        slots = array("i")
+        for step in reversed(self.path(node)):
+            slots += self.slots[step]
+        return slots
 
     def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
         upper, slots = super()._split(node, tokens, now), self.slots[node]
@@ -55,10 +59,12 @@ class SlotTables:
     """
 
     moves: Moves | None = None
+    #: See ``BlockTables``: what joins the tree goes on with the tree's slots.
+    rewrites = True
 
     def __init__(self, num_slots: int) -> None:
         self.pool, self.host_pool = BlockPool(num_slots), BlockPool(0)
-        self.tables: dict[Sequence, list[int]] = {}
+        self.tables: dict[Sequence, array[int]] = {}
 
 
 class SlotRadixMemory(RadixMemory):
@@ -101,11 +107,8 @@ class SlotRadixMemory(RadixMemory):
             wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
         self._ahead = sum(wanted.values())
         super()._take(self._ahead)
-        self._extend(wanted)
-
-    def _extend(self, wanted: dict[Sequence, int]) -> None:
         for sequence, slots in wanted.items():
-            self.tables.tables[sequence] += self.tables.pool.take_many(slots)
+            self.tables.tables[sequence].extend(self.tables.pool.take_many(slots))
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
@@ -118,11 +121,16 @@ class SlotRadixMemory(RadixMemory):
         self._ahead = 0
 
     def _grow(self, width: int, clock: int, end: int) -> None:
-        """See ``RadixMemory``; step by step, as slots are handed out to one after the other."""
-        for step in range(clock, end):
-            self._take(width)
-            self.log.settle(self.tree.evictable_tokens, in_step(step))
-            self._extend(dict.fromkeys(self._running, 1))
+        """See ``RadixMemory``; in each step slots are handed out to one after the other."""
+        while clock < end:
+            # None is evicted before the free ones run out: so many steps at once.
+            steps = max(1, min(self.free // width, end - clock))
+            self._take(width * steps)
+            self.log.settle(self.tree.evictable_tokens, in_step(clock))
+            slots = self.tables.pool.take_many(width * steps)
+            for place, sequence in enumerate(self._running):
+                self.tables.tables[sequence].extend(slots[place::width])
+            clock += steps
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``RadixMemory``."""

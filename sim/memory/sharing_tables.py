@@ -17,6 +17,8 @@ class SharingTables(BlockTables):
         prefix: Blocks of the pinned prefix, with which the table of every leader begins.
     """
 
+    rewrites = True
+
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
         super().__init__(num_blocks, host_blocks, block_size)
         self.prefix = self.pool.take_many(prefix_blocks)

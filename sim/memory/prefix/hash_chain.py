@@ -77,6 +77,7 @@ class HashedBlockPool:
     Attributes:
         reference_counts: By block.
         hashes: By block, None where it has none.
+        is_named: By block, 1 where it has one: what is read by the million.
         num_cached: Free blocks that have a hash: reclaimable, contents kept.
         num_entries: Table entries that name a block.
         queried_blocks: Blocks that requests looked up, each request once, when it takes what it found.
@@ -89,6 +90,7 @@ class HashedBlockPool:
         self.history = history
         self.reference_counts = [0] * num_blocks
         self.hashes: list[int | None] = [None] * num_blocks
+        self.is_named = bytearray(num_blocks)
         self.num_cached = self.num_entries = 0
         self.queried_blocks = self.hit_blocks = self.evicted_blocks = 0
         # No plain dict: finding its first key passes over all that were removed before.
@@ -166,7 +168,7 @@ class HashedBlockPool:
 
     def _evict(self, block: int) -> None:
         name = self.hashes[block]
-        self.hashes[block] = None
+        self.hashes[block], self.is_named[block] = None, 0
         if name in self._copies:
             self._drop_copy(name, block)
         else:
@@ -191,7 +193,7 @@ class HashedBlockPool:
         """
         if not self.reference_counts[block] or self.hashes[block] is not None:
             raise SimulationFault(f"block {block} is published while it is free, or for a second time")
-        self.hashes[block] = name
+        self.hashes[block], self.is_named[block] = name, 1
         if self._published.setdefault(name, block) != block:
             self._copies.setdefault(name, {})[block] = None
 
