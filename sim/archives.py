@@ -16,14 +16,26 @@ from .errors import UserError
 from .files import write_whole
 
 
-def save_archive(path: str | PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+#: Deflate's level, as ``numpy.savez_compressed`` has it.
+_LEVEL = 6
+
+
+def save_archive(
+    path: str | PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], level: int = _LEVEL
+) -> None:
     """Write an archive; the same content gives the same bytes.
+
+    Args:
+        level: Of deflate, from 1 (fast) to 9 (small).
 
     Raises:
         UserError: It cannot be written.
     """
     content = io.BytesIO()
-    np.savez_compressed(content, meta=np.array(json.dumps(dict(meta))), **arrays)
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        for name, array in {"meta": np.array(json.dumps(dict(meta))), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     write_whole(path, content.getvalue())
 
 

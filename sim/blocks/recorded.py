@@ -78,15 +78,25 @@ class BlockMap:
         return len(self.at_ticks)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write ``blocks.npz``; the same map gives the same bytes.
+        """Write ``blocks.npz``; the same map gives the same bytes. Integers are as short as their values let them be.
 
         Raises:
             UserError: It cannot be written.
         """
-        save_archive(path, self.meta, {name: getattr(self, name) for name in _ARRAYS})
+        save_archive(path, self.meta, {name: _shortened(getattr(self, name)) for name in _ARRAYS}, _LEVEL)
 
 
 _ARRAYS = tuple(field.name for field in fields(BlockMap) if field.name != "meta")
+_TYPES = {"bucket": np.uint8, **dict.fromkeys(("sequence", "live_slots", "references"), np.int32)}
+#: Of deflate: a busy map takes a fifth of the time that it takes at 6, and a sixth more bytes.
+_LEVEL = 4
+
+
+def _shortened(values: np.ndarray) -> np.ndarray:
+    least, most = (int(bound) for bound in (values.min(initial=0), values.max(initial=0)))
+    # Signed ones all, so that they are subtracted from each other as they are.
+    types = (np.int8, np.int16, np.int32, np.int64)
+    return values.astype(next(kind for kind in types if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max))
 
 
 def load(path: str | PathLike[str]) -> BlockMap:
@@ -101,7 +111,7 @@ def load(path: str | PathLike[str]) -> BlockMap:
     for name, shape in _shapes(arrays).items():
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iu":
             raise UserError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}; {remedy}")
-    return BlockMap(meta, **arrays)
+    return BlockMap(meta, **{name: array.astype(_TYPES.get(name, np.int64)) for name, array in arrays.items()})
 
 
 def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -79,13 +79,17 @@ class BlockPool:
     def release(self, blocks: list[int]) -> None:
         """One table less names each of ``blocks``; those that nobody names are free again."""
         last = [block for block in blocks if not self._drop_further(block)] if self._further else blocks
-        if not self._taken.issuperset(last):
-            free = next(block for block in last if block not in self._taken)
-            raise SimulationFault(f"block {free} is released while it is free")
+        left = len(self._taken) - len(last)
         self._taken.difference_update(last)
         self._free_ids.extend(last)
-        if len(self._taken) + len(self._free_ids) != self._fresh:
-            raise SimulationFault("a block is released twice by one table")
+        if len(self._taken) != left:
+            raise SimulationFault(self._complaint(last))
+
+    def _complaint(self, released: list[int]) -> str:
+        if len(set(released)) < len(released):
+            return "a block is released twice by one table"
+        free = next(block for block in released if block >= self._fresh or self._free_ids.count(block) > 1)
+        return f"block {free} is released while it is free"
 
     def _drop_further(self, block: int) -> bool:
         """Take back one of the references beyond the first, if there is one."""

@@ -107,8 +107,10 @@ class SlotRadixMemory(RadixMemory):
             wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
         self._ahead = sum(wanted.values())
         super()._take(self._ahead)
-        for sequence, slots in wanted.items():
-            self.tables.tables[sequence].extend(self.tables.pool.take_many(slots))
+        slots, start = self.tables.pool.take_many(self._ahead), 0
+        for sequence, count in wanted.items():
+            self.tables.tables[sequence].extend(slots[start : start + count])
+            start += count
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
@@ -162,8 +164,9 @@ class SlotRadixMemory(RadixMemory):
         # A new leaf is there, the end of the string.
         self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
         slots = self.tree.along(node)
-        self.tables.pool.release([own for own, kept in zip(table, slots, strict=False) if own != kept])
-        table[:tokens] = slots
+        if table[:tokens] != slots:
+            self.tables.pool.release([own for own, kept in zip(table, slots, strict=False) if own != kept])
+            table[:tokens] = slots
         return node
 
     def release(self, leaving: Iterable[Sequence], clock: int) -> None:
