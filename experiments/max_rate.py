@@ -12,6 +12,9 @@ requests a run bring the deviation down.
 The first seed goes ahead: its requests are served alone (who misses the goal then misses it at any rate), all at once
 (no rate above what a replica delivers when it always has more to do is ever recommended), an eighth of them at rates
 a factor of two apart, and so the search of every seed begins near its end.
+
+Where a seed's requests meet the goal however fast they come, all at once, its highest rate is infinite. Of some seeds
+among others it counts as the highest of those others: what is recommended is then less than could be.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from math import exp, inf, lgamma, log, sqrt
 from statistics import NormalDist, fmean, stdev
 
 from ..sim.cost import StepCost
-from ..sim.errors import SettingError
 from ..sim.run import simulate
 from ..sim.settings import Settings
 from .parallel import Workers, as_they_finish
@@ -68,7 +70,7 @@ class SeedRate:
     """The highest rate of a seed.
 
     Attributes:
-        power: As a power of ``STEP``; None where even alone the goal is missed.
+        power: As a power of ``STEP``; None where even alone the goal is missed, ``MOST`` where it is always met.
         runs: Simulations that it took.
     """
 
@@ -77,7 +79,9 @@ class SeedRate:
 
     @property
     def rate(self) -> float:
-        """Requests/s, rounded down by at most 2 %; 0 where there is none."""
+        """Requests/s, rounded down by at most 2 %; 0 where there is none, infinite where every rate meets."""
+        if self.power == MOST:
+            return inf
         return 0.0 if self.power is None else rate(self.power)
 
 
@@ -104,10 +108,13 @@ class MaxRate:
 
     @property
     def rate(self) -> float:
-        """What is recommended, requests/s: the tolerance limit; of one seed its own rate, and nothing is sure."""
-        if min(self.seed_rates) <= 0 or len(self.seed_rates) == 1:
+        """What is recommended, requests/s: the tolerance limit; of one seed its own rate, and nothing is sure.
+
+        Infinite where every rate meets.
+        """
+        if min(self.seed_rates) <= 0 or min(self.seed_rates) == inf or len(self.seed_rates) == 1:
             return min(self.seed_rates)
-        logs = [log(each) for each in self.seed_rates]
+        logs = self._logs()
         # Rates are known to a step, and so is how much they differ.
         spread = max(stdev(logs), log(STEP) / sqrt(12))
         found = exp(fmean(logs) - tolerance_factor(len(logs)) * spread)
@@ -117,7 +124,12 @@ class MaxRate:
     @property
     def spread(self) -> float:
         """Standard deviation of the seeds' rates, as a share of them; 0 of one seed."""
-        return stdev(map(log, self.seed_rates)) if len(self.seed_rates) > 1 and min(self.seed_rates) > 0 else 0.0
+        return stdev(self._logs()) if len(self.seed_rates) > 1 and 0 < min(self.seed_rates) < inf else 0.0
+
+    def _logs(self) -> list[float]:
+        """Logarithms of the rates, of which one is finite; an infinite one counts as the highest of the others."""
+        highest = max(each for each in self.seed_rates if each < inf)
+        return [log(min(each, highest)) for each in self.seed_rates]
 
 
 def max_rate(
@@ -149,11 +161,7 @@ def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more) -> t
 
 
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
-    """The first seed: alone, all at once, a part of it, the whole.
-
-    Raises:
-        SettingError: Its requests are too few to tell one rate from another.
-    """
+    """The first seed: alone, all at once, a part of it, the whole."""
     drawn = load.draw(seed)
     step_cost = step_cost or compiled_cost(settings)
     alone = verdict_of(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
@@ -163,9 +171,6 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
     part = drawn.first(min(len(drawn.gaps), max(len(drawn.gaps) // _SCOUT_PART, _SCOUT_LEAST)))
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
     found = _search(settings, drawn, goal, saturated, near.power or 0, _STRIDE, step_cost)
-    if found.power == MOST:
-        remedy = "are so few that they meet the goal all at once; ask for more"
-        raise SettingError("num_prompts", len(drawn.gaps), remedy)
     return Ahead(alone, saturated, SeedRate(found.power, 2 + near.runs + found.runs))
 
 

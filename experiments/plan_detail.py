@@ -8,6 +8,7 @@ memory.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ..sim.run import Run, simulate
@@ -36,6 +37,8 @@ _RATES = (
 def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:
     """The run of one seed at a rate, and what limits it.
 
+    Of an infinite rate, at which all requests come at once, no shares are told.
+
     Args:
         highest: The seed's own highest rate.
 
@@ -43,7 +46,8 @@ def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, h
         UserError, SimulationFault: As ``simulate``.
     """
     drawn, cost = load.draw(seed), compiled_cost(settings)
-    told = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in SHARES[:-1]}
+    shares = SHARES[:-1] if rate < inf else ()
+    told = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in shares}
     run = simulate(settings, drawn.at(rate), cost)
     told[1.0] = whole = summary(run)
     ledger = whole["waste"]["mean_over_time_pct"]
@@ -56,7 +60,7 @@ def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, h
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
         "limit": limit(simulate(settings, drawn.at(highest * BEYOND), cost), goal),
-        "curve": [_point(rate * share, of_share) for share, of_share in told.items()],
+        "curve": [_point(rate * share, of_share) for share, of_share in told.items()] if shares else [],
     }
 
 

@@ -35,13 +35,14 @@ def write_plan(
     out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
     sections = [Section("What else there is", "\n\n".join(explained))]
     if ranks:
-        drawn = figures.pareto(pareto_rows(ranks), document["currency"])
+        points = pareto_rows(ranks)
+        drawn = [figures.pareto(points, document["currency"])] if points else []
         memory = "Of each GPU. Activations are estimated."
         slots = (
             "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
         )
         sections = [
-            Section("The choices", figures=[drawn], rows=[_row(*each) for each in ranks]),
+            Section("The choices", figures=drawn, rows=[_row(*each) for each in ranks]),
             *sections,
             Section("Where memory goes", memory, rows=memory_rows(ranks)),
             Section("What the KV cache holds", slots, rows=view_rows(ranks, "paper_view_pct")),
@@ -56,7 +57,10 @@ _LONG = ("curve", "seed_rates")
 
 
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
-    """The points of the picture: a token's price is that at the recommended rate over the point's share."""
+    """The points of the picture: a token's price is that at the recommended rate over the point's share.
+
+    Where every rate meets there are none.
+    """
     return [
         {
             "candidate": answer.candidate.name,
@@ -73,7 +77,7 @@ def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
     at, limit = answer.detail, answer.detail["limit"]
     return {
         "Candidate": answer.candidate.name,
-        "Requests/s a replica": answer.rate,
+        "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.rate,
         "GPUs": bill.gpus,
         "An hour": bill.per_hour,
         "A million tokens": f"{bill.per_million['total']:.3g}",

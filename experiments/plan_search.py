@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from .output import Report
 from .parallel import Workers
 from .plan_load import Load
 from .plan_page import write_plan
-from .plan_told import candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
+from .plan_told import EVERY_RATE, candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
 from .planning import Answer, Bill, Planner, ranked
 from .points import Store
 from .prices import Prices, prices
@@ -152,7 +153,11 @@ class _Teller:
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
         self._answers = answers
         self._ranks = ranked(answers, load, priced, wanted)
-        self._others = [answer for answer in answers if not answer.rate]
+        priced_answers = [answer for answer, _ in self._ranks]
+        # Those that could serve before those that could not.
+        self._others = sorted(
+            (answer for answer in answers if answer not in priced_answers), key=lambda each: not each.every_rate_meets
+        )
 
     def tell(self, report: Report, out: OutputFolder | None) -> None:
         """The recommendation, the table, and what was asked besides; the page and the data."""
@@ -178,8 +183,13 @@ class _Teller:
         report.data(document)
 
     def _recommendation(self) -> str:
+        unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
+        beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
         if self._ranks:
-            return recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
+            told = recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
+            return f"{told} {beside}" if unpriced else told
+        if unpriced:
+            return beside
         tried = [answer for answer in self._answers if answer.found]
         if not tried:
             return "Buy none of these: of no candidate a rate can be told; the reasons follow."
@@ -235,6 +245,11 @@ class _Teller:
         return [answer for answer, _ in self._ranks] + self._others
 
 
+def _finite(rate: float) -> float | None:
+    """A rate as data: None where every one meets."""
+    return None if rate == inf else rate
+
+
 def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     """Everything about a candidate."""
     candidate, found = answer.candidate, answer.found
@@ -248,8 +263,9 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         }
     if found is not None:
         told |= {
-            "request_rate": found.rate,
-            "seed_rates": found.seed_rates,
+            "request_rate": _finite(found.rate),
+            "every_rate_meets": found.rate == inf,
+            "seed_rates": [_finite(each) for each in found.seed_rates],
             "spread": found.spread,
             "saturated_request_rate": found.saturated,
             "attained_alone": found.alone.attained,

@@ -42,25 +42,42 @@ def flags_told(answer: Answer) -> str:
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + told)
 
 
+EVERY_RATE = "every rate meets the objectives: all requests at once do"
+
+
+def rate_told(answer: Answer) -> str:
+    """The rate that one replica takes, in words."""
+    return "every rate" if answer.every_rate_meets else f"{answer.rate:.3g} requests/s"
+
+
 def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: float | None, currency: str) -> str:
     """What to buy, how to set it, and what to expect, in one paragraph."""
     found, at, launch = answer.found, answer.detail, answer.candidate.started.launch
     replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
     each = "s" if launch.num_gpus > 1 else ""
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
-    sure = (
-        f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
-        " other seeds meet the goal, too"
-        if len(found.seed_rates) > 1
-        else "by one seed, of which nothing is sure"
-    )
+    if answer.every_rate_meets:
+        takes = f"Here {EVERY_RATE}, of every seed"
+    else:
+        takes = f"A replica takes {found.rate:.3g} requests/s, {_sure(answer)}"
     return (
         f"Buy {bill.gpus} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}."
-        f" A replica takes {found.rate:.3g} requests/s, {sure}; there {at['attained']:.1%} of the requests meet"
+        f" {takes}; there {at['attained']:.1%} of the requests meet"
         f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
         f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
         f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
         f" alone are charged). {limit_told(answer)}"
+    )
+
+
+def _sure(answer: Answer) -> str:
+    """What other seeds will do with the rate."""
+    found = answer.found
+    return (
+        f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
+        " other seeds meet the goal, too"
+        if len(found.seed_rates) > 1
+        else "by one seed, of which nothing is sure"
     )
 
 
@@ -103,7 +120,7 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
         at, limit = answer.detail, answer.detail["limit"]
         table.add_row(
             answer.candidate.name,
-            f"{answer.rate:,.3g}",
+            "every" if answer.every_rate_meets else f"{answer.rate:,.3g}",
             f"{bill.gpus:,}",
             f"{bill.per_hour:,.2f}",
             f"{bill.per_million['total']:,.3g}",
@@ -113,10 +130,16 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
             _limit_in_short(limit),
         )
     for answer in others:
-        table.add_row(
-            answer.candidate.name, *["-"] * 7, "does not start" if answer.candidate.refused else "no rate meets"
-        )
+        table.add_row(answer.candidate.name, *["-"] * 7, _none_in_short(answer))
     return table
+
+
+def _none_in_short(answer: Answer) -> str:
+    if answer.candidate.refused:
+        return "does not start"
+    if answer.error:
+        return "cannot be simulated"
+    return "every rate meets" if answer.every_rate_meets else "no rate meets"
 
 
 def _limit_in_short(limit: dict[str, Any]) -> str:
@@ -124,11 +147,13 @@ def _limit_in_short(limit: dict[str, Any]) -> str:
 
 
 def why_none(answer: Answer, goal: Goal) -> str:
-    """Why a candidate has no rate, in a line."""
+    """Why a candidate has no rate, or no price, in a line."""
     if answer.candidate.refused:
         return f"does not start: {answer.candidate.refused}"
     if answer.error:
         return f"cannot be simulated: {answer.error}"
+    if answer.every_rate_meets:
+        return f"{EVERY_RATE}; for a price give more requests a run (--num-prompts), or say what is to be served"
     alone = answer.found.alone
     if not alone.meets:
         missed = ", ".join(
@@ -145,11 +170,13 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     """Why a candidate that could serve is not the one to buy, in a line."""
     winner, cheapest = best
     limited = _limit_in_short(answer.detail["limit"])
-    rates = f"a replica takes {answer.rate:.3g} requests/s ({winner.rate:.3g} there), limited by {limited}"
+    rates = f"a replica takes {rate_told(answer)} ({rate_told(winner)} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
     if wanted is not None and bill.gpus > cheapest.gpus:
         return f"as cheap, but {_gpus(bill)} against {cheapest.gpus}; {rates}"
+    if cheapest.full_per_million is None:
+        return f"as cheap, with as many GPUs; {rates}"
     tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
     return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
 
@@ -161,6 +188,8 @@ def _gpus(bill: Bill) -> str:
 def verified_told(answer: Answer, count: int) -> str:
     """What other seeds say, in a line."""
     shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in answer.verified.items())
+    if answer.every_rate_meets:
+        return f"{answer.candidate.name}: of {count} other seeds {answer.verified[1.0]:.1%} meet the goal at every rate"
     return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares} {answer.rate:.3g} requests/s"
 
 

@@ -9,6 +9,9 @@ Each step's jobs are independent, run on all cores or a cluster, and are kept as
 interrupted goes on where it was. Several replicas are as many of one: a router is taken to share requests evenly, and
 a part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then
 fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
+
+Where every rate meets the goal, as all requests at once do, one replica is enough for what is wanted; but it has no
+full rate, so that without a wanted one its token has no price, and it is told beside those that have.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ..sim.errors import SimulationFault, UserError
@@ -59,8 +62,13 @@ class Answer:
 
     @property
     def rate(self) -> float:
-        """Recommended for one replica, requests/s; 0 where there is none."""
+        """Recommended for one replica, requests/s; 0 where there is none, infinite where every rate meets."""
         return self.found.rate if self.detail else 0.0
+
+    @property
+    def every_rate_meets(self) -> bool:
+        """Whether the goal is met however fast requests come: all at once."""
+        return self.rate == inf
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,14 @@ class Bill:
         per_hour: Of all GPUs.
         per_million: Of tokens at the wanted rate, or at the full one: the whole bill laid on prompt tokens, on output
             tokens, and on both together.
-        full_per_million: Of both together if every replica had its full rate.
+        full_per_million: Of both together if every replica had its full rate; None where every rate meets.
     """
 
     replicas: int
     gpus: int
     per_hour: float
     per_million: dict[str, float]
-    full_per_million: float
+    full_per_million: float | None
 
 
 def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
@@ -89,23 +97,27 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
         SettingError: The GPU has no price.
     """
     launch = answer.candidate.started.launch
-    replicas = 1 if wanted is None else ceil(wanted / answer.rate - _ROUNDING)
+    replicas = 1 if wanted is None else max(1, ceil(wanted / answer.rate - _ROUNDING))
     gpu_hour = prices.of(launch.gpu.name)
     gpus = replicas * launch.num_gpus
     prompt, output = load.mean_tokens
     served = HOUR_S / MILLION * (answer.rate if wanted is None else wanted)
     tokens = {"input": prompt, "output": output, "total": prompt + output}
     per_million = {name: gpus * gpu_hour / (served * mean) for name, mean in tokens.items()}
-    full = launch.num_gpus * gpu_hour / (HOUR_S / MILLION * answer.rate * tokens["total"])
+    full = None
+    if not answer.every_rate_meets:
+        full = launch.num_gpus * gpu_hour / (HOUR_S / MILLION * answer.rate * tokens["total"])
     return Bill(replicas, gpus, gpus * gpu_hour, per_million, full)
 
 
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
-    """Those with a rate and what they cost, the one to buy first."""
-    able = [(answer, bill(answer, load, prices, wanted)) for answer in answers if answer.rate]
+    """Those with a rate, and a price, and what they cost, the one to buy first."""
+    able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
+    billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
     if wanted is None:
-        return sorted(able, key=lambda each: (each[1].full_per_million, each[1].gpus))
-    return sorted(able, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million))
+        return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
+    # A token costs less and less as the rate rises.
+    return sorted(billed, key=lambda each: (each[1].per_hour, each[1].gpus, each[1].full_per_million or 0.0))
 
 
 class Planner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, factorial, floor, log
+from math import exp, factorial, floor, inf, log
 
 import numpy as np
 import pytest
@@ -85,11 +85,17 @@ def test_lenient_objectives_are_bounded_by_what_the_server_delivers():
     assert 10 / STEP**6 < found.rate < 10
 
 
-def test_requests_that_are_too_few_to_tell():
+def test_every_rate_meets_where_all_requests_at_once_do():
     """Two hundred seats and a day to wait: a hundred requests tell no rate from another."""
     chosen = settings_of("vllm-sosp23", Pool(4096, 16), Limits(64, max_num_seqs=200))
-    with pytest.raises(SettingError, match="num_prompts = 100: are so few that they meet the goal all at once"):
-        max_rate(chosen, EvenLoad(100), Goal(Objectives(ttft=86_400_000)), [0], step_cost=one_server()[1])
+    found = max_rate(chosen, EvenLoad(100), Goal(Objectives(ttft=86_400_000)), range(3), step_cost=one_server()[1])
+    assert (found.rate, found.seed_rates, found.spread, found.saturated) == (inf, (inf,) * 3, 0.0, None)
+
+
+def test_a_seed_for_which_every_rate_meets_counts_as_the_highest_of_the_others():
+    rates = (3.0, inf, 4.0, 3.5)
+    censored, capped = (MaxRate(Verdict(True, 8, 8, {}), None, told, 1) for told in (rates, (3.0, 4.0, 4.0, 3.5)))
+    assert 0 < censored.rate == capped.rate < 3 and censored.spread == capped.spread
 
 
 def test_who_misses_alone_has_no_rate():

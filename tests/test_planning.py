@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +119,15 @@ class TestBill:
         assert order(9.0) == order(20.0) == ["a100-80gb", "h200"]
         assert order(25.0) == ["h200", "a100-80gb"]
         assert order(None) == ["h200", "a100-80gb"]
+
+    def test_of_what_meets_at_every_rate_one_replica_is_enough(self):
+        """The A100 takes every rate for 2, so that it is the cheapest for any; but its token has no price."""
+        every, h200 = answer_of("a100-80gb", inf), answer_of("h200", 26.0)
+        assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, 25.0)] == [every, h200]
+        found = bill(every, FixedLoad, PRICES, 10_000.0)
+        assert (found.replicas, found.per_hour, found.full_per_million) == (1, 2.0, None)
+        assert found.per_million["total"] == pytest.approx(2 / 14_400)
+        assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, None)] == [h200]
 
     def test_a_gpu_without_a_price(self):
         with pytest.raises(
@@ -301,6 +310,28 @@ class TestCommand:
         assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
         told = planned(capsys, *asked)
         assert told["recommended"] is None and told["candidates"][0]["attained_alone"] < 0.9
+
+    @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
+    def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
+        """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
+        lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
+        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
+        assert status(["plan", *asked]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "every rate meets the objectives: all requests at once do" in printed
+        assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
+        document = json.loads((tmp_path / "out" / "plan.json").read_text())
+        (told,) = document["candidates"]
+        assert told["every_rate_meets"] and told["request_rate"] is None and told["error"] is None
+        assert told["seed_rates"] == [None] * 4 and told["attained"] == 1
+        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
+        page = (tmp_path / "out" / "plan.html").read_text()
+        assert "every rate meets the objectives: all requests at once do" in page
+        if wanted:
+            assert printed.startswith("Buy 1 x h200 for 5 requests/s: 1 replica of 1 GPU of llama-3.1-8b. Here every")
+            assert told["bill"]["replicas"] == 1 and "at every rate" in printed
+        else:
+            assert document["recommended"] is None and "give more requests" in printed
 
     def test_of_one_seed_nothing_is_sure(self, capsys):
         asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
