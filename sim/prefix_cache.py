@@ -24,7 +24,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
     """Look-ups, evictions and, of vLLM's blocks, its three histograms; None where nothing is cached.
 
     As in vLLM a look-up counts when it leads to an admission, with all tokens that the request knows, and
-    those of preempted requests that come again count apart.
+    those of preempted requests that come again count apart. Of several samples each looks its prompt up.
     """
     log = run.replica.cache_log
     if log is None:
@@ -44,12 +44,29 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
 
 
 def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
-    """Tokens that the sequences of each request found when they were first admitted, int64 [n]."""
+    """Tokens of its prompt that each request found when it was first admitted, int64 [n]: fewer than its prompt has.
+
+    Of several samples they are those of the one that ends last, of several the last one, as vLLM V1 reports them: each
+    sample is a request of its own with a look-up of its own, and the answer has the ``num_cached_tokens`` of the one
+    that completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
+    ``prefix_cache`` is over the look-ups of all samples, as that of vLLM's log.
+    """
     index = log.look_ups.columns()["index"]
     _, hits, first = _look_ups(log)
     found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
     found[index[first]] = hits[first]
-    return np.add.reduceat(found, run.workload.first_sequences) if len(found) else found
+    return found[_last_to_end(run)]
+
+
+def _last_to_end(run: Run) -> np.ndarray:
+    """Of each request the sequence that ends last, int64 [n]."""
+    counts, stays = run.workload.num_sequences, run.book.stays
+    finish = np.zeros(int(counts.sum()), dtype=np.int64)
+    # Stays are in order of time: the last one of a sequence stands.
+    finish[stays["index"]] = run.book.leave_ticks
+    request = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((np.arange(len(request)), finish, request))
+    return order[np.cumsum(counts) - 1]
 
 
 def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import pytest
 import simpy
 import test_engine_leaps as leaps
 import test_engine_schedulers as schedulers
+from engine_runs import settings_of
 from fragmeter.experiments.cli import DONE, status
 from fragmeter.sim.engine import Engine
 from fragmeter.sim.errors import SimulationFault
 from fragmeter.sim.memory.moments import ticks_of
 from fragmeter.sim.replica import build
 from fragmeter.sim.result import requests_table
-from fragmeter.sim.run import Run
+from fragmeter.sim.run import Run, simulate
 from fragmeter.sim.source import OpenLoop
 from fragmeter.sim.summary import summary
 from hypothesis import given
@@ -120,6 +123,39 @@ def test_two_share_a_prefix_and_another_comes_after_eviction():
     plain = serve_cached(case, enable_prefix_caching=False)
     # 1 has to give way to 0, and its prompt and first token are computed once more.
     assert plain.book.rows["prefill_tokens"].sum() == 10 + 12 + 13 + 20 + 8 + 8
+
+
+def test_samples_find_the_prompt_of_the_first_one():
+    """Ten tokens in blocks of four, three times: one computes them, and each of the others finds eight of them."""
+    _, case, _ = story(*of_pieces([0], [[(7, 10)]], [0], [3]), 20)
+    run = simulate(caching_settings(case), replace(case.workload, n=np.array([3])), case.cost)
+    told = summary(run)["prefix_cache"]
+    assert requests_table(run)["cached_tokens"].tolist() == [8]
+    assert (told["queried_tokens"], told["hit_tokens"]) == (30, 16)
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
+@hypothesis_settings(max_examples=40)
+@given(case=shared_cases(), counts=st.lists(st.integers(1, 4), min_size=8, max_size=8))
+def test_of_several_samples_a_request_has_the_cached_tokens_of_the_last(policy, case, counts):
+    """Fewer than its prompt has; all of them count in the hit rate, as if each were a request of its own."""
+    chosen = settings_of(policy, case.pool, case.limits, enable_prefix_caching=True)
+    work = replace(case.workload, n=np.array(counts[: len(case.requests)]))
+    run, alone = simulate(chosen, work, case.cost), simulate(chosen, work.sequences, case.cost)
+    table, each = requests_table(run), requests_table(alone)
+    expected = []
+    for first, count in zip(work.first_sequences.tolist(), work.num_sequences.tolist()):
+        samples = each.iloc[first : first + count]
+        ends = samples["finish_ticks"].tolist()
+        last = max(range(count), key=lambda sample: (ends[sample], sample)) if not samples["refused"].any() else 0
+        expected.append(samples["cached_tokens"].tolist()[last])
+    assert table["cached_tokens"].tolist() == expected
+    served = ~run.refused
+    assert (table["cached_tokens"] < table["prompt_tokens"])[served].all()
+    told = summary(run)["prefix_cache"]
+    assert told == summary(alone)["prefix_cache"]
+    assert told["queried_tokens"] == (work.n * work.prompt_tokens)[served].sum()
+    assert told["hit_tokens"] == each["cached_tokens"].sum()
 
 
 def test_what_is_said_of_the_cache():
