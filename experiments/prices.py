@@ -13,7 +13,6 @@ import json
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from ..sim.errors import SettingError
 
 #: Seconds of an hour, and tokens by which prices are told.
 HOUR_S, MILLION = 3600, 1_000_000
+#: Of an hour of one GPU, in any currency.
+MOST_PRICE = 10**12
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def prices(path: Path | None) -> Prices:
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise SettingError("prices", str(path), f"cannot be read ({error.strerror}); name a file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError(
             "prices", str(path), f"is no JSON or TOML ({' '.join(str(error).split())}); correct it"
         ) from None
@@ -73,6 +74,7 @@ def _checked(found: Any, origin: str) -> Prices:
     if not isinstance(sources, dict):
         raise SettingError("prices", origin, f"sources is {sources!r}; it must say of each GPU where its price is from")
     for gpu, price in listed.items():
-        if isinstance(price, bool) or not isinstance(price, int | float) or not (0 < price and isfinite(price)):
-            raise SettingError("prices", origin, f"{gpu} costs {price!r}; a price must be a number above 0")
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= MOST_PRICE:
+            remedy = f"a price must be a number above 0, and at most {MOST_PRICE:,}"
+            raise SettingError("prices", origin, f"{gpu} costs {price!r}; {remedy}")
     return Prices(origin, str(found.get("currency", "USD")), dict(listed), dict(sources))

@@ -151,9 +151,12 @@ class TestPrices:
         ("text", "told"),
         [
             ("{", "is no JSON or TOML"),
+            ("[" * 100_000, "is no JSON or TOML"),
             ("[]", "must have per_gpu_hour"),
             ('{"per_gpu_hour": {}}', "must have per_gpu_hour"),
             ('{"per_gpu_hour": {"h200": -1}}', "h200 costs -1; a price must be a number above 0"),
+            ('{"per_gpu_hour": {"h200": ' + "9" * 400 + "}}", "h200 costs 9+; a price must be a number above 0, and at most"),
+            ('{"per_gpu_hour": {"h200": NaN}}', "h200 costs nan; a price must be a number above 0, and at most"),
             ('{"per_gpu_hour": {"h200": "4"}}', "h200 costs '4'"),
             ('{"per_gpu_hour": {"h200": true}}', "h200 costs True"),
             ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),

@@ -283,6 +283,8 @@ def test_gpt2_has_its_published_size(tmp_path):
         ({"hidden_size": None}, "hidden_size = None: must be a whole number of at least 1 in tiny"),
         ({"num_hidden_layers": -1}, "num_hidden_layers = -1: must be a whole number of at least 1 in tiny"),
         ({"vocab_size": 1e3}, "vocab_size = 1000.0: must be a whole number of at least 1 in tiny"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: must be at most 16,384 in tiny; no model has more"),
+        ({"vocab_size": 2**41}, f"vocab_size = {2**41}: must be at most {2**40:,} in tiny; no model has more"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide the 8 heads of tiny"),
         ({"hidden_size": 250}, "hidden_size = 250: must be a multiple of the 8 heads of tiny, or give head_dim"),
         (
@@ -300,7 +302,13 @@ def test_a_config_that_is_not_understood_is_refused(config, changes, text):
 
 
 @pytest.mark.parametrize(
-    ("content", "remedy"), [("[1, 2]", "is not a model's configuration"), ("{", "is not readable as JSON")]
+    ("content", "remedy"),
+    [
+        ("[1, 2]", "is not a model's configuration"),
+        ("{", "is not readable as JSON"),
+        ("[" * 100_000, "is not readable as JSON"),
+        ("9" * 5000, "is not readable as JSON"),
+    ],
 )
 def test_a_file_that_is_no_config_is_refused_in_one_line(tmp_path, content, remedy):
     path = tmp_path / "config.json"

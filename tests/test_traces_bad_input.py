@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import io
 import json
 import pickle
+from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from fragmeter.sim.errors import TraceError
-from fragmeter.traces import read
+from fragmeter.sim.errors import TraceError, UserError
+from fragmeter.traces import Reading, read, read_with_content
 
+SAMPLES = Path(__file__).parent / "data" / "traces"
 HEAD = b"arrival_s,prompt_tokens,output_tokens\n"
 PICKLE_REMEDY = "a pickled trace is a list of (prompt, output) in plain ints; save it as CSV instead"
 
@@ -204,6 +208,114 @@ def test_parquet(tmp_path, case):
 def test_pickle(tmp_path, case):
     data, refused = PICKLE[case]
     assert refusal(tmp_path, "bad.pkl", data) == refused
+
+
+HUGE = "9" * 400
+#: Values of every kind that JSON has, and of sizes that nothing has.
+JSON_VALUES = [
+    "null", "true", "1.5", "1e999", "NaN", "-1", "0", HUGE, f"-{HUGE}", str(2**63), str(-(2**63)), '"x"', '""',
+    f'"{HUGE}"', '"\\ud800"', "[]", "{}",
+    "[1]", "[[1]]", "[null]", '["a"]', "[1.5]", f"[{HUGE}]", '{"a": [1]}', '{"a": [null]}',
+]  # fmt: skip
+FIELDS = [
+    "prompt_tokens", "output_tokens", "max_tokens", "n", "parent", "fork_at", "truncate_to", "arrival_s", "timestamp",
+    "delay_s", "hash_ids", "block_tokens", "session_id", "input_length", "output_length", "chat_id", "parent_chat_id",
+]  # fmt: skip
+#: Columns of every type that Parquet has and that a trace has no use for.
+PARQUET_TYPES = {
+    "struct": pa.array([{"a": 1}, None]),
+    "map": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
+    "list": pa.array([[1], [2, None]]),
+    "large list": pa.array([[2**64 - 1], [2]], pa.large_list(pa.uint64())),
+    "fixed list": pa.array([None, [2]], pa.list_(pa.int64(), 1)),
+    "nested list": pa.array([[[1]], [None]]),
+    "binary": pa.array([b"\xff", b"a"]),
+    "text view": pa.array(["1", "b"], pa.string_view()),
+    "dictionary": pa.array(["a", "b"]).dictionary_encode(),
+    "bool": pa.array([True, False]),
+    "date": pa.array([datetime.date(2024, 1, 1)] * 2),
+    "duration": pa.array([datetime.timedelta(1)] * 2),
+    "decimal": pa.array([Decimal(10) ** 70, Decimal(1)], pa.decimal256(76)),
+    "unsigned": pa.array([2**64 - 1, 1], pa.uint64()),
+    "not a number": pa.array([float("nan"), 1.5]),
+    "null": pa.nulls(2),
+}
+
+
+def read_or_refused(path) -> str | None:
+    """The refusal, which is one line with bad rows skipped and without; None where the file is read."""
+    refused = []
+    for skip_bad in (False, True):
+        try:
+            read_with_content(path, Reading(skip_bad=skip_bad))
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 500
+            refused.append(str(error))
+    return refused[0] if refused else None
+
+
+@pytest.mark.parametrize("form", ["ours", "mooncake", "bailian", "ragpulse/0_trace"])
+def test_any_json_value_in_any_field_is_read_or_refused(tmp_path, form):
+    records = [json.loads(line) for line in (SAMPLES / f"{form}.jsonl").read_text().splitlines()]
+    path = tmp_path / "trace.jsonl"
+    for chunks in (SAMPLES / "ragpulse").glob("[1-5]_*"):
+        (tmp_path / chunks.name).write_bytes(chunks.read_bytes())
+    *first, last = records
+    for field in {*FIELDS, *last} if form == "ours" else last:
+        for value in JSON_VALUES:
+            changed = json.dumps(last | {field: "@"}).replace('"@"', value)
+            path.write_text("\n".join([*map(json.dumps, first), changed]))
+            read_or_refused(path)
+        missing = {name: old for name, old in last.items() if name != field}
+        path.write_text("\n".join(map(json.dumps, [*first, missing])))
+        read_or_refused(path)
+
+
+def test_a_number_of_400_digits_is_a_bad_row(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    good = '{"input":1,"output":2}\n' * 10
+    path.write_text(f'{good}{{"input":{HUGE},"output":2}}\n{good}')
+    refused = f"{path}, line 11: input = a number of 1329 bits: must be a finite number; correct the row"
+    assert read_or_refused(path) == refused
+    trace = read(path, Reading(skip_bad=True))
+    assert (len(trace), trace.left_out.bad, trace.left_out.first_bad) == (20, 1, refused)
+
+
+@pytest.mark.parametrize("kind", PARQUET_TYPES)
+def test_any_type_in_any_parquet_column_is_read_or_refused(tmp_path, kind):
+    path = tmp_path / "trace.parquet"
+    for field in FIELDS[:13]:
+        columns = {"prompt_tokens": [5, 6], "output_tokens": [1, 2], "hash_ids": [[1], [2]], "session_id": ["a", "a"]}
+        if field in ("fork_at", "truncate_to"):
+            columns["parent"] = pa.array([None, 0])
+        path.write_bytes(parquet(**columns | {field: PARQUET_TYPES[kind]}))
+        read_or_refused(path)
+
+
+@pytest.mark.parametrize("column", [[{"a": 1}, {}], [[1], [2]], [None, [1]], [b"a", b"b"], [True, False], [1.5, 2]])
+def test_a_session_that_is_no_name_is_refused(tmp_path, column):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(parquet(input=[1, 2], output=[1, 2], session_id=column))
+    refused = read_or_refused(path)
+    assert refused.startswith(f"{path}, row {2 if column[0] is None else 1}: session_id = ")
+    assert refused.endswith("must be a whole number or a text; correct the row")
+
+
+def test_the_same_columns_in_other_parquet_types(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(parquet(
+        input=pa.array([1, 2]).dictionary_encode(),
+        output=pa.array([3, 4], pa.float16()),
+        session_id=pa.array(["a", "a"], pa.large_string()).dictionary_encode(),
+        hash_ids=pa.array([[7], [8]], pa.list_(pa.uint64(), 1)),
+        block_tokens=pa.array([[1], [2]], pa.large_list(pa.int32())),
+    ))  # fmt: skip
+    trace = read_with_content(path)
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([1, 2], [3, 4])
+    assert (trace.content.ids.tolist(), trace.content.session_id.tolist()) == ([7, 8], [1, 1])
+    # pandas makes floats of whole numbers where some are missing.
+    path.write_bytes(parquet(input=[1, 2, 3], output=[1, 2, 3], session_id=[4.0, None, 4.0]))
+    assert read_with_content(path).content.session_id.tolist() == [1, -1, 1]
 
 
 def test_a_bad_value_of_a_zipped_file_keeps_its_line(tmp_path):

@@ -14,7 +14,7 @@ from ..sim.dialogue import NO_PARENT, Dialogue
 from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
 from .jsonl_format import session_text
 from .pieces import sized_pieces, whole_pieces
-from .table import Column, Table
+from .table import Table
 from .times import LATEST_S, TICKS_PER_NS, PER_SECOND, date_ns, is_zoned, to_ticks
 
 Arrays = dict[str, np.ndarray]
@@ -112,14 +112,24 @@ def _content(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> Arra
     elif HASH_IDS in table.columns:
         arrays = whole_pieces(table, prompt_tokens, block_tokens)
     if SESSION in table.columns:
-        arrays[SESSION] = _session_texts(table.columns[SESSION])
+        arrays[SESSION] = _session_texts(table)
     return arrays
 
 
-def _session_texts(column: Column) -> np.ndarray:
+def _session_texts(table: Table) -> np.ndarray:
+    """Names of sessions, None where a row has none; object [n]."""
+    column, remedy = table.columns[SESSION], "must be a whole number or a text; correct the row"
+    if pa.types.is_floating(column.type):
+        # pandas makes floats of whole numbers where some are missing.
+        values = np.asarray(column.fill_null(0), dtype=np.float64)
+        table.refuse(~(np.abs(values) < 2**63) | (values != np.floor(values)), SESSION, values, remedy)
+        column = column.cast(pa.int64())
     if pa.types.is_integer(column.type):
         texts = (None if value is None else session_text(value) for value in column.to_pylist())
         return np.array(list(texts), dtype=object)
+    if not (pa.types.is_string(column.type) or pa.types.is_null(column.type)):
+        row = int(np.asarray(column.is_valid()).argmax())
+        raise table.error(row, SESSION, column[row].as_py(), remedy)
     return column.to_numpy(zero_copy_only=False)
 
 
@@ -201,6 +211,8 @@ def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
     missing = np.asarray(column.is_null())
     if missing.all():
         return np.full(len(column), np.nan)
+    if not _is_numeric(column.type):
+        raise _not_a_number(table, field, meaning)
     values = numbers_of(table.having(**{field: column.fill_null(0)}), field, meaning).astype(np.float64)
     table.refuse(~np.isfinite(values), field, values, f"must be {meaning}; correct the row")
     values[missing] = np.nan
@@ -251,12 +263,16 @@ def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
     nobody = pa.nulls(len(table))
     column = table.columns.get(field, nobody)
     kind = column.type
-    wide = pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_uint64(kind)
-    if not (wide or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+    if not (_is_numeric(kind) or pa.types.is_null(kind)):
         raise _not_a_number(table, field, meaning)
+    wide = not pa.types.is_integer(kind) or pa.types.is_uint64(kind)
     missing = np.asarray(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
     return np.asarray(column.cast(pa.float64() if wide else pa.int64(), safe=False))
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _not_a_number(table: Table, field: str, meaning: str) -> Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -16,7 +15,9 @@ from .lines import Block
 from .table import Column, Table, shown
 
 Record = dict[str, Any]
-
+#: The largest whole number that is read, and what is said of lists that hold a larger one.
+MOST = 2**63 - 1
+IN_64_BITS = f"must hold whole numbers from {-MOST - 1} to {MOST}; correct the row"
 
 #: Turns what the rows of a table have under a key into a column, or names the first row that cannot be.
 Reader = Callable[[Table, str, Sequence[Any]], Column]
@@ -89,16 +90,25 @@ def _is_number(value: Any) -> bool:
     if type(value) not in (int, float):
         return value is None
     # What is no number is refused with what must be there; infinity is what 1e999 becomes.
-    return math.isnan(value) or abs(value) < 2**63
+    return value != value or abs(value) < 2**63
+
+
+def whole_numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Whole numbers, int64; what is missing is null."""
+    for row, value in enumerate(values):
+        if not _is_number(value) or isinstance(value, float) and not value.is_integer():
+            raise table.error(row, name, value, "must be a whole number; correct the row")
+    return pa.array([None if value is None else int(value) for value in values], pa.int64())
 
 
 def whole_lists(table: Table, name: str, values: Sequence[Any]) -> pa.ListArray:
     """Lists of whole numbers, one in every row."""
     try:
         column = pa.array(values)
-        if column.type in (pa.list_(pa.int64()), pa.list_(pa.null())) and not column.null_count:
+        kind, missing = column.type, column.null_count
+        if kind in (pa.list_(pa.int64()), pa.list_(pa.null())) and not missing and not column.flatten().null_count:
             return column.cast(pa.list_(pa.int64()))
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         pass
     for row, value in enumerate(values):
         _check_list(table, row, name, value)
@@ -112,8 +122,7 @@ def _check_list(table: Table, row: int, name: str, value: Any) -> None:
         raise table.error(row, name, value, "must be a list, one whole number a block; correct the row")
     for number in value:
         if type(number) is not int or not -(2**63) <= number < 2**63:
-            remedy = f"must hold whole numbers from {-(2**63)} to {2**63 - 1}; correct the row"
-            raise table.error(row, name, number, remedy)
+            raise table.error(row, name, number, IN_64_BITS)
 
 
 def sessions(table: Table, name: str, values: Sequence[Any]) -> pa.Array:

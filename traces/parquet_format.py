@@ -49,11 +49,23 @@ def parquet_tables(
             left -= batch.nbytes
             if left < 0:
                 raise file.too_large()
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
             yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
             row += len(batch)
     except _DAMAGE as error:
         raise _unreadable(file, error) from None
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The column in the type that readers of text make, where it holds the same in another one."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return column.cast(pa.list_(kind.value_type))
+    return column
 
 
 def _unreadable(file: TraceFile, error: Exception) -> TraceError:

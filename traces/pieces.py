@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .form import BLOCK_TOKENS, HASH_IDS, MOONCAKE_BLOCK_TOKENS, VLLM_BLOCK_TOKENS
+from .jsonl_format import IN_64_BITS, MOST
 from .table import Table
+
 
 def whole_pieces(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> dict[str, np.ndarray]:
     """Blocks that are full but for the last, which is as full as the prompt leaves it.
@@ -87,4 +89,11 @@ def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:
     missing = np.asarray(column.is_null())
     table.refuse(missing, field, np.full(len(missing), None), "is missing; give a list, one whole number a block")
     lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
-    return lengths, np.asarray(pc.list_flatten(column).cast(pa.int64()))
+    numbers = pc.list_flatten(column)
+    wrong = np.asarray(numbers.is_null())
+    if pa.types.is_uint64(numbers.type):
+        wrong |= np.asarray(numbers.fill_null(0)) > MOST
+    if wrong.any():
+        row = int(np.repeat(np.arange(len(lengths)), lengths)[wrong.argmax()])
+        raise table.error(row, field, column[row].as_py(), IN_64_BITS)
+    return lengths, np.asarray(numbers.cast(pa.int64()))

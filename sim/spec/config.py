@@ -9,6 +9,8 @@ from ..errors import SettingError
 from .attention import FULL, Span
 
 Config = Mapping[str, object]
+#: Beyond any model, in heads, hidden sizes, tokens of a vocabulary or of a context; and in layers, which are listed.
+MOST_COUNT, MOST_LAYERS = 2**40, 2**14
 
 # Keys of layers that keep a state of fixed size in place of K and V.
 _STATES = {
@@ -31,13 +33,22 @@ _FEATURES = {
 }
 
 
-def count(config: Config, name: str, key: str, default: int | None = None, least: int = 1) -> int:
-    """A whole number of at least ``least``; null counts as absent."""
+def count(
+    config: Config, name: str, key: str, default: int | None = None, least: int = 1, most: int = MOST_COUNT
+) -> int:
+    """A whole number from ``least`` to ``most``; null counts as absent."""
     value = config.get(key)
     value = default if value is None else value
     if type(value) is not int or value < least:
         raise SettingError(key, value, f"must be a whole number of at least {least} in {name}")
+    if value > most:
+        raise SettingError(key, value, f"must be at most {most:,} in {name}; no model has more")
     return value
+
+
+def num_layers(config: Config, name: str) -> int:
+    """How many layers there are."""
+    return count(config, name, "num_hidden_layers", most=MOST_LAYERS)
 
 
 def numbers(config: Config, name: str, key: str) -> list[int]:
@@ -61,7 +72,7 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
         raise SettingError("hidden_size", hidden, remedy)
     return {
         "name": name,
-        "num_layers": count(config, name, "num_hidden_layers"),
+        "num_layers": num_layers(config, name),
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..errors import SettingError
 from .attention import Latent, Span
-from .config import Config, count, numbers, refuse_unread, shape, spans
+from .config import Config, count, num_layers, numbers, refuse_unread, shape, spans
 from .experts import Experts
 from .families_layernorm import falcon, gpt2, gpt_bigcode, opt
 from .shape import ModelSpec
@@ -41,7 +41,7 @@ def _windows(
     use = config.get("use_sliding_window", switched_on)
     has = use and config.get("sliding_window", default) is not None
     window = count(config, name, "sliding_window", default) if has else None
-    return spans(config, name, count(config, name, "num_hidden_layers"), windowed, window, None)
+    return spans(config, name, num_layers(config, name), windowed, window, None)
 
 
 def _llama(
@@ -128,7 +128,7 @@ def _gpt_oss(config: Config, name: str) -> ModelSpec:
 
 
 def _llama4(config: Config, name: str) -> ModelSpec:
-    layers = count(config, name, "num_hidden_layers")
+    layers = num_layers(config, name)
     every = count(config, name, "no_rope_layer_interval", 4)
     # Layers without rotary positions attend to everything; the others to their chunk.
     rotary = numbers(config, name, "no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
@@ -196,7 +196,7 @@ def _experts(
     **features: Any,
 ) -> Experts | None:
     """Experts in the layers that are ``routed``; None where no layer is."""
-    layers = tuple(layer for layer in range(count(config, name, "num_hidden_layers")) if routed(layer))
+    layers = tuple(layer for layer in range(num_layers(config, name)) if routed(layer))
     experts = count(config, name, count_key)
     used = count(config, name, "num_experts_per_tok", default_used)
     if used > experts:

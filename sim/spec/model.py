@@ -49,7 +49,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
 def _load(path: Path) -> Config:
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    # Of a ValueError: no text, no JSON, numbers of thousands of digits; brackets as deep are a RecursionError.
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error
     if not isinstance(config, dict):
         raise SettingError("model", str(path), "is not a model's configuration; give a config.json")

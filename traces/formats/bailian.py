@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from ..form import HASH_IDS, SECONDS, SESSION, VLLM_BLOCK_TOKENS, Form
-from ..jsonl_format import numbers, whole_lists
+from ..jsonl_format import whole_lists, whole_numbers
 from ..table import Table
 
 _CHAT, _PARENT, _NONE = "chat_id", "parent_chat_id", -1
@@ -42,7 +42,7 @@ BAILIAN = Form(
     "Qwen-Bailian",
     frozenset({_CHAT, _PARENT, "input_length"}),
     {"timestamp": SECONDS},
-    content={HASH_IDS: whole_lists, _CHAT: numbers, _PARENT: numbers},
+    content={HASH_IDS: whole_lists, _CHAT: whole_numbers, _PARENT: whole_numbers},
     preparer=_sessions,
     block_tokens=VLLM_BLOCK_TOKENS,
 )

@@ -53,20 +53,21 @@ def _sized() -> Callable[[Table], Table]:
         if not sizes:
             bare = {name: column for name, column in table.columns.items() if name not in (_CHUNKS, _TALK)}
             return Table(table.path, bare, table.lines, table.unit)
-        prompts = table.columns["input_length"].to_pylist()
+        prompts = table.columns.get("input_length", pa.nulls(len(table))).to_pylist()
         known = [
             _known(ids, sizes, prompt) for ids, prompt in zip(table.columns[_CHUNKS].to_pylist(), prompts, strict=True)
         ]
         kind = pa.list_(pa.int64())
         ids, tokens = (pa.array([part[place] for part in known], kind) for place in (0, 1))
-        return table.having(**{HASH_IDS: ids, BLOCK_TOKENS: tokens, SESSION: table.columns[_TALK]})
+        return table.having(**{HASH_IDS: ids, BLOCK_TOKENS: tokens})
 
     return prepared
 
 
 def _known(ids: list[int], sizes: dict[int, int], prompt_tokens: float | None) -> tuple[list[int], list[int]]:
     """The chunks that are known, and their tokens, up to the end of the prompt."""
-    left, tokens = prompt_tokens or 0, []
+    # A length that is missing or no number is refused later, with the other columns.
+    left, tokens = prompt_tokens if prompt_tokens and prompt_tokens > 0 else 0, []
     for chunk in ids:
         size = min(sizes.get(chunk, 0), int(left))
         if size < 1:
