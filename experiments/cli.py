@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from io import TextIOWrapper
 from typing import NoReturn
 
 import psutil
@@ -64,6 +65,9 @@ def main() -> None:
         # Runs after all that modules of verbs register: later on an alarm would end the program by its signal.
         atexit.register(signal.alarm, 0)
     handle(_leave_in_time)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names that the encoding lacks, such as those that are no UTF-8, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(status(sys.argv[1:]))
 
 
@@ -125,4 +129,6 @@ def _fault(error: Exception) -> int:
 
 
 def _complain(text: str) -> None:
-    print(f"fragmeter: {text}", file=sys.stderr)
+    """Print one line, whatever names are in it: what would break it, or steer the terminal, is escaped."""
+    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    print(f"fragmeter: {shown}", file=sys.stderr)

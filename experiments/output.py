@@ -137,7 +137,8 @@ class Report:
         if len(on_stdout) > 1:
             raise SettingError(on_stdout[1], STDOUT, f"standard output has {on_stdout[0]} already; name a file")
         self._json_target = STDOUT if "json" in on_stdout else json_target
-        self.console = _Terminal(quiet=bool(on_stdout), highlight=False)
+        # Names may hold what looks like markup.
+        self.console = _Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """A paragraph of text, wrapped to the terminal."""

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..sim.files import as_utf8
 from ..sim.folders import FolderKind, OutputFolder
 from ..sim.objectives import Objectives
 from ..sim.settings import Settings
@@ -134,5 +135,9 @@ def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Rows as a Parquet file, with every column that any of them has; the same rows are the same bytes."""
     names = dict.fromkeys(name for cells in rows for name in cells)
     content = BytesIO()
-    pq.write_table(pa.table({name: [cells.get(name) for cells in rows] for name in names}), content)
+    pq.write_table(pa.table({name: [_cell(cells.get(name)) for cells in rows] for name in names}), content)
     return content.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return as_utf8(value) if isinstance(value, str) else value

@@ -10,6 +10,7 @@ from pyarrow import ArrowInvalid
 from ..reports.sweep_report import Sweep
 from ..sim import frames as pd
 from ..sim.errors import UserError
+from ..sim.files import as_utf8
 from .grid import PART_OF
 from .points import POINTS, TABLE
 
@@ -48,7 +49,7 @@ def read_sweep(folder: Path) -> Sweep:
     if done.empty:
         raise UserError(f"{path}: no point could be run; its column error says why")
     axes = _axes(done)
-    return Sweep(folder.resolve().name, _points(done, axes), axes, _objectives(done), len(rows) - len(done))
+    return Sweep(as_utf8(folder.resolve().name), _points(done, axes), axes, _objectives(done), len(rows) - len(done))
 
 
 def _axes(rows: pd.DataFrame) -> list[str]:

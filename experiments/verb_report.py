@@ -13,7 +13,7 @@ from ..reports.results import Result, read_result
 from ..reports.run_report import Asked, figures, write_report
 from ..reports.sweep_report import write_sweep_report
 from ..sim.errors import MissingExtra, SettingError
-from ..sim.files import STDOUT, require_apart, user_paths
+from ..sim.files import STDOUT, as_utf8, require_apart, user_paths
 from ..sim.folders import check_folder
 from ..sim.objectives import objectives
 from .output import RESULT_FILE, RESULTS, JsonTarget, Report
@@ -169,7 +169,7 @@ def _names(folders: tuple[Path, ...]) -> list[str]:
     """One by its policy, several by their folders, numbered where these are called alike."""
     if len(folders) == 1:
         return [""]
-    names = [folder.resolve().name for folder in folders]
+    names = [as_utf8(folder.resolve().name) for folder in folders]
     return names if len(set(names)) == len(names) else [f"{place}: {name}" for place, name in enumerate(names, 1)]
 
 

@@ -44,6 +44,11 @@ def as_json(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def as_utf8(text: AnyPath) -> str:
+    """A name as text that UTF-8 has: of a path that is none, the odd bytes become escapes, which JSON reads back."""
+    return os.fspath(text).encode("utf-8", "backslashreplace").decode()
+
+
 def write_whole(path: AnyPath, content: str | bytes) -> None:
     """Write a file, text as UTF-8; see the head of this module for where.
 
@@ -51,8 +56,7 @@ def write_whole(path: AnyPath, content: str | bytes) -> None:
         UserError: It cannot be written.
     """
     with whole_file(path) as file:
-        # A name that is no UTF-8 becomes an escape, which JSON reads back.
-        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+        file.write(as_utf8(content).encode() if isinstance(content, str) else content)
 
 
 @contextmanager

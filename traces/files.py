@@ -11,13 +11,14 @@ import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from ..sim.errors import TraceError
+from ..sim.files import as_utf8
 from .lines import Block, filled_lines
 
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
@@ -42,7 +43,7 @@ class TraceFile:
     @property
     def bare_name(self) -> str:
         """Its name without the ending of the compression."""
-        name = Path(fspath(self.path)).name
+        name = Path(as_utf8(self.path)).name
         return next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
 
     def is_compressed(self) -> bool:

@@ -15,11 +15,11 @@ from os import PathLike
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from ..sim.errors import TraceError
-from ..sim.files import write_whole
+from ..sim.files import as_utf8, write_whole
 from .files import TraceFile
 from .marginal import inverse, summary
 from .table import shown
@@ -95,7 +95,7 @@ class Load:
     """
 
     fragmeter_load: Annotated[int, Field(ge=VERSION, le=VERSION)]
-    name: str
+    name: Annotated[str, AfterValidator(as_utf8)]
     requests: Annotated[int, Field(ge=1, le=2**31)]
     prompt_tokens: Marginal
     output_tokens: Marginal

@@ -1,0 +1,109 @@
+"""Names of files and settings that hold markup, control characters, or bytes that are no UTF-8."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli_runs import command
+from fragmeter.experiments.cli import DONE, MISTAKE, status
+
+TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "0,10,5\n" * 4
+BAD = "arrival_s,prompt_tokens,output_tokens\n0,x,5\n"
+
+
+def trace(folder: Path, name: str, text: str = TRACE) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+class TestMarkup:
+    def test_of_a_result(self, here, capsys):
+        trace(here, "t.csv")
+        for out in ("q[/b]", "a[red]x :smile:"):
+            assert status(["simulate", "--trace", "t.csv", "--out", out]) == DONE
+        capsys.readouterr()
+        assert status(["compare", "q[", "a[red]x :smile:"]) == MISTAKE
+        assert status(["compare", "q[/b]", "a[red]x :smile:"]) == DONE
+        assert "q[/b]  ->  a[red]x :smile:" in capsys.readouterr().out
+
+    def test_of_a_trace_in_a_sweep(self, here, capsys):
+        names = [trace(here, name).name for name in ("t[y].csv", "a[red]x.csv", "[bold]:key:.csv")]
+        assert status(["sweep", "--grid", f"trace={','.join(names)}", "--jobs", "1", "--out", "swept"]) == DONE
+        told = capsys.readouterr().out
+        assert all(name in told for name in names)
+        assert status(["traces", "stats", "t[y].csv"]) == DONE
+        assert "t[y]" in capsys.readouterr().out
+
+    def test_of_a_closing_tag_in_a_sweep(self, here, capsys):
+        # As a path: y].csv in the folder t[.
+        (here / "t[").mkdir()
+        name = "t[/y].csv"
+        trace(here, name)
+        assert status(["sweep", "--grid", f"trace={name}", "--jobs", "1", "--out", "swept"]) == DONE
+        assert name in capsys.readouterr().out
+
+    def test_of_settings_that_are_compared(self, here, capsys):
+        names = [trace(here, name).name for name in ("a[red]x.csv", "b[bold]x.csv")]
+        sets = [token for name in names for token in ("--set", f"trace={name}")]
+        assert status(["compare", *sets, "--seeds", "2", "--jobs", "1"]) == DONE
+        assert "trace=a[red]x.csv  ->  trace=b[bold]x.csv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x1b[31m", "\x07", "\u2028", "\x85", "\x0b"])
+def test_an_error_is_one_line_whatever_is_in_a_name(here, capsys, sign):
+    path = trace(here, f"bad{sign}name.csv", BAD)
+    assert status(["simulate", "--trace", str(path)]) == MISTAKE
+    told = capsys.readouterr().err
+    assert told.splitlines() == [told.removesuffix("\n")] and told.removesuffix("\n").isprintable()
+    shown = sign.encode("unicode_escape").decode()
+    assert f"bad{shown}name.csv, line 2: prompt_tokens = 'x': must be a whole number" in told
+
+
+class TestBytesThatAreNoUtf8:
+    """As a user's shell passes them, with standard output that takes UTF-8 alone."""
+
+    @staticmethod
+    def run(here: Path, *tokens: str | bytes) -> str:
+        told = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        line = [*command()[:3], *tokens]
+        done = subprocess.run(line, capture_output=True, cwd=here, env=told, timeout=600)
+        assert (done.returncode, done.stderr) == (DONE, b"")
+        return done.stdout.decode()
+
+    def test_of_a_trace(self, here):
+        name = b"t\xff.csv"
+        (here / os.fsdecode(name)).write_text(TRACE)
+        assert "\\udcff" in self.run(here, "traces", "stats", name, "--out", "stats.html")
+        self.run(here, "traces", "synth", name, "--out", "load.json")
+        self.run(here, "simulate", "--trace", "load.json", "--request-rate", "inf")
+        shown = self.run(here, "simulate", "--trace", name, "--json", "-", "--out", "result")
+        assert "\\udcff" in shown or "requests" in shown
+        told = self.run(here, "sweep", "--grid", b"trace=" + name, "--jobs", "1", "--out", "swept")
+        assert "t\\udcff.csv" in told
+        self.run(here, "report", "swept")
+        self.run(here, "report", "result")
+
+    def test_of_results(self, here):
+        (here / "t.csv").write_text(TRACE)
+        for out, page in ((b"o\xff", b"r\xff.html"), (b"p\xfe", b"s\xff.html")):
+            json = b"j" + out
+            told = self.run(here, "simulate", "--trace", "t.csv", "--record-blocks", "--out", out, "--json", json)
+            assert "Results: " in told
+            self.run(here, "report", out, "--out", page)
+        self.run(here, "report", b"o\xff", b"p\xfe")
+        assert "o\\udcff  ->  p\\udcfe" in self.run(here, "compare", b"o\xff", b"p\xfe")
+        self.run(here, "sweep", "--trace", "t.csv", "--jobs", "1", "--grid", "block_size=8", "--out", b"s\xff")
+        self.run(here, "report", b"s\xff")
+        assert {os.fsencode(path.name) for path in here.iterdir()} >= {b"o\xff", b"jo\xff", b"r\xff.html", b"s\xff"}
