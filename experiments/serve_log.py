@@ -12,10 +12,14 @@ from ..sim.spec.launch import Launch, capacity
 
 Found = TypeVar("Found")
 GIB = 1 << 30
-_BLOCKS = re.compile(r"# (?:GPU|CUDA) blocks: ([\d,]+)|num_gpu_blocks is: ([\d,]+)")
-_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-_MEMORY = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB|reserved for KV Cache is (-?[\d.]+)\s?GiB")
+#: Numbers as a log has them; one with more digits than any cache has is none.
+_COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
+_BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}", re.ASCII)
+_TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
+_CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x", re.ASCII)
+_MEMORY = re.compile(
+    rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII
+)
 
 
 @dataclass(frozen=True)

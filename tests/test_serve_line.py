@@ -222,6 +222,24 @@ def test_a_start_up_log_counts_in_place_of_the_reckoning(text, blocks):
     assert answer.settings().num_gpu_blocks_override == blocks
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU KV cache size: , tokens",
+        f"GPU KV cache size: {'9' * 400} tokens",
+        "Available KV cache memory: 1.2.3 GiB",
+        "Available KV cache memory: . GiB",
+        f"Available KV cache memory: {'9' * 400} GiB",
+        "Maximum concurrency for 8,192 tokens per request: .x",
+        f"# GPU blocks: {'9' * 5000}, # CPU blocks: 0",
+    ],
+)
+def test_a_line_of_a_log_whose_number_is_none_is_passed_over(text):
+    with pytest.raises(UserError, match="has none of the lines GPU KV cache size"):
+        read_log(text)
+    assert read_log(f"{text}\n# GPU blocks: 1,952, # CPU blocks: 0").num_blocks == 1952
+
+
 def test_a_log_that_says_nothing_is_a_mistake():
     with pytest.raises(UserError, match="has none of the lines GPU KV cache size"):
         read_log("INFO Starting to load model")
