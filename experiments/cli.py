@@ -26,6 +26,7 @@ from .. import __version__
 from ..sim.errors import UserError
 from ..sim.interrupts import INTERRUPTED, handle, message_of, status_of
 from ..sim.settings import setting_error
+from .output import Terminal
 from .whole_numbers import whole_numbers
 
 DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
@@ -41,6 +42,7 @@ app = App(
     exit_on_error=False,
     print_error=False,
     suppress_keyboard_interrupt=False,
+    console=Terminal(),
     result_action="return_none",
 )
 # Verbs are imported when they are called: pictures and tables take a second to load.

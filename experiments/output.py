@@ -107,7 +107,7 @@ def track(items: Iterable[Item], subject: str, total: int) -> Iterable[Item]:
     return rich_track(items, subject, total=total, console=Console(stderr=True), transient=True)
 
 
-class _Terminal(Console):
+class Terminal(Console):
     """Rich's console, which lets the program know that its reader has gone."""
 
     def on_broken_pipe(self) -> None:
@@ -138,7 +138,7 @@ class Report:
             raise SettingError(on_stdout[1], STDOUT, f"standard output has {on_stdout[0]} already; name a file")
         self._json_target = STDOUT if "json" in on_stdout else json_target
         # Names may hold what looks like markup.
-        self.console = _Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
+        self.console = Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """A paragraph of text, wrapped to the terminal."""

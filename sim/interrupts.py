@@ -8,7 +8,8 @@ from typing import NoReturn
 
 #: Exit statuses, as a shell has them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 130, 143
-_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+#: What a signal does where nobody has said otherwise.
+_DEFAULTS = {signal.SIGINT: (signal.default_int_handler, signal.SIG_DFL), signal.SIGTERM: (signal.SIG_DFL,)}
 
 
 class Terminated(KeyboardInterrupt):
@@ -42,6 +43,6 @@ def handle(on_first: Callable[[int], object] = lambda status: None) -> None:
         on_first(status_of(raised))
         raise raised
 
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is default:
+    for number, defaults in _DEFAULTS.items():
+        if signal.getsignal(number) in defaults:
             signal.signal(number, interrupt)

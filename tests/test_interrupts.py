@@ -72,6 +72,21 @@ def test_workers_of_a_killed_program_end_by_themselves(in_peace, tmp_path):
     assert_goes_on(tmp_path / "out", in_peace)
 
 
+def test_ctrl_c_while_the_program_loads_ends_it_without_a_traceback():
+    script = """
+import os, signal, sys, types
+
+cli = types.ModuleType("cli")
+cli.__getattr__ = lambda name: os.kill(os.getpid(), signal.SIGINT)
+sys.modules["fragmeter.experiments.cli"] = cli
+from fragmeter.__main__ import main
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_a_second_signal_does_not_disturb_the_first():
     script = """
 import os, signal

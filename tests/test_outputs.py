@@ -336,6 +336,14 @@ class TestWhatIsNoFile:
         # Small enough to be in the pipe before its reader has gone, or not.
         assert done.stdout.strip() in (str(NO_READER), str(DONE)) and done.stderr == ""
 
+    @pytest.mark.parametrize("tokens", [["simulate", "--help"], ["traces", "list"]], ids=["help", "text"])
+    def test_so_does_a_reader_that_reads_nothing(self, tokens):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(command(*tokens), stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (NO_READER, "")
+
 
 class TestALeftover:
     """Files that a killed command leaves beside a target go when the next one writes it; the user's stay."""
