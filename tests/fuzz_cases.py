@@ -233,7 +233,7 @@ def _literals(hint: Any) -> list[str]:
     return [value for each in get_args(hint) if get_origin(each) is not None for value in _literals(each)]
 
 
-@kind("flags", 1700)
+@kind("flags", 1400)
 def flags(rng: Rng, folder: Path) -> Case:
     """One to three hostile flags of a command, in the place of its own."""
     path = rng.choice(list(commands()))
@@ -274,7 +274,7 @@ def words(rng: Rng, folder: Path) -> Case:
     return Case([*tokens, *(["--plan", "missing"] if "validate" in tokens else [])])
 
 
-@kind("outputs", 250)
+@kind("outputs", 180)
 def outputs(rng: Rng, folder: Path) -> Case:
     """Every flag that names an output, at hostile places, with an input that must not be lost."""
     hostile_files(folder)
@@ -316,7 +316,7 @@ _LINED = ["azure2023.csv", "azure2024.csv", "burstgpt.csv", "burstgpt_sessions.c
 _JSON_LINED = ["mooncake.jsonl", "timed_trace.jsonl", "bailian.jsonl", "ours.jsonl", "ragpulse/0_trace.jsonl"]
 
 
-@kind("csv", 450)
+@kind("csv", 350)
 def csv(rng: Rng, folder: Path) -> Case:
     """CSV of every form."""
     name = rng.choice([None, *_LINED])
@@ -338,7 +338,7 @@ def dialogue(rng: Rng, folder: Path) -> Case:
     return Case([*_reading(rng, "trace.csv")])
 
 
-@kind("jsonl", 450)
+@kind("jsonl", 350)
 def jsonl(rng: Rng, folder: Path) -> Case:
     """JSON lines of every form: a value of some line is another one, or the text is damaged."""
     lines = (SAMPLES / rng.choice(_JSON_LINED)).read_text().splitlines()
@@ -368,7 +368,7 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
-@kind("parquet", 350)
+@kind("parquet", 300)
 def parquet(rng: Rng, folder: Path) -> Case:
     """Parquet with columns of any type."""
     if rng.random() < 0.3:
@@ -436,7 +436,7 @@ def _damaged_copy(rng: Rng, name: str) -> None:
     damaged_file(rng, Path(name))
 
 
-@kind("model", 250)
+@kind("model", 200)
 def model(rng: Rng, folder: Path) -> Case:
     """A model's config.json."""
     _damaged_copy(rng, "config.json")
@@ -484,7 +484,7 @@ def prices(rng: Rng, folder: Path) -> Case:
     return Case(["plan", *_flat(GOODPUT), "--prices", name])
 
 
-@kind("bench", 300)
+@kind("bench", 200)
 def bench(rng: Rng, folder: Path) -> Case:
     """A benchmark of a real server, and what the server said of itself."""
     copied("bench.json", "metrics.txt")
@@ -507,7 +507,7 @@ def plan_file(rng: Rng, folder: Path) -> Case:
     return Case(["validate", "--plan", str(path), "--check", "--every", "3"], (DONE, MISTAKE, FAULT))
 
 
-@kind("folders", 450)
+@kind("folders", 250)
 def folders(rng: Rng, folder: Path) -> Case:
     """Result folders that are damaged, then read, compared, written again, or gone on with."""
     name = rng.choice(["run", "run", "cluster", "sweep", "against", "figures", "planned"])
@@ -571,7 +571,7 @@ def _line(rng: Rng) -> str:
     return " ".join(words)
 
 
-@kind("serve", 500)
+@kind("serve", 400)
 def serve(rng: Rng, folder: Path) -> Case:
     """Pasted command lines of servers."""
     line = _line(rng)
@@ -611,7 +611,7 @@ def _axis(rng: Rng) -> str:
     return f"{name}={','.join(values) if rng.random() < 0.7 else rng.choice(ranges)}"
 
 
-@kind("grid", 350)
+@kind("grid", 250)
 def grid(rng: Rng, folder: Path) -> Case:
     """Axes of a sweep and of a search, what a search is for, and the sides of a comparison."""
     copied("trace.csv")
@@ -627,7 +627,7 @@ def grid(rng: Rng, folder: Path) -> Case:
     return Case(["sweep", *run, *(f"--search={axis}" for axis in axes), f"{way}={wanted}", *limits, "--trials", "2", "--out", "out"])
 
 
-@kind("goal", 150)
+@kind("goal", 80)
 def goal(rng: Rng, folder: Path) -> Case:
     """Objectives, and candidates of a plan."""
     names = ["ttft", "tpot", "e2el", "itl", "x", ""]
