@@ -24,6 +24,7 @@ import numpy as np
 from ..archives import load_archive, save_archive
 from ..errors import UserError
 from ..memory import BUCKETS
+from .occupancy import NOBODY
 
 #: Raised when an array changes its meaning.
 SCHEMA_VERSION = 1

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...sim.errors import TraceError
-from ..form import BLOCK_TOKENS, HASH_IDS, SECONDS, Form
+from ..form import BLOCK_TOKENS, HASH_IDS, SECONDS, SESSION, Form
 from ..jsonl_format import sessions, whole_lists
 from ..table import Column, Table, shown
 
