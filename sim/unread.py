@@ -102,8 +102,7 @@ def _preemption_mode(settings: Settings, workload: Workload | None) -> str | Non
         return f"{settings.policy} never swaps; use {either(_SWAPPING)}, {_LEAVE_OUT}"
     if workload is not None and workload.dialogue is not None:
         return "where requests have parents nothing is swapped; leave it out"
-    if workload is not None and len(workload) and workload.num_sequences.min() > 1:
-        return "requests of several sequences are swapped whatever it is; leave it out"
+    # Requests of several sequences are swapped in any case, which is what "swap" asks for.
     return None
 
 

@@ -28,7 +28,7 @@ def swapping_case(beams: bool = True) -> tuple[Settings, Workload]:
         shared_prefix_tokens=5,
         watermark=0,
         use_beam_search=beams,
-        beam_survival=0.8,
+        beam_survival=0.8 if beams else Settings.beam_survival,
         seed=3,
     )
     n = np.array([2, 1, 3, 1, 1, 2, 1, 1])
