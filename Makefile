@@ -8,6 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
 SMALL := --num-prompts 50 --request-rate 2
+ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
 test test-all: export PYTHONDONTWRITEBYTECODE =
@@ -63,8 +64,11 @@ smoke: $(VENV)/.core
 	$(BIN)/fragmeter reproduce fig3
 
 # The same on the lowest versions that setup.cfg allows, in an environment of their own.
-smoke-lowest test-lowest: %-lowest:
-	$(MAKE) $* VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
+smoke-lowest:
+	$(ON_LOWEST) smoke
+
+test-lowest:
+	$(ON_LOWEST) test
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
