@@ -9,9 +9,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 from cli_runs import command
 from fragmeter.experiments.cli import DONE, NO_READER
 from fragmeter.reports.results import read_result
@@ -44,15 +46,19 @@ def interrupted(rng: Rng, folder: Path) -> Case:
     for name in ("run", "trace.csv"):
         (folder / name).symlink_to(stock() / name)
     number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    delay_s = rng.uniform(0, 3)
-    return Case(tokens, (DONE, *_STATUSES[number]), partial(_signalled, number=number, delay_s=delay_s))
+    after_s = rng.uniform(0, 3)
+    return Case(tokens, (DONE, *_STATUSES[number]), partial(_signalled, number=number, after_s=after_s))
 
 
-def _signalled(tokens: list[str], number: signal.Signals, delay_s: float) -> Ran:
+def _signalled(tokens: list[str], number: signal.Signals, after_s: float) -> Ran:
+    """Run a command and send it a signal when it has taken so much time of a core, however busy the machine is."""
     program = _started(tokens)
-    time.sleep(delay_s)
+    with suppress(psutil.NoSuchProcess):
+        while program.poll() is None and psutil.Process(program.pid).cpu_times().user < after_s:
+            time.sleep(0.01)
     # As a terminal does: to the workers, too.
-    os.killpg(program.pid, number)
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, number)
     out, error = _ended(program)
     if program.returncode == -signal.SIGINT and "fragmeter" not in error:
         # Python itself was still starting.
