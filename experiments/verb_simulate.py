@@ -62,8 +62,8 @@ def simulate(
             block table.
         record_steps: The steps to record, as START:COUNT; by default all.
         shuffle_ids: Of a recorded plan: hand out block ids in a random order.
-        record_blocks: Record what every block held at up to 2,000 moments, into blocks.npz of --out, for the block
-            map of ``fragmeter report``. The run is served once more for it.
+        record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
+            block map of ``fragmeter report``. The run is served once more for it.
     """
     report = Report(json)
     if out is not None:

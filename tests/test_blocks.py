@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from engine_runs import settings_of, workload_of
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
-from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, load, record
+from fragmeter.sim.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
 from fragmeter.sim.errors import SettingError, UserError
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.plan import record as record_plan
@@ -208,6 +209,69 @@ def test_a_story_of_six_blocks():
     ]
 
 
+def same_but_rows(fine: BlockMap, coarse: BlockMap) -> None:
+    """A coarse map has the rows of the fine one that it names, and all else of it."""
+    assert coarse.block_ids.tolist() == fine.block_ids[coarse.block_ids].tolist()
+    for name in ("bucket", "sequence", "live_slots", "references"):
+        assert np.array_equal(getattr(coarse, name), getattr(fine, name)[:, coarse.block_ids])
+    for name in ("at_ticks", "start_ticks", "census_slots", "free_runs", "largest_free_blocks", "preempted_ticks"):
+        assert np.array_equal(getattr(coarse, name), getattr(fine, name))
+    assert coarse.meta == fine.meta
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "lightllm", "sglang", "vattention", "orca", "static", "orca-max"])
+@hypothesis_settings(max_examples=5)
+@given(case=cases, most=st.integers(1, 9))
+def test_a_coarse_map_has_rows_of_the_fine_one(policy, case: Case, most):
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    if not simulate(settings, workload, case.cost).book.num_steps:
+        return
+    (_, fine), (_, coarse) = (record(settings, workload, case.cost, most_rows=rows) for rows in (2_048, most))
+    assert coarse.bucket.shape == (fine.num_columns, min(most, len(fine.block_ids)))
+    same_but_rows(fine, coarse)
+
+
+@hypothesis_settings(max_examples=5)
+@given(case=shared_cases(), most=st.integers(1, 9))
+def test_a_coarse_map_of_cached_prefixes_has_rows_of_the_fine_one(case, most):
+    if simulate(caching_settings(case), case.workload, case.cost).book.num_steps:
+        maps = (record(caching_settings(case), case.workload, case.cost, most_rows=rows)[1] for rows in (2_048, most))
+        same_but_rows(*maps)
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "lightllm", "vattention", "sglang", "tgi", "orca", "static"])
+def test_a_pool_that_is_hardly_used_takes_no_memory(policy):
+    """67 million blocks: an array of a byte for each would be seven times what is allowed."""
+    pool = {"model": "toy-opt", "num_gpu_blocks_override": 1 << 26, "max_model_len": 64, "swap_space": 0}
+    work = Workload("few", np.arange(4) * 10**9, np.full(4, 9), np.full(4, 20))
+    tracemalloc.start()
+    try:
+        _, found = record(Settings(policy=policy, **pool), work)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.num_columns > 10 and found.bucket.shape == (found.num_columns, MOST_ROWS)
+    assert found.census_slots.sum(axis=1).min() == found.meta["block_size"] << 26
+    # A hundred moments at most, of 2,048 rows of 13 bytes, three times while they are put together.
+    assert found.num_columns <= 100 and peak < 3 * 100 * MOST_ROWS * 13 + 2_000_000
+
+
+def test_where_much_is_in_use_fewer_moments_are_looked_at():
+    """Evenly spaced ones, as many as the blocks in use, and 32 for each sequence, go into what is allowed."""
+    settings, workload = swapping_case()
+    run, whole = record(settings, workload)
+    ledger = run.accounts.at_rows()
+    in_use = -(-int((run.book.capacity_slots - ledger["free"]).max()) // run.book.block_size)
+    each = in_use + 32 * int(run.book.rows["width"].max())
+    with mock.patch.object(recording, "MOST_LOOKED_AT", 5 * each + 1):
+        _, few = record(settings, workload)
+    assert few.num_columns == 5 < whole.num_columns
+    assert np.array_equal(few.at_ticks, record(settings, workload, most_columns=5)[1].at_ticks)
+    with mock.patch.object(recording, "MOST_LOOKED_AT", 1):
+        assert record(settings, workload)[1].num_columns == 1
+
+
 def test_columns_and_rows_of_a_long_run_are_real_ones():
     """Of fewer moments and blocks each is one of the whole map's."""
     settings, workload = swapping_case()
@@ -254,8 +318,9 @@ def test_the_same_bytes_twice_and_back(tmp_path):
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
     back, found = load(tmp_path / "one.npz"), record(*story())[1]
     assert back.meta == found.meta
-    for name in ("bucket", "sequence", "references", "census_slots", "preempted_ticks"):
+    for name in (field.name for field in fields(BlockMap) if field.name != "meta"):
         assert np.array_equal(getattr(back, name), getattr(found, name))
+        assert getattr(back, name).dtype == getattr(found, name).dtype
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ def simulated(*tokens: object, out: Path) -> tuple[dict, dict, pd.DataFrame]:
     return summary, run_file, pd.read_parquet(out / "requests.parquet")
 
 
+@pytest.mark.parametrize(("pool", "told"), [(982, "982 blocks"), (3_000, "2,048 of 3,000 blocks, evenly spaced")])
+def test_a_block_map_says_how_much_of_the_run_it_has(pool, told, trace, tmp_path, capsys):
+    flags = ["--num-gpu-blocks-override", pool, "--record-blocks"]
+    simulated("--trace", trace, *flags, out=tmp_path / "out")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Block map of 12 moments and {told}: {tmp_path / 'out' / 'blocks.npz'}" in printed
+
+
 def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path):
     summary, rerun, requests = simulated("--trace", trace, out=tmp_path / "out")
     assert summary["completed"] == 3 and summary["total_output_tokens"] == 12

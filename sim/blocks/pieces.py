@@ -75,7 +75,11 @@ class Pieces:
         starts = shown * self._size
         stops = starts + self._size
         counts = np.zeros((len(CODES), len(shown)), dtype=np.int64)
-        counts[self._codes] = self._slots_below(stops) - self._slots_below(starts)
+        if shown[-1] - shown[0] == len(shown) - 1:
+            # Each block begins where the one before ends.
+            counts[self._codes] = np.diff(self._slots_below(np.append(starts, stops[-1])), axis=1)
+        else:
+            counts[self._codes] = self._slots_below(stops) - self._slots_below(starts)
         # The last block may not be whole; those beyond it are free.
         slots = np.where(starts < self.num_slots, np.minimum(stops, self.num_slots), stops) - starts
         counts[_FREE] = slots - counts.sum(axis=0)

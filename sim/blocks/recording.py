@@ -16,8 +16,9 @@ What this costs is bounded, whatever the pool and the load:
     memory     a moment leaves its rows alone: of a pool of more than 2,048 blocks so many, evenly spaced; a coarse map
                has the rows of the fine one that it names in ``block_ids``. No list has an element for each block of
                the pool; those that there are have one for each block that was ever in use
-    time       a moment looks at the blocks in use then, and at the sequences that hold them, each of which takes as long
-               as some tens of blocks; where all that would be more than ``MOST_LOOKED_AT``, there are fewer moments
+    time       a moment looks at the sequences on the device, each of which takes as long as some tens of blocks, and where
+               they have block tables at the blocks in use; where all that would be more than ``MOST_LOOKED_AT`` there are
+               fewer moments
     the run    the second time nothing is written down of it, and blocks that a table keeps are not read again
 """
 
@@ -34,7 +35,7 @@ import simpy
 from ..cost.base import StepCost
 from ..engine import Engine
 from ..errors import SettingError
-from ..memory import BuddyMemory, ContiguousMemory, HybridMemory
+from ..memory import BuddyMemory, ContiguousMemory, HybridMemory, ReservedMemory
 from ..memory.ledger import STALLED, NoLedger
 from ..plan.form import PAGED
 from ..plan.layouts import Layout, layout_of
@@ -50,8 +51,8 @@ from .tables import TableReader
 
 #: Moments, and blocks, of the largest map.
 MOST_COLUMNS, MOST_ROWS = 2_000, 2_048
-#: Blocks in use that all moments together look at, about, which takes a second or two: 20,000 in each of the most.
-MOST_LOOKED_AT = 20_000 * MOST_COLUMNS
+#: Blocks in use that all moments together look at, about, which takes a second or so: 10,000 in each of the most.
+MOST_LOOKED_AT = 10_000 * MOST_COLUMNS
 #: A sequence takes as long to look at as so many blocks.
 _BLOCKS_A_SEQUENCE = 32
 _FREE = CODES["free"]
@@ -112,10 +113,12 @@ def record_again(
 
 def _affordable_columns(run: Run) -> int:
     """Moments that together look at about ``MOST_LOOKED_AT`` blocks."""
-    ledger, size = run.accounts.at_rows(), run.replica.block_size
-    in_use = run.book.capacity_slots - ledger["free"] - ledger["stranded"]
-    # Rows that grow hold more in their last step than in the first one, but not by much.
-    blocks = -(-int(in_use.max()) // size) + int(run.book.rows["width"].max()) * _BLOCKS_A_SEQUENCE
+    blocks = int(run.book.rows["width"].max()) * _BLOCKS_A_SEQUENCE
+    if not isinstance(run.replica.memory, ContiguousMemory) or isinstance(run.replica.memory, ReservedMemory):
+        ledger = run.accounts.at_rows()
+        in_use = run.book.capacity_slots - ledger["free"] - ledger["stranded"]
+        # Rows that grow hold more in their last step than in the first one, but not by much.
+        blocks += -(-int(in_use.max()) // run.replica.block_size)
     return max(1, MOST_LOOKED_AT // blocks)
 
 

@@ -157,4 +157,5 @@ def cached_blocks(memory: Any) -> np.ndarray:
     if tree is not None:
         return np.concatenate([blocks, *map(np.asarray, tree.slots.values())])
     named = getattr(tables.pool, "is_named", None)
-    return blocks if named is None else np.flatnonzero(np.frombuffer(named, dtype=np.uint8))
+    # What lies beyond the last one is not looked at.
+    return blocks if named is None else np.flatnonzero(np.frombuffer(named, np.uint8, named.rfind(1) + 1))

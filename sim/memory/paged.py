@@ -278,10 +278,20 @@ class BlockTables:
         if clock <= self._grown_until:
             return
         members, tables, size = self._members, self.tables, self._block_size
+        if size == 1:
+            self._grow_all(members[0], clock - self._grown_until)
+            self._grown_until = clock
+            return
         full = [tables[sequence] for step in range(self._grown_until, clock) for sequence in members[step % size]]
         for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
             table.append(block)
         self._grown_until = clock
+
+    def _grow_all(self, growing: list[Sequence], steps: int) -> None:
+        """In each of so many steps a block for each in turn: where a block holds a token."""
+        blocks = self.pool.take_many(len(growing) * steps)
+        for place, sequence in enumerate(growing):
+            self.tables[sequence] += blocks[place :: len(growing)]
 
     def park(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows no more."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+import numpy as np
+
 from ..content import TokenRuns
+from ..errors import SimulationFault
 from ..sequence import Sequence
 from ..state import State
-from .block_pool import BlockPool
 from .ledger import Meter
 from .moments import in_step
 from .moves import Moves
@@ -32,7 +34,7 @@ class SlotTree(RadixTree):
     def __init__(self) -> None:
         super().__init__()
         self.slots: dict[RadixNode, array[int]] = {}
-        self.evicted: list[int] = []
+        self.evicted = array("i")
 
     def along(self, node: RadixNode) -> array[int]:
         """Slots of the string that ends at a node."""
@@ -51,6 +53,61 @@ class SlotTree(RadixTree):
         self.evicted += self.slots.pop(leaf)
 
 
+class SlotPool:
+    """As ``BlockPool``, of slots that come and go by the hundred and are named once: ids in arrays."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_blocks = num_slots
+        # Ids that came back, the last one on top; those from ``_fresh`` on were never taken.
+        self._stack = np.zeros(0, dtype=np.int32)
+        self._height = self._fresh = 0
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out those that are free now in a random order."""
+        free = list(self.free_ids)
+        random.shuffle(free)
+        self._stack, self._height, self._fresh = np.array(free, dtype=np.int32), len(free), self.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._height + self.num_blocks - self._fresh
+
+    @property
+    def free_ids(self) -> tuple[int, ...]:
+        """Free ids, the next one to be taken last."""
+        return (*range(self.num_blocks - 1, self._fresh - 1, -1), *self._stack[: self._height].tolist())
+
+    def take_many(self, count: int) -> np.ndarray:
+        """``count`` ids, int32, the last one freed first.
+
+        Raises:
+            SimulationFault: Fewer are free; the policy must have seen to that.
+        """
+        if count > self.num_free:
+            raise SimulationFault(f"{count} slots are taken and {self.num_free} are free")
+        returned = min(count, self._height)
+        slots = np.empty(count, dtype=np.int32)
+        slots[:returned] = self._stack[self._height - returned : self._height][::-1]
+        slots[returned:] = np.arange(self._fresh, self._fresh + count - returned)
+        self._height -= returned
+        self._fresh += count - returned
+        return slots
+
+    def release(self, slots: np.ndarray) -> None:
+        """The ids are free again.
+
+        Raises:
+            SimulationFault: More are free than were ever taken.
+        """
+        height = self._height + len(slots)
+        if height > self._fresh:
+            raise SimulationFault(f"{len(slots)} slots are released and {self._fresh - self._height} are taken")
+        if height > len(self._stack):
+            self._stack = np.concatenate([self._stack[: self._height], np.zeros(height, dtype=np.int32)])
+        self._stack[self._height : height] = slots
+        self._height = height
+
+
 class SlotTables:
     """The slots of every sequence that prefills or runs, by position.
 
@@ -63,7 +120,7 @@ class SlotTables:
     rewrites = True
 
     def __init__(self, num_slots: int) -> None:
-        self.pool, self.host_pool = BlockPool(num_slots), BlockPool(0)
+        self.pool, self.host_pool = SlotPool(num_slots), SlotPool(0)
         self.tables: dict[Sequence, array[int]] = {}
 
 
@@ -109,7 +166,7 @@ class SlotRadixMemory(RadixMemory):
         super()._take(self._ahead)
         slots, start = self.tables.pool.take_many(self._ahead), 0
         for sequence, count in wanted.items():
-            self.tables.tables[sequence].extend(slots[start : start + count])
+            self.tables.tables[sequence].frombytes(slots[start : start + count].tobytes())
             start += count
 
     def pass_steps(self, state: State, steps: int) -> Meter:
@@ -131,13 +188,14 @@ class SlotRadixMemory(RadixMemory):
             self.log.settle(self.tree.evictable_tokens, in_step(clock))
             slots = self.tables.pool.take_many(width * steps)
             for place, sequence in enumerate(self._running):
-                self.tables.tables[sequence].extend(slots[place::width])
+                self.tables.tables[sequence].frombytes(slots[place::width].tobytes())
             clock += steps
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``RadixMemory``."""
         for sequence in preempted:
-            self.tables.pool.release(self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :])
+            own = self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :]
+            self.tables.pool.release(np.array(own, dtype=np.int32))
         super().evict(preempted, swapped_out, clock)
 
     def _make_free(self, slots: int) -> None:
@@ -150,8 +208,9 @@ class SlotRadixMemory(RadixMemory):
 
     def _reclaim(self) -> None:
         """What was evicted is free."""
-        self.tables.pool.release(self.tree.evicted)
-        self.tree.evicted.clear()
+        if self.tree.evicted:
+            self.tables.pool.release(np.array(self.tree.evicted))
+            self.tree.evicted = array("i")
 
     def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
         super()._keep(sequence, tokens, clock)
@@ -165,7 +224,8 @@ class SlotRadixMemory(RadixMemory):
         self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
         slots = self.tree.along(node)
         if table[:tokens] != slots:
-            self.tables.pool.release([own for own, kept in zip(table, slots, strict=False) if own != kept])
+            own = np.array(table[:tokens])
+            self.tables.pool.release(own[own != np.array(slots)])
             table[:tokens] = slots
         return node
 
