@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyarrow import ArrowInvalid
 
+from ..reports.declared import (
+    MOST_NUMBER,
+    Column,
+    Damaged,
+    Declaration,
+    check_document,
+    is_count,
+    is_list,
+    is_number,
+    is_number_or_null,
+    is_text,
+    read_json,
+)
 from ..reports.page import Section, write_page
 from ..reports.results import Result
 from ..reports.serving_sections import Measured
@@ -22,6 +33,21 @@ from ..traces import measured, read
 from .against import Benchmark, Served, scatter
 from .against_run import REQUESTS, RESULT
 
+_REMEDY = "make it again by validate --against --out"
+#: What a page needs of a comparison.
+_DOCUMENT = {
+    "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),
+    "benchmark": is_text,
+    "requests": is_count,
+    "error": is_number,
+    "rows": is_list,
+}
+_ROW = {"metric": is_text, "simulated": is_number, "measured": is_number, "error": is_number_or_null}
+_PAIRS = Declaration({
+    f"{side}_{metric}_ms": Column("number", most=MOST_NUMBER, nulls=metric == "tpot")
+    for side in ("simulated", "measured")
+    for metric in ("ttft", "tpot", "e2el")
+})
 _TIMES_DIFFER = "They were not sent when the benchmark's were, and met another load: compare with care."
 
 
@@ -68,16 +94,19 @@ def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
         UserError: It is damaged, or the page cannot be written.
     """
     try:
-        document = json.loads((folder / RESULT).read_bytes())
-        pairs = pd.read_parquet(folder / REQUESTS)
-        settings, rows = document["settings"], [_row(row) for row in document["rows"]]
-        section = measured_section(Measured({settings["policy"]: pairs}))
-        lead = (
-            f"{settings['policy']}: {settings['model']} on {settings['gpu']}, {document['requests']:,} requests of"
-            f" {document['benchmark']}. Over throughput, TTFT, TPOT, ITL and E2EL the error is {document['error']:.1%}."
-        )
-    except (OSError, ValueError, KeyError, TypeError, ArrowInvalid):
-        raise UserError(f"{folder}: holds a damaged comparison; make it again by validate --against --out") from None
+        document, pairs = read_json(folder / RESULT, _DOCUMENT), _PAIRS.read(folder / REQUESTS)
+        for place, row in enumerate(document["rows"]):
+            check_document(row, _ROW, f"{RESULT}: rows.{place}")
+    except OSError as error:
+        raise UserError(f"{folder}: {Path(error.filename).name} cannot be read ({error.strerror}); {_REMEDY}") from None
+    except Damaged as damaged:
+        raise UserError(f"{folder}: holds a damaged comparison ({damaged}); {_REMEDY}") from None
+    settings, rows = document["settings"], [_row(row) for row in document["rows"]]
+    section = measured_section(Measured({settings["policy"]: pairs}))
+    lead = (
+        f"{settings['policy']}: {settings['model']} on {settings['gpu']}, {document['requests']:,} requests of"
+        f" {document['benchmark']}. Over throughput, TTFT, TPOT, ITL and E2EL the error is {document['error']:.1%}."
+    )
     sections = [section, Section("All metrics", rows=rows)]
     write_page(page, f"{document['benchmark']}: simulated against measured", lead, sections)
     return {"benchmark": document["benchmark"], "requests": document["requests"], "error": document["error"]}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import numpy as np
-from pyarrow import ArrowInvalid
 
+from ..reports.declared import MOST_NUMBER, MOST_TICKS, Column, Damaged, Declaration
 from ..reports.sweep_report import Sweep
 from ..sim import frames as pd
 from ..sim.errors import UserError
 from ..sim.files import as_utf8
+from ..sim.objectives import NAMES
 from .grid import PART_OF
 from .points import POINTS, TABLE
 
@@ -20,6 +22,20 @@ MOST_SERIES = 12
 _NO_AXES = ("request_rate", "seed")
 _RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_ms", "median_tpot_ms")
 _GOAL = "goodput."
+#: What a page needs of the table. Settings and limits that it has besides may hold anything that is one value.
+_TABLE = Declaration(
+    {
+        "policy": Column("text"),
+        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), Column(least=1)),
+        "seed": Column(most=MOST_TICKS),
+        **dict.fromkeys(_RESULTS, Column("number", most=MOST_NUMBER, nulls=True)),
+        "request_goodput": Column("number", most=MOST_NUMBER, optional=True, nulls=True),
+        "request_rate": Column("number", most=inf, optional=True, nulls=True),
+        **{f"{_GOAL}{name}": Column("number", most=MOST_NUMBER, optional=True, nulls=True) for name in NAMES},
+        "error": Column("text", optional=True, nulls=True),
+    },
+    others=True,
+)
 
 
 def is_sweep(folder: Path) -> bool:
@@ -37,13 +53,12 @@ def read_sweep(folder: Path) -> Sweep:
     if not path.is_file():
         raise UserError(f"{folder}: is a sweep that has not come to its end; run the same fragmeter sweep again")
     try:
-        rows = pd.read_parquet(path)
-    except (OSError, ArrowInvalid):
-        raise UserError(f"{path}: is damaged; run fragmeter sweep again, which keeps what is finished") from None
-    missing = [name for name in ("tensor_parallel_size", "pipeline_parallel_size", *_RESULTS) if name not in rows]
-    if missing:
-        remedy = "no point was run, or another version wrote it: run fragmeter sweep again"
-        raise UserError(f"{path}: has no column {missing[0]}; {remedy}")
+        rows = _TABLE.read(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give another folder") from None
+    except Damaged as damaged:
+        remedy = "no point was run, or it is damaged: run fragmeter sweep again, which keeps what is finished"
+        raise UserError(f"{folder}: {damaged}; {remedy}") from None
     done = rows[rows["error"].isna()] if "error" in rows else rows
     done = done.dropna(subset=list(_RESULTS)).reset_index(drop=True)
     if done.empty:
@@ -82,7 +97,7 @@ def _points(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
     tpot_ms = rows["median_tpot_ms"].to_numpy(np.float64)
     columns = {
         "series": _series(rows, axes),
-        "request_rate": pd.to_numeric(rows["request_rate"]) if "request_rate" in rows else np.nan,
+        "request_rate": rows["request_rate"] if "request_rate" in rows else np.nan,
         "seed": rows["seed"],
         "request_throughput": rows["request_throughput"],
         "p99_ttft_ms": rows["p99_ttft_ms"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
+from ..reports.results import read_documents
 from ..sim.errors import SettingError, UserError
 from ..sim.files import require_apart
-from ..sim.folders import restore
 from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
@@ -162,16 +161,8 @@ def _tell_waste(
 
 def _read(folder: Path) -> Side:
     """The one run of a result folder."""
-    restore(folder)
-    try:
-        summary, about = (json_format.loads((folder / name).read_bytes()) for name in ("summary.json", "run.json"))
-        return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]])
-    except OSError as error:
-        remedy = f"is no result folder ({error.strerror}); make one by simulate --out"
-        raise SettingError("folders", str(folder), remedy) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        remedy = "holds a damaged result; make it again by simulate --out"
-        raise SettingError("folders", str(folder), remedy) from None
+    summary, about = read_documents(folder)
+    return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]])
 
 
 def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -11,22 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyarrow import ArrowInvalid
 
 from ..sim import blocks, plan
 from ..sim import frames as pd
 from ..sim.errors import UserError
+from ..sim.files import as_utf8
 from ..sim.folders import restore
 from ..sim.memory import BUCKETS
 from ..sim.ticks import PER_SECOND
+from .declared import MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
 
-#: The tables, and columns of theirs without which there is no page.
-_TABLES = {
-    "requests": {"arrival_ticks", "finish_ticks"},
-    "stays": {"request", "sequence", "start_ticks", "first_token_ticks", "end_ticks", "begun", "ended"},
-    "steps": {"start_ticks", "ticks", "growing", "prefill_tokens"},
-    "memory": {"start_ticks", *BUCKETS},
-}
+#: Tables that earlier versions did not write.
+_LATER = ("preemptions", "gaps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +58,30 @@ class Result:
     @cached_property
     def request_of_sequence(self) -> np.ndarray:
         """The request of each of the workload's sequences, int64."""
-        count = self.requests["n"].to_numpy() if "n" in self.requests else 1
-        return np.repeat(np.arange(len(self.requests)), count)
+        return sequences_of(self.requests)
 
     @property
     def num_replicas(self) -> int:
         """How many served the run, each with a pool of its own."""
-        asked = self.about.get("cluster", {})
-        apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
-        return asked.get("num_replicas", 1) if None in apart else sum(apart)
+        return num_replicas(self.about)
 
     @property
     def end_s(self) -> float:
         """When the last request was done."""
         return self.stays["end_ticks"].max() / PER_SECOND if len(self.stays) else 0.0
+
+
+def sequences_of(requests: pd.DataFrame) -> np.ndarray:
+    """The request of each of the workload's sequences, int64, from the table of requests."""
+    count = requests["n"].to_numpy() if "n" in requests else 1
+    return np.repeat(np.arange(len(requests)), count)
+
+
+def num_replicas(about: Mapping[str, Any]) -> int:
+    """How many served a run, from its ``run.json``."""
+    asked = about.get("cluster", {})
+    apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
+    return asked.get("num_replicas", 1) if None in apart else sum(apart)
 
 
 def read_result(folder: str | PathLike[str], name: str = "") -> Result:
@@ -87,49 +94,127 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
         UserError: It is none, or one of another version, or damaged.
     """
     place = Path(folder)
-    restore(place)
-    try:
-        summary, about = (json.loads((place / f"{part}.json").read_bytes()) for part in ("summary", "run"))
-        tables = {part: _table(place / f"{part}.parquet") for part in _TABLES}
+    summary, about = read_documents(place)
+    with _told_of(place):
+        tables = _tables(place, about)
         recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
-        result = Result(name or about["settings"]["policy"], summary, about, **tables, **recorded)
+        result = Result(as_utf8(name or about["settings"]["policy"]), summary, about, **tables, **recorded)
         _check_of_one_run(result)
         return result
+
+
+def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``summary.json`` and ``run.json`` of a result folder.
+
+    Raises:
+        UserError: It is none, or one of another version, or damaged.
+    """
+    restore(folder)
+    with _told_of(folder):
+        summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
+        _check_replicas(about)
+        return summary, about
+
+
+@contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """Turn what is wrong with a result folder into the user's error.
+
+    Raises:
+        UserError: It is no result folder, or a damaged one.
+    """
+    try:
+        yield
     except OSError as error:
-        # Parquet's own errors have no number.
-        why = error.strerror or "damaged"
-        which = f": {Path(error.filename).name}" if error.filename else ""
-        raise UserError(f"{place}: is no result folder ({why}{which}); make one by fragmeter simulate --out") from None
-    except (ValueError, KeyError, TypeError, AttributeError, ArrowInvalid):
-        raise UserError(f"{place}: holds a damaged result; make it again by fragmeter simulate --out") from None
+        which = f": {as_utf8(Path(error.filename).name)}" if error.filename else ""
+        remedy = f"is no result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
+        raise UserError(f"{folder}: {remedy}") from None
+    except Damaged as damaged:
+        remedy = "make it again by fragmeter simulate --out"
+        raise UserError(f"{folder}: holds a damaged result, or another version's ({damaged}); {remedy}") from None
+
+
+def _check_replicas(about: Mapping[str, Any]) -> None:
+    """Refuse a cluster whose number of replicas cannot be told."""
+    asked = about.get("cluster", {})
+    check_document(asked, {}, "run.json: cluster")
+    numbers = [asked.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
+    wrong = [number for number in numbers if number is not None and not (is_count(number) and number)]
+    if wrong or about.get("cluster") and numbers[0] is None:
+        raise Damaged("run.json: cluster has no number of replicas")
+    watermark = about["replica"].get("watermark_blocks", 0)
+    if not is_count(watermark):
+        raise Damaged("run.json: replica.watermark_blocks is not a whole number, 0 or more")
+
+
+def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """All tables of a folder, by their names; those of later versions where they are there."""
+    sizes = {"requests": about["workload"]["requests"], "replicas": num_replicas(about)}
+    tables = {}
+    for name, declared in TABLES.items():
+        path = place / f"{name}.parquet"
+        if name in _LATER and not path.is_file():
+            continue
+        tables[name] = declared.read(path, sizes)
+        if name == "requests":
+            if len(tables[name]) != sizes["requests"]:
+                raise Damaged(f"{path.name}: has {len(tables[name])} rows, and run.json {sizes['requests']} requests")
+            sizes["sequences"] = len(sequences_of(tables[name]))
+    return tables
 
 
 def _check_of_one_run(result: Result) -> None:
-    """Raise KeyError where what every page says is missing, ValueError where files are of different runs."""
-    load, load_sha256 = result.about["workload"]["requests"], result.about["workload"]["sha256"]
-    if load != len(result.requests) or load != result.summary["completed"] + result.summary["refused"]:
-        raise ValueError("requests")
-    if not result.memory["start_ticks"].equals(result.steps["start_ticks"]):
-        raise ValueError("memory")
-    if len(result.stays) and result.stays["request"].max() >= load:
-        raise ValueError("stays")
-    for recorded in (result.blocks, result.plan):
-        if recorded is not None and recorded.meta["trace_sha256"] != load_sha256:
-            raise ValueError("recorded")
+    """Refuse files that do not belong together.
+
+    Raises:
+        Damaged: They are of different runs, or of none.
+    """
+    for text, holds in _agreements(result):
+        if not holds:
+            raise Damaged(text)
 
 
-def _table(path: Path) -> pd.DataFrame:
-    table = pd.read_parquet(path)
-    for missing in sorted(_TABLES[path.stem] - set(table)):
-        remedy = "another version wrote it; make it again by fragmeter simulate --out"
-        raise UserError(f"{path}: has no column {missing}; {remedy}")
-    return table
+def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
+    """What the files of one run agree in, each with what is said where they do not; the first may be the reason."""
+    requests, stays, steps, memory = result.requests, result.stays, result.steps, result.memory
+    refused, summary = requests["refused"].to_numpy(), result.summary
+    counts = len(requests) - summary["refused"], summary["refused"]
+    yield "summary.json: is of another run than requests.parquet", (summary["completed"], refused.sum()) == counts
+    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
+        yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
+    tables = (requests, stays, steps, memory)
+    yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
+    for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):
+        yield "memory.parquet: is of another run than steps.parquet", memory[name].equals(steps[name])
+    yield "steps.parquet: does not end", (steps["start_ticks"] <= MOST_TICKS - steps["ticks"]).all()
+    iterations = steps["iterations"].sum()
+    yield "steps.parquet: iterations are not the num_steps of summary.json", iterations == summary["num_steps"]
+    for rows in _of_each_replica(steps):
+        yield "steps.parquet: start_ticks are not in order", rows["start_ticks"].is_monotonic_increasing
+    for rows in _of_each_replica(memory):
+        yield "memory.parquet: the pool changes its size", rows[list(BUCKETS)].sum(axis=1).nunique() == 1
+    asked = result.request_of_sequence[stays["sequence"]]
+    yield "stays.parquet: sequences are of other requests", (asked == stays["request"].to_numpy()).all()
+    yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(stays)
+    if result.gaps is not None:
+        last = result.gaps["first_ticks"] + result.gaps["slope_ticks"].astype(float) * (result.gaps["count"] - 1)
+        yield "gaps.parquet: slope_ticks lead below 0, or beyond all time", last.between(0, MOST_TICKS).all()
+    if result.blocks is not None:
+        sequences = np.append(result.blocks.preempted_sequence, result.blocks.sequence)
+        yield "run.json: the block map is of another run", _is_of(result, result.blocks.meta, sequences)
+    if result.plan is not None:
+        yield "run.json: the plan is of another run", _is_of(result, result.plan.meta, result.plan.sequence)
+
+
+def _is_of(result: Result, meta: Mapping[str, Any], sequences: np.ndarray) -> bool:
+    """Whether a recording is of the requests of a run."""
+    same = meta.get("trace_sha256") == result.about["workload"]["sha256"]
+    return same and sequences.max(initial=-1) < len(result.request_of_sequence)
+
+
+def _of_each_replica(table: pd.DataFrame) -> list[pd.DataFrame]:
+    return [rows for _, rows in table.groupby("replica")] if "replica" in table else [table] * bool(len(table))
 
 
 def _recorded(place: Path) -> list[tuple[Path, Any]]:
-    return [
-        (place / "preemptions.parquet", pd.read_parquet),
-        (place / "gaps.parquet", pd.read_parquet),
-        (place / "blocks.npz", blocks.load),
-        (place / "plan.npz", plan.load),
-    ]
+    return [(place / "blocks.npz", blocks.load), (place / "plan.npz", plan.load)]

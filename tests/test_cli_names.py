@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cli_runs import command
+from cli_runs import command, run_here
 from fragmeter.experiments.cli import DONE, MISTAKE, status
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "0,10,5\n" * 4
@@ -72,38 +73,45 @@ def test_an_error_is_one_line_whatever_is_in_a_name(here, capsys, sign):
 
 
 class TestBytesThatAreNoUtf8:
-    """As a user's shell passes them, with standard output that takes UTF-8 alone."""
+    """As a user's shell passes them."""
 
     @staticmethod
-    def run(here: Path, *tokens: str | bytes) -> str:
-        told = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-        line = [*command()[:3], *tokens]
-        done = subprocess.run(line, capture_output=True, cwd=here, env=told, timeout=600)
-        assert (done.returncode, done.stderr) == (DONE, b"")
-        return done.stdout.decode()
+    def run(*tokens: str | bytes) -> str:
+        done = run_here(*map(os.fsdecode, tokens))
+        assert (done.returncode, done.stderr) == (DONE, "")
+        return done.stdout
 
     def test_of_a_trace(self, here):
         name = b"t\xff.csv"
         (here / os.fsdecode(name)).write_text(TRACE)
-        assert "\\udcff" in self.run(here, "traces", "stats", name, "--out", "stats.html")
-        self.run(here, "traces", "synth", name, "--out", "load.json")
-        self.run(here, "simulate", "--trace", "load.json", "--request-rate", "inf")
-        shown = self.run(here, "simulate", "--trace", name, "--json", "-", "--out", "result")
-        assert "\\udcff" in shown or "requests" in shown
-        told = self.run(here, "sweep", "--grid", b"trace=" + name, "--jobs", "1", "--out", "swept")
-        assert "t\\udcff.csv" in told
-        self.run(here, "report", "swept")
-        self.run(here, "report", "result")
+        self.run("traces", "stats", name, "--out", "stats.html")
+        self.run("traces", "synth", name, "--out", "load.json")
+        self.run("simulate", "--trace", "load.json", "--request-rate", "inf")
+        told = json.loads(self.run("simulate", "--trace", name, "--json", "-", "--out", "result"))
+        assert told["completed"] == 4
+        # What is written can be read back into the very name.
+        about = json.loads((here / "result" / "run.json").read_text("utf-8"))
+        assert os.fsencode(about["workload"]["trace"]) == name and about["workload"]["name"] == "t\\udcff"
+        self.run("sweep", "--grid", b"trace=" + name, "--jobs", "1", "--out", "swept")
+        self.run("report", "swept")
+        self.run("report", "result")
 
     def test_of_results(self, here):
         (here / "t.csv").write_text(TRACE)
-        for out, page in ((b"o\xff", b"r\xff.html"), (b"p\xfe", b"s\xff.html")):
-            json = b"j" + out
-            told = self.run(here, "simulate", "--trace", "t.csv", "--record-blocks", "--out", out, "--json", json)
-            assert "Results: " in told
-            self.run(here, "report", out, "--out", page)
-        self.run(here, "report", b"o\xff", b"p\xfe")
-        assert "o\\udcff  ->  p\\udcfe" in self.run(here, "compare", b"o\xff", b"p\xfe")
-        self.run(here, "sweep", "--trace", "t.csv", "--jobs", "1", "--grid", "block_size=8", "--out", b"s\xff")
-        self.run(here, "report", b"s\xff")
-        assert {os.fsencode(path.name) for path in here.iterdir()} >= {b"o\xff", b"jo\xff", b"r\xff.html", b"s\xff"}
+        for out in (b"o\xff", b"p\xfe"):
+            flags = ["--out", out, "--json", b"j" + out]
+            assert "Results: " in self.run("simulate", "--trace", "t.csv", "--policy", "orca", *flags)
+        self.run("report", b"o\xff", b"p\xfe", "--out", b"r\xff.html", "--perfetto", b"r\xff.pftrace")
+        assert "o\udcff  ->  p\udcfe" in self.run("compare", b"o\xff", b"p\xfe")
+        self.run("sweep", "--trace", "t.csv", "--jobs", "1", "--grid", "block_size=8", "--out", b"s\xff")
+        self.run("report", b"s\xff")
+        names = {os.fsencode(path.name) for path in here.iterdir()}
+        assert names >= {b"o\xff", b"jo\xff", b"r\xff.html", b"r\xff.pftrace", b"s\xff"}
+
+    def test_on_standard_output_that_takes_utf8_alone(self, here):
+        (here / "t.csv").write_text(TRACE)
+        told = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        line = [*command("simulate", "--trace", "t.csv", "--out"), b"o\xff"]
+        done = subprocess.run(line, capture_output=True, cwd=here, env=told, timeout=600)
+        assert (done.returncode, done.stderr) == (DONE, b"")
+        assert "Results: o\\udcff\n" in done.stdout.decode()

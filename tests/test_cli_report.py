@@ -82,7 +82,7 @@ def damaged(results: Path, tmp_path: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("summary.json", b"{", "holds a damaged result; make it again by fragmeter simulate --out"),
+        ("summary.json", b"{", "holds a damaged result, or another version's (summary.json: is no JSON); make it again by"),
         ("summary.json", b"{}", "holds a damaged result"),
         ("run.json", b"[]", "holds a damaged result"),
         ("run.json", b'{"settings": {"policy": "orca-max"}}', "holds a damaged result"),
@@ -121,7 +121,7 @@ def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, cap
     folder = damaged(results, tmp_path, "stays.parquet", content.getvalue())
     assert report(folder, "--out", tmp_path / "report.html") == MISTAKE
     said = capsys.readouterr().err
-    assert "stays.parquet: has no column begun; another version wrote it; make it again by" in said
+    assert "or another version's (stays.parquet: has no column begun); make it again by" in said
 
 
 @pytest.mark.parametrize(

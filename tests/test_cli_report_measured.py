@@ -110,5 +110,5 @@ def test_what_validate_left_is_drawn(result, tmp_path, capsys):
     page.unlink()
     capsys.readouterr()
     assert report(tmp_path / "against", "--out", page) == MISTAKE
-    assert "holds a damaged comparison; make it again by validate --against --out" in capsys.readouterr().err
+    assert "holds a damaged comparison (requests.parquet: is no Parquet file); make it again by" in capsys.readouterr().err
     assert not page.exists()

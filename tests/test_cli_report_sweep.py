@@ -137,7 +137,7 @@ def test_what_is_of_runs_is_refused(folder, tmp_path, capsys, flags, complaint):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"PAR1", "sweep.parquet: is damaged; run fragmeter sweep again"),
+        (b"PAR1", "sweep.parquet: is no Parquet file; no point was run, or it is damaged: run fragmeter sweep"),
         (pd.DataFrame({"policy": ["a"]}), "has no column tensor_parallel_size; no point was run"),
         (table(policy=["a"], error=["no pool"]), "no point could be run; its column error says why"),
     ],

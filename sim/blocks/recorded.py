@@ -14,7 +14,7 @@ last holder in the columns before gave it up in a preemption is ``GIVEN_UP``; it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
@@ -111,7 +111,36 @@ def load(path: str | PathLike[str]) -> BlockMap:
     for name, shape in _shapes(arrays).items():
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iu":
             raise UserError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}; {remedy}")
+    for complaint in _complaints(meta, arrays):
+        raise UserError(f"{path}: {complaint}; {remedy}")
     return BlockMap(meta, **{name: array.astype(_TYPES.get(name, np.int64)) for name, array in arrays.items()})
+
+
+def _complaints(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """What no map says, one line each; the first may be the reason of those that follow."""
+    for name in ("policy", "model", "layout", "trace_sha256"):
+        if not isinstance(meta.get(name), str):
+            yield f"meta.{name} must be text"
+    for name in ("block_size", "num_blocks", "end_ticks"):
+        if type(meta.get(name)) is not int or not 0 <= meta[name] < 2**63:
+            yield f"meta.{name} must be a whole number"
+    blocks, slots = meta["num_blocks"], meta["num_blocks"] * meta["block_size"]
+    most = {
+        "block_ids": blocks - 1,
+        "bucket": GIVEN_UP,
+        "live_slots": meta["block_size"],
+        "census_slots": slots,
+        "free_runs": blocks,
+        "largest_free_blocks": blocks,
+        "preempted_swapped": 1,
+    }
+    for name, array in arrays.items():
+        least = NOBODY if name == "sequence" else 0
+        if array.size and not (array.min() >= least and array.max() <= most.get(name, array.max())):
+            yield f"{name} must lie between {least} and {most.get(name, 'what is there')}"
+    for name in ("at_ticks", "block_ids"):
+        if not arrays[name].size or (np.diff(arrays[name]) < 0).any():
+            yield f"{name} must ascend, from one on"
 
 
 def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
