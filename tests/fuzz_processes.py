@@ -7,9 +7,10 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def interrupted(rng: Rng, folder: Path) -> Case:
 
 def _signalled(tokens: list[str], number: signal.Signals, after_s: float) -> Ran:
     """Run a command and send it a signal when it has taken so much time of a core, however busy the machine is."""
-    program = _started(tokens)
-    with suppress(psutil.NoSuchProcess):
-        while program.poll() is None and psutil.Process(program.pid).cpu_times().user < after_s:
+    with _started(tokens) as program:
+        process = psutil.Process(program.pid)
+        # Nobody waits for it before the signal is sent: its number may then be that of another process.
+        while process.status() != psutil.STATUS_ZOMBIE and process.cpu_times().user < after_s:
             time.sleep(0.01)
-    # As a terminal does: to the workers, too.
-    with suppress(ProcessLookupError):
+        # As a terminal does: to the workers, too.
         os.killpg(program.pid, number)
-    out, error = _ended(program)
+        out, error = program.communicate()
     if program.returncode == -signal.SIGINT and "fragmeter" not in error:
         # Python itself was still starting.
         error = ""
@@ -68,20 +69,19 @@ def _signalled(tokens: list[str], number: signal.Signals, after_s: float) -> Ran
     return Ran(program.returncode, out, error, wordy or _half_written(Path()))
 
 
-def _started(tokens: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
+@contextmanager
+def _started(tokens: list[str]) -> Iterator[subprocess.Popen]:
+    """The program, which is killed when it takes too long."""
+    program = subprocess.Popen(
         command(*tokens), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
         start_new_session=True,
     )  # fmt: skip
-
-
-def _ended(program: subprocess.Popen) -> tuple[str, str]:
+    hangs = threading.Timer(HANGS_S, program.kill)
+    hangs.start()
     try:
-        return program.communicate(timeout=HANGS_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(program.pid, signal.SIGKILL)
-        out, error = program.communicate()
-        return out, f"hangs\n{error}"
+        yield program
+    finally:
+        hangs.cancel()
 
 
 def _half_written(folder: Path) -> str | None:
@@ -114,9 +114,9 @@ def pipe(rng: Rng, folder: Path) -> Case:
 
 
 def _head(tokens: list[str], count: int) -> Ran:
-    program = _started(tokens)
-    out = os.read(program.stdout.fileno(), count) if count else b""
-    program.stdout.close()
-    program.stdout = None
-    _, error = _ended(program)
+    with _started(tokens) as program:
+        out = os.read(program.stdout.fileno(), count) if count else b""
+        program.stdout.close()
+        program.stdout = None
+        _, error = program.communicate()
     return Ran(program.returncode, out.decode("utf-8", "replace"), error, "says something" if error else None)
