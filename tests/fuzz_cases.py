@@ -544,7 +544,7 @@ _LINES = [
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 16K --enable-auto-tool-choice --port 8000",
     "export HF_TOKEN=secret; VLLM_LOGGING_LEVEL=INFO vllm serve Qwen/Qwen2.5-7B \\\n  --tensor-parallel-size 2",
     "python -m vllm.entrypoints.openai.api_server --model facebook/opt-13b --gpu-memory-utilization 0.8",
-    "docker run --gpus all -p 8000:8000 -v ~/x:/root/x vllm/vllm-openai:v0.11.0 --model facebook/opt-13b -tp 2",
+    "docker run --gpus all -p 8000:8000 -v ~/x:/models vllm/vllm-openai:v0.11.0 --model facebook/opt-13b -tp 2",
     "vllm serve facebook/opt-13b --hf-overrides '{\"max_position_embeddings\": 4096}' --max-num-seqs=64 -O3",
 ]
 _WORDS = [
