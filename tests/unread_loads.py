@@ -45,10 +45,6 @@ def _grown() -> Workload:
     return load(prompt_tokens=5 + 13 * ROWS % 50, output_tokens=outputs, max_tokens=outputs)
 
 
-def _users() -> Workload:
-    return load(users=Users(6, np.full(NUMBER, 10**10)))
-
-
 @dataclass(frozen=True)
 class Scene:
     """A load and the settings that it is served with.
@@ -66,39 +62,62 @@ class Scene:
     def settings(self, policy: str) -> Settings:
         """What a policy serves the load with."""
         blocks = None if self.loose else TIGHT.get(policy, 100)
-        plain = {"policy": policy, "cost": "roofline", "max_model_len": 600, "num_gpu_blocks_override": blocks}
-        return settings(**plain | self.more)
+        plain = {"policy": policy, "cost": "roofline", "max_model_len": 600, "max_num_seqs": 64}
+        return settings(**plain | {"num_gpu_blocks_override": blocks} | self.more)
 
 
 _SESSIONS = PromptContent.of_sessions(ROWS % 4)
 _WINDOWS = {"model": "gpt-oss-120b", "gpu": "h200"}
-_FEW = {"max_num_seqs": 3}
-#: The first ones are enough for most.
+#: The first one shows most settings.
 SCENES = (
     Scene("sessions", load(content=_SESSIONS)),
+    Scene("some of several", load(n=1 + ROWS % 3)),
     Scene("some of several, swapping", load(n=1 + ROWS % 3), more={"preemption_mode": "swap"}),
     Scene("grown", _grown()),
     Scene("nobody is told, in a large pool", load(max_tokens=None), loose=True),
     Scene("some of several, in a large pool", load(n=1 + ROWS % 3), loose=True),
-    Scene("some of several", load(n=1 + ROWS % 3)),
+    Scene("all of several", load(n=np.full(NUMBER, 2))),
     Scene("all of several, swapping", load(n=np.full(NUMBER, 2)), more={"preemption_mode": "swap"}),
     Scene("beams", load(n=1 + ROWS % 3), loose=True, more={"use_beam_search": True}),
     Scene("beams of one", load(), more={"use_beam_search": True}),
-    Scene("parents, swapping", _parents(), more={"preemption_mode": "swap"}),
     Scene("parents", _parents()),
+    Scene("parents, swapping", _parents(), more={"preemption_mode": "swap"}),
     Scene("a prefix", load(), more={"shared_prefix_tokens": 32}),
     Scene("grown, swapping", _grown(), more={"preemption_mode": "swap"}),
     Scene("windows", _grown(), more=_WINDOWS),
     Scene("windows, several", replace(_grown(), n=1 + ROWS % 3), more=_WINDOWS),
     Scene("windows, none is left", load(), more=_WINDOWS | {"max_model_len": 100}),
-    Scene("users", _users()),
+    Scene("users", load(users=Users(6, np.full(NUMBER, 10**10)))),
     Scene("large batches", load(), more={"waiting_served_ratio": 9.0}),
     Scene("batches at once", load(), more={"waiting_served_ratio": 0.0}),
     Scene("blocks of 32", load(), more={"block_size": 32}),
     Scene("sessions without a cache", load(content=_SESSIONS), more={"enable_prefix_caching": False}),
-    Scene("few seats", load(), more=_FEW),
+    Scene("few seats", load(), more={"max_num_seqs": 3}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
 )
+#: The scene that shows a setting under most policies that read it, where that is not the first one.
+SHOWN_IN = {
+    "max_num_seqs": "nobody is told, in a large pool",
+    "max_num_batched_tokens": "nobody is told, in a large pool",
+    "max_waiting_tokens": "large batches",
+    "use_beam_search": "some of several, in a large pool",
+    "beam_survival": "beams",
+    "swap_space": "grown, swapping",
+    "disable_hybrid_kv_cache_manager": "windows",
+}
+#: What no policy reads in a scene, though some read it in others.
+UNREAD_IN = {
+    "sessions": ("use_beam_search", "beam_survival", "swap_space", "disable_hybrid_kv_cache_manager"),
+    "some of several": ("beam_survival", "disable_hybrid_kv_cache_manager"),
+    "beams of one": ("beam_survival",),
+    "parents": ("use_beam_search", "preemption_mode", "swap_space"),
+    "parents, swapping": ("swap_space",),
+    "a prefix": ("use_beam_search", "swap_space"),
+    "windows": ("swap_space",),
+    "windows, none is left": ("disable_hybrid_kv_cache_manager",),
+    "batches at once": ("max_waiting_tokens",),
+    "blocks of 32": ("page_size",),
+}
 
 
 def outcome(chosen: Settings, work: Workload, tables: bool) -> str:
