@@ -59,7 +59,7 @@ def test_the_command_prints_and_writes_it(tmp_path, capsys, payload):
     printed = capsys.readouterr().out
     assert "DistServe, vLLM, a100-80gb" in printed and max(map(len, printed.splitlines())) <= 80
     kept = json.loads((out / "step-time.json").read_text("utf-8"))
-    assert len(kept.pop("follows_from")) == 64 and kept == payload
+    assert len(kept.pop("follows_from")) == len(kept.pop("content_sha256")) == 64 and kept == payload
 
 
 @pytest.mark.parametrize(

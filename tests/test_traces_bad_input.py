@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import json
+import os
 import pickle
 from decimal import Decimal
 from pathlib import Path
@@ -139,9 +140,9 @@ JSONL = {
         b'{"input":1,"output":2}\n{"input":1,\n',
         ", line 2: row = '{\"input\":1,': is no JSON object; give one object a line",
     ),
-    "on two lines": (
-        b'{"input":1,\n"output":2}\n',
-        ", line 1: row = '{\"input\":1,': is no JSON object; give one object a line",
+    "cut on its second line": (
+        b'{"input":1,\n"output":2\n',
+        ", line 1: ends within an element; fetch the file again",
     ),
     "two on a line": (
         b'{"input":1,"output":2} {}\n',
@@ -344,6 +345,16 @@ def test_a_missing_file_and_a_folder(tmp_path):
     with pytest.raises(TraceError) as caught:
         read(tmp_path)
     assert str(caught.value) == f"{tmp_path}: cannot be read (Is a directory); give a trace file"
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/null", "-"])
+def test_a_pipe_and_a_device(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # Opened for reading without a writer it would hang.
+    with pytest.raises(TraceError) as caught:
+        read(name)
+    remedy = "is a pipe or a device, and a trace is read more than once; save it to a file and give that"
+    assert str(caught.value) == f"{name}: {remedy}"
 
 
 def test_the_error_carries_its_parts(tmp_path):

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ..sim.errors import TraceError
-from ..sim.files import as_utf8
+from ..sim.files import as_utf8, is_stream
 from .lines import Block, filled_lines
 
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
@@ -48,7 +48,7 @@ class TraceFile:
 
     def is_compressed(self) -> bool:
         """Whether it is inflated as it is read."""
-        with open(self.path, "rb") as raw:
+        with self._opened() as raw:
             return raw.read(4).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
 
     def head(self) -> bytes:
@@ -77,7 +77,7 @@ class TraceFile:
             TraceError: It cannot be read, is damaged, or inflates to more than it may.
         """
         try:
-            with open(self.path, "rb") as raw:
+            with self._opened() as raw:
                 magic = raw.read(4)
                 raw.seek(0)
                 start = _BYTE_ORDER_MARK
@@ -89,6 +89,13 @@ class TraceFile:
         except OSError as error:
             remedy = f"cannot be read ({error.strerror}); give a trace file"
             raise TraceError(self.path, None, None, None, remedy) from None
+
+    def _opened(self) -> BinaryIO:
+        # Asked for first: a pipe that nobody writes into would hang.
+        if is_stream(self.path):
+            remedy = "is a pipe or a device, and a trace is read more than once; save it to a file and give that"
+            raise TraceError(self.path, None, None, None, remedy)
+        return open(self.path, "rb")
 
     def _inflated(self, raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
         if magic.startswith(_ZIP_MAGIC):

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line."""
+"""JSON objects: one a line, or spread over lines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ..sim.errors import TraceError
+from .json_values import Element, Twice, once
 from .lines import Block
 from .table import Column, Table, shown
 
@@ -25,7 +27,7 @@ Reader = Callable[[Table, str, Sequence[Any]], Column]
 
 @dataclass(frozen=True, slots=True)
 class JsonlParser:
-    """From lines to a table.
+    """From lines, or from values, to a table.
 
     Attributes:
         path: The file.
@@ -35,15 +37,19 @@ class JsonlParser:
     path: str | PathLike[str]
     readers: Mapping[str, Reader]
 
-    def __call__(self, block: Block) -> Table:
-        """The rows on some lines; keys that no row has make no column.
+    def __call__(self, piece: Block | Sequence[Element]) -> Table:
+        """The rows of a piece; keys that no row has make no column.
 
         Raises:
-            TraceError: A line that is no object, or a value that cannot be.
+            TraceError: One that is no object, or a value that cannot be.
         """
-        block.check_text(self.path)
-        records = [self._record(*row) for row in zip(block.lines.tolist(), block.texts(), strict=True)]
-        table = Table(self.path, {}, block.lines)
+        if isinstance(piece, Block):
+            piece.check_text(self.path)
+            lines = piece.lines
+            records = [self._record(*row) for row in zip(lines.tolist(), piece.texts(), strict=True)]
+        else:
+            lines, records = np.array([element.line for element in piece]), [self._object(element) for element in piece]
+        table = Table(self.path, {}, lines)
         present = set().union(*records)
         return table.having(**{
             name: reader(table, name, [record.get(name) for record in records])
@@ -51,10 +57,15 @@ class JsonlParser:
             if name in present
         })
 
+    def _object(self, element: Element) -> Record:
+        if isinstance(element.value, dict):
+            return element.value
+        raise TraceError(self.path, element.line, "row", shown(element.value), "is no JSON object; give one a request")
+
     def _record(self, line: int, text: bytes) -> Record:
         try:
-            record = json.loads(text, object_pairs_hook=_once)
-        except _Twice as twice:
+            record = json.loads(text, object_pairs_hook=once)
+        except Twice as twice:
             raise TraceError(self.path, line, "key", shown(str(twice)), "is there twice; keep one") from None
         except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
             record = None
@@ -62,18 +73,6 @@ class JsonlParser:
             remedy = "is no JSON object; give one object a line"
             raise TraceError(self.path, line, "row", shown(text.decode()), remedy)
         return record
-
-
-class _Twice(Exception):
-    """A key that an object has twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> Record:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(next(name for name in names if names.count(name) > 1))
-    return record
 
 
 def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from ..sim.errors import TraceError
 from .csv_format import CsvParser, header
 from .files import TraceFile
-from .form import BLOCK_TOKENS, HASH_IDS, Form, as_it_is
+from .form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from .formats.azure import AZURE
 from .formats.bailian import BAILIAN
 from .formats.bench_serve import BENCH_SERVE, MARK, bench_pieces, bench_table
@@ -22,9 +22,10 @@ from .formats.burstgpt import BURSTGPT
 from .formats.mooncake import MOONCAKE, timed
 from .formats.own import OWN
 from .formats.ragpulse import RAGPULSE
-from .formats.sharegpt import SHAREGPT, ShareGptParser, sharegpt_pieces
+from .formats.sharegpt import SHAREGPT, ShareGptParser
 from .formats.splitwise import SPLITWISE
 from .formats.vidur import VIDUR
+from .json_values import Element, batches, elements
 from .jsonl_format import JsonlParser, whole_lists
 from .lines import Block
 from .load import is_load
@@ -39,6 +40,8 @@ _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
 CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
 #: Bytes in which the keys of a result of vllm bench serve show, and lines that tell the size of a block.
 _HEAD_BYTES, _HEAD_LINES = 2**16, 64
+#: Names of lengths, which tell an array of requests from one of conversations.
+_LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN_NAMES[field]}
 _TEXT_LINES = (".jsonl", ".ndjson")
 
 
@@ -75,8 +78,7 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
     start = head.lstrip()[:1]
     if start == b"[" and ending not in _TEXT_LINES:
-        parser = ShareGptParser(file.path, reading.tokenizer)
-        return Source(SHAREGPT, sharegpt_pieces(file), parser, frozenset({"tokenizer"}))
+        return _array(file, reading, content)
     if is_load(head):
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     if start == b"{" and MARK in head[:_HEAD_BYTES]:
@@ -117,16 +119,51 @@ def _some(file: TraceFile, blocks: Iterator[Block]) -> Iterator[Block]:
     yield from blocks
 
 
+def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
+    values = elements(file)
+    heads = list(islice(values, _HEAD_LINES))
+    if heads and isinstance(heads[0].value, dict) and _LENGTHS & heads[0].value.keys():
+        return _objects(file, chain(heads, values), reading, content)
+    parser = ShareGptParser(file.path, reading.tokenizer)
+    return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
+
+
 def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     heads = first.part(0, _HEAD_LINES)
+    if _is_spread(heads.texts()[0]):
+        return _objects(file, elements(file), reading, content)
     records = list(filter(None, map(_record, heads.texts())))
-    form = _jsonl_form(records, reading)
-    if records and _record(heads.texts()[0]):
-        _require_lengths(file.path, int(first.lines[0]), form, list(records[0]))
-    parser = JsonlParser(file.path, form.readers(content))
-    return Source(form, chain([first], blocks), parser, _timed_fields(form, records))
+    line = int(first.lines[0]) if _record(heads.texts()[0]) else None
+    return _records(file, chain([first], blocks), records, reading, content, line)
+
+
+def _is_spread(first_line: bytes) -> bool:
+    """Whether objects take more lines than one, as in pretty-printed JSON."""
+    return first_line.lstrip().startswith(b"{") and first_line.rstrip()[-1:] in (b"{", b"[", b",")
+
+
+def _objects(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+    heads = list(islice(values, _HEAD_LINES))
+    records = [element.value for element in heads if isinstance(element.value, dict)]
+    line = heads[0].line if isinstance(heads[0].value, dict) else None
+    return _records(file, batches(chain(heads, values)), records, reading, content, line)
+
+
+def _records(
+    file: TraceFile,
+    pieces: Iterator[Any],
+    heads: Sequence[dict[str, Any]],
+    reading: Reading,
+    content: bool,
+    line: int | None,
+) -> Source:
+    """JSON objects, by what the first ones say; ``line`` is that of the first, None where it cannot be understood."""
+    form = _jsonl_form(heads, reading)
+    if line is not None:
+        _require_lengths(file.path, line, form, list(heads[0]))
+    return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
 
 
 def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[str]:

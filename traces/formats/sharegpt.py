@@ -11,7 +11,7 @@ of thumb of OpenAI's tokenizer page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 from ...sim.errors import MissingExtra, SettingError
-from ..files import TraceFile
 from ..form import Form
-from ..json_array import Element, elements
+from ..json_values import Element
 from ..table import Table
 
 _CHARACTERS_A_TOKEN = 4
-_BATCH = 4096
 #: Turns of one conversation, under either name.
 _TURNS = ("conversations", "conversation")
 Counter = Callable[[Sequence[str]], list[int]]
 SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=True)
-
-
-def sharegpt_pieces(file: TraceFile) -> Iterator[list[Element]]:
-    """Conversations, some at a time."""
-    batch = []
-    for element in elements(file):
-        batch.append(element)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 class ShareGptParser:

@@ -1,11 +1,12 @@
-"""The elements of a JSON array, one after the other, without holding the array."""
+"""The elements of a JSON array, or values that follow each other, one at a time, without holding all of them."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ..sim.errors import TraceError
@@ -14,6 +15,8 @@ from .files import LONGEST_LINE_BYTES, TraceFile
 _SPACE = " \t\r\n"
 #: A literal, a number or an escape that is cut in two has fewer signs.
 _UNSURE = 32
+#: Values that are parsed together.
+_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,35 @@ class Element:
     line: int
 
 
-def elements(file: TraceFile) -> Iterator[Element]:
-    """The elements of the array that a file is.
+class Twice(Exception):
+    """A key that an object has twice."""
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, of which each key is there once.
 
     Raises:
-        TraceError: As ``TraceFile.pieces``; or names the line at which it is no array any more.
+        Twice: One is there again.
+    """
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Twice(next(name for name in names if names.count(name) > 1))
+    return record
+
+
+def elements(file: TraceFile) -> Iterator[Element]:
+    """The elements of the array that a file is, or else the values in it.
+
+    Raises:
+        TraceError: As ``TraceFile.pieces``; or names the line at which it is no JSON any more.
     """
     text = _Text(file)
-    text.expect("[", "begins with no [; give a JSON array of conversations")
+    if text.next() != "[":
+        while text.next():
+            yield text.element()
+        return
+    text.expect("[", "begins with no [; give a JSON array")
     if text.next() == "]":
         return
     while True:
@@ -47,13 +71,20 @@ def elements(file: TraceFile) -> Iterator[Element]:
         text.expect(",", "is no JSON here: a comma or ] must follow; fetch the file again")
 
 
+def batches(values: Iterable[Element]) -> Iterator[list[Element]]:
+    """Some values at a time."""
+    values = iter(values)
+    while batch := list(islice(values, _BATCH)):
+        yield batch
+
+
 class _Text:
     """What has been read and not yet understood."""
 
     def __init__(self, file: TraceFile) -> None:
         self._path, self._pieces = file.path, file.pieces()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._json = json.JSONDecoder()
+        self._json = json.JSONDecoder(object_pairs_hook=once)
         self._text, self._place, self._line = "", 0, 1
 
     def next(self) -> str:
@@ -102,6 +133,8 @@ class _Text:
             if error.pos < len(self._text) - _UNSURE and not error.msg.startswith("Unterminated string"):
                 raise self._error(f"is no JSON ({error.msg}); correct or drop it") from None
             return None
+        except Twice as twice:
+            raise self._error(f"has the key {twice} twice; keep one") from None
         except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
             raise self._error("cannot be read as JSON; correct or drop it") from None
         found = Element(value, self._line)
