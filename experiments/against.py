@@ -91,7 +91,8 @@ class Benchmark:
     @property
     def gaps_are_of_tokens(self) -> bool:
         """Whether each token came by itself, so that the client's gaps are inter-token latencies."""
-        return self.measured.num_gaps.sum() >= _CHUNKS_ARE_TOKENS * (self.trace.output_tokens - 1).sum()
+        gaps_s = self.measured.gaps_s
+        return gaps_s is not None and len(gaps_s) >= _CHUNKS_ARE_TOKENS * (self.trace.output_tokens - 1).sum()
 
     @cached_property
     def duration_s(self) -> float:
@@ -113,13 +114,14 @@ class Benchmark:
         """The metrics, by vLLM's names."""
         seen, lengths = self.measured, (self.trace.prompt_tokens, self.trace.output_tokens)
         tpot = self.tpot_s[~np.isnan(self.tpot_s)]
-        latencies = {"ttft": seen.ttft_s, "tpot": tpot, "itl": seen.gaps_s, "e2el": seen.e2el_s}
+        itl = seen.gaps_s if self.gaps_are_of_tokens else None
+        latencies = {"ttft": seen.ttft_s, "tpot": tpot, "itl": itl, "e2el": seen.e2el_s}
         found = _rates(self.duration_s, *lengths)
         for name, values in latencies.items():
+            if values is None:
+                continue
             found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in STATISTICS.items()}
-        if self.gaps_are_of_tokens:
-            return found
-        return {name: value for name, value in found.items() if "_itl_" not in name}
+        return found
 
 
 class Client:

@@ -49,7 +49,7 @@ def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
     trace = read(path)
     seen = measured(path, trace)
     if trace.arrival_ticks is None and (seen.request_rate is None or seen.duration_s is None):
-        remedy = "is missing, and so is the request rate; save the result with a later vllm bench serve"
+        remedy = "is missing, and so is the request rate; benchmark with a later vllm bench serve, or at a rate"
         raise TraceError(path, None, "start_times", None, remedy)
     check_fits(trace, chosen.max_model_len or model(chosen.model).max_model_len, path)
     return Benchmark(trace, seen, None if metrics is None else read_metrics(metrics))

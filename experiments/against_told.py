@@ -66,7 +66,9 @@ def _requests_told(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     if refused:
         blocks = base.run.replica.num_blocks
         yield f"Refused: {refused:,} requests that the simulated pool of {blocks:,} blocks cannot hold."
-    if not benchmark.gaps_are_of_tokens:
+    if benchmark.measured.gaps_s is None:
+        yield "The file has no times between tokens: ITL is left out."
+    elif not benchmark.gaps_are_of_tokens:
         yield "Tokens came several at a time: the client's gaps are no inter-token latencies, and are left out."
     if metrics is not None:
         from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""

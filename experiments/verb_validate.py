@@ -69,7 +69,8 @@ def validate(
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, to try things with.
         seed: Seed of requests, block tables and weights, by default 1; not the calibration's.
-        against: What vllm bench serve --save-result --save-detailed wrote.
+        against: What vllm bench serve --save-result --save-detailed, SGLang's bench_serving --output-details, AIPerf or
+            GuideLLM wrote.
         metrics: The server's /metrics in a file: one scrape, or several one after the other.
         serve: The server's command line as it is pasted into a shell, or a file that holds it. Flags of a replica
             count in place of what it says.

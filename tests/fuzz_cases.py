@@ -281,12 +281,14 @@ def outputs(rng: Rng, folder: Path) -> Case:
     os.mkfifo("fifo")
     copied("run", "trace.csv")
     out, data = rng.choice(OUTPUTS), rng.choice([*OUTPUTS, "trace.csv", "./trace.csv", "run", "run/run.json"])
+    # A report does not read the trace: whoever names it as the output wants it replaced.
+    other = "out.pftrace" if data in ("trace.csv", "./trace.csv") else data
     run = ["simulate", "--trace", "trace.csv", *_SMALL_POOL]
     tokens = rng.choice([
         [*run, "--out", out], [*run, "--out", "out", "--json", data], [*run, "--out", out, "--json", data],
         [*run, "--record-plan", out], [*run, "--record-plan", "--out", out, "--record-blocks"],
         ["sweep", *run[1:], "--grid", "n=1,2", "--jobs", "1", "--out", out], ["report", "run", "--out", out],
-        ["report", "run", "--out", out, "--perfetto", data], ["report", "run", "--out", "out.html", "--perfetto", out],
+        ["report", "run", "--out", out, "--perfetto", other], ["report", "run", "--out", "out.html", "--perfetto", out],
         ["report", "run", "--out", out, "--json", out], ["traces", "synth", "trace.csv", "--out", out],
         ["traces", "convert", "trace.csv", out], ["traces", "stats", "trace.csv", "--out", out, "--json", data],
         ["traces", "convert", "trace.csv", "trace.csv"], ["reproduce", "fig1", "--jobs", "1", "--out", out],
@@ -356,7 +358,7 @@ def jsonl(rng: Rng, folder: Path) -> Case:
 @kind("json", 250)
 def whole_json(rng: Rng, folder: Path) -> Case:
     """JSON documents: conversations, and what benchmarks write."""
-    name = rng.choice(["sharegpt.json", "bench_serve.json"])
+    name = rng.choice(["sharegpt.json", "bench_serve.json", "sglang_bench.jsonl", "guidellm.json", "guidellm_0.3.json"])
     Path("trace.json").write_bytes(damaged_document(rng, json.loads((SAMPLES / name).read_text())))
     more = ["--tokenizer", rng.choice(INPUTS)] if name == "sharegpt.json" and rng.random() < 0.2 else []
     return Case([*_reading(rng, "trace.json"), *more])

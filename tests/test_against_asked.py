@@ -123,7 +123,7 @@ class TestWhatTheFileSays:
     def test_another_kind_of_trace(self, tmp_path, capsys):
         (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
         assert validate("--against", tmp_path / "trace.csv", *FLAGS) == MISTAKE
-        assert "is no readable result of vllm bench serve" in capsys.readouterr().err
+        assert "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one" in capsys.readouterr().err
 
 
 class TestReplica:

@@ -159,7 +159,7 @@ def test_a_result_without_times_or_without_details(tmp_path):
     path.write_text(json.dumps({name: value for name, value in result.items() if name != "start_times"}, indent=1))
     assert read(path).arrival_ticks is None
     path.write_text(json.dumps({"date": "today", "input_lens": [1]}))
-    with pytest.raises(TraceError, match="output_lens = None: is missing; run vllm bench serve with --save-detailed"):
+    with pytest.raises(TraceError, match="output_lens = None: is missing; run vllm bench serve with --save-result --save-detailed"):
         read(path)
 
 

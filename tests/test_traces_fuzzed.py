@@ -21,8 +21,9 @@ SAMPLES = Path(__file__).parent / "data" / "traces"
 LINES = [
     "azure2023.csv", "azure2024.csv", "burstgpt.csv", "burstgpt_sessions.csv", "vidur_timed.csv", "splitwise.csv",
     "mooncake.jsonl", "timed_trace.jsonl", "bailian.jsonl", "ragpulse/0_trace.jsonl", "ours.jsonl",
+    "aiperf.jsonl",
 ]  # fmt: skip
-WHOLE = ["sharegpt.json", "bench_serve.json"]
+WHOLE = ["sharegpt.json", "bench_serve.json", "sglang_bench.jsonl", "guidellm.json"]
 JUNK = ["nan", "NaN", "-1", "inf", "1e999", "9" * 30, "", "\0", "null", "[", '"', "\ufffd", "2023-11-16", "true", "1.5", "{}"]
 
 

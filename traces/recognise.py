@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..sim.errors import TraceError
+from .clients.known import benchmark_result
 from .csv_format import CsvParser, header
 from .files import TraceFile
 from .form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from .formats.azure import AZURE
 from .formats.bailian import BAILIAN
-from .formats.bench_serve import BENCH_SERVE, MARK, bench_pieces, bench_table
 from .formats.burstgpt import BURSTGPT
 from .formats.mooncake import MOONCAKE, timed
 from .formats.own import OWN
@@ -38,8 +38,8 @@ from .unpickle import pickle_pieces, pickle_table
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
 #: Forms with names of their own, the most particular first.
 CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
-#: Bytes in which the keys of a result of vllm bench serve show, and lines that tell the size of a block.
-_HEAD_BYTES, _HEAD_LINES = 2**16, 64
+#: Rows that tell the size of a block.
+_HEAD_LINES = 64
 #: Names of lengths, which tell an array of requests from one of conversations.
 _LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN_NAMES[field]}
 _TEXT_LINES = (".jsonl", ".ndjson")
@@ -81,8 +81,9 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         return _array(file, reading, content)
     if is_load(head):
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
-    if start == b"{" and MARK in head[:_HEAD_BYTES]:
-        return Source(BENCH_SERVE, bench_pieces(file), partial(bench_table, file.path))
+    result = benchmark_result(file)
+    if result is not None:
+        return Source(result.client.form, result.pieces(), result.table)
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
         return _jsonl(file, reading, content)
     return _csv(file, content)

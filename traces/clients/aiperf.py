@@ -1,0 +1,97 @@
+"""AIPerf's ``profile_export.jsonl``: a line for each request, in the order in which answers ended.
+
+    {"metadata": {"request_start_ns": 1763847600000000000, "benchmark_phase": "profiling", "was_cancelled": false, ...},
+     "metrics": {"input_sequence_length": {"value": 128, "unit": "tokens"}, "time_to_first_token": {"value": 50.0, "unit":
+     "ms"}, "request_latency": ..., "inter_chunk_latency": {"value": [10.0, ...], "unit": "ms"}, ...}, "error": {...}}
+
+Metrics that a request does not have are missing or null. Requests of the warm-up are left out; those with an error or
+cancelled failed. ``profile_export_aiperf.json`` holds statistics only, ``profile_export_raw.jsonl`` no lengths.
+
+Source: ai-dynamo/aiperf, releases 0.3.0, 0.6.0 and 0.13.0: common/models/record_models.py,
+post_processors/record_export_jsonl_writer.py, metrics/metric_dicts.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...sim.errors import TraceError
+from ...sim.ticks import PER_SECOND
+from ..files import TraceFile
+from ..form import Clock, Form, lengths
+from ..table import shown
+from .result import BenchmarkResult, Client, Latency, Request, in_order
+
+_PROMPT, _OUTPUT, _START = "input_sequence_length", "output_sequence_length", "request_start_ns"
+_TTFT, _E2EL, _GAPS = "time_to_first_token", "request_latency", "inter_chunk_latency"
+#: The unit in which each metric is exported.
+_UNITS = {_PROMPT: "tokens", _OUTPUT: "tokens", _TTFT: "ms", _E2EL: "ms", _GAPS: "ms"}
+AIPERF = Client(
+    Form(
+        "AIPerf",
+        frozenset({"metadata", "metrics"}),
+        {_START: Clock(PER_SECOND // 10**9, from_first=True)},
+        lengths(_PROMPT, _OUTPUT),
+        content={},
+        failures=True,
+    ),
+    ttft=Latency(_TTFT, 1e-3),
+    e2el=Latency(_E2EL, 1e-3),
+    gaps=Latency(_GAPS, 1e-3),
+    unit="line",
+    streaming="--streaming",
+)
+
+
+def is_aiperf(record: Mapping[str, Any]) -> bool:
+    """Whether an object is a line of the per-request export, or of the raw one."""
+    return isinstance(record.get("metadata"), dict) and _START in record["metadata"]
+
+
+def is_aiperf_summary(document: Mapping[str, Any]) -> bool:
+    """Whether an object is an export of statistics, of AIPerf or of genai-perf."""
+    return "aiperf_version" in document or {"input_config", "request_throughput"} <= document.keys()
+
+
+def read_aiperf(file: TraceFile) -> BenchmarkResult:
+    """The requests of an export.
+
+    Raises:
+        TraceError: A line is no record of a request, or the export has none of its lengths.
+    """
+    requests = [_request(file, line, record) for line, record in _records(file) if not _is_warmup(record)]
+    return BenchmarkResult(AIPERF, file.path, in_order(requests, _START), {})
+
+
+def _records(file: TraceFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    for block in file.blocks():
+        for line, text in zip(block.lines.tolist(), block.texts(), strict=True):
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict) or not is_aiperf(record):
+                remedy = "is no record of a request of AIPerf; fetch the file again"
+                raise TraceError(file.path, line, "row", shown(text.decode("utf-8", "replace")), remedy)
+            yield line, record
+
+
+def _is_warmup(record: Mapping[str, Any]) -> bool:
+    return record["metadata"].get("benchmark_phase") == "warmup"
+
+
+def _request(file: TraceFile, line: int, record: Mapping[str, Any]) -> Request:
+    metadata, metrics = record["metadata"], record.get("metrics")
+    if not isinstance(metrics, dict):
+        raise TraceError(file.path, line, "metrics", None, "is missing; give profile_export.jsonl, not its raw export")
+    fields = {_START: metadata[_START]}
+    for name, unit in _UNITS.items():
+        metric = metrics.get(name)
+        if metric is None:
+            continue
+        if not isinstance(metric, dict) or metric.get("unit") != unit:
+            raise TraceError(file.path, line, name, shown(metric), f"must be a value in {unit}; fetch the file again")
+        fields[name] = metric.get("value")
+    return Request(line, fields, bool(record.get("error")) or metadata.get("was_cancelled") is True)

@@ -1,0 +1,77 @@
+"""The result of a benchmark client, whichever it is of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...sim.errors import TraceError
+from ..files import TraceFile
+from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
+from .guidellm import is_guidellm, read_guidellm
+from .result import BenchmarkResult
+from .sglang import is_sglang, read_sglang
+from .vllm import is_vllm, read_vllm
+
+#: Keys of which each result has one near its beginning, and how near.
+_MARKS = (
+    b'"input_lens"', b'"request_throughput"', b'"sharegpt_output_len"', b'"benchmarks"', b'"request_start_ns"',
+    b'"experiments"', b'"aiperf_version"',
+)  # fmt: skip
+_HEAD_BYTES = 2**16
+_NO_REQUESTS = "has statistics and no requests; give AIPerf's profile_export.jsonl"
+_NO_LENGTHS = "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
+
+
+def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
+    """The result that a file holds; None where it holds none.
+
+    Raises:
+        TraceError: It is of a client that we know, and cannot be read or lacks what is needed.
+    """
+    head = file.head().lstrip()
+    if not head.startswith(b"{") or not any(mark in head[:_HEAD_BYTES] for mark in _MARKS):
+        return None
+    first_line = _object(head.partition(b"\n")[0])
+    if first_line is not None and is_aiperf(first_line):
+        return read_aiperf(file)
+    document = _document(file)
+    if "experiments" in document and "service_kind" in document:
+        raise TraceError(file.path, None, None, None, _NO_LENGTHS)
+    if is_aiperf_summary(document):
+        raise TraceError(file.path, None, None, None, _NO_REQUESTS)
+    for known, read in ((is_sglang, read_sglang), (is_vllm, read_vllm), (is_guidellm, read_guidellm)):
+        if known(document):
+            return read(file.path, document)
+    return None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _document(file: TraceFile) -> dict[str, Any]:
+    """The object that a file holds; that of its first line where it holds one in each.
+
+    Raises:
+        TraceError: It holds none, or several runs of a client.
+    """
+    text = file.whole()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        complaint = error.msg if isinstance(error, json.JSONDecodeError) else "brackets too deep or numbers too long"
+        line = getattr(error, "lineno", None)
+    first, *others = filter(None, text.splitlines())
+    document = _object(first)
+    if document is None:
+        remedy = f"is no readable result of a benchmark ({complaint}); give one JSON object"
+        raise TraceError(file.path, line, None, None, remedy)
+    if is_sglang(document) or is_vllm(document):
+        remedy = f"has {1 + len(others)} results; keep one, as by sed -n 2p for the second"
+        raise TraceError(file.path, None, None, None, remedy)
+    return document

@@ -1,0 +1,80 @@
+"""``vllm bench serve --save-result --save-detailed``: one JSON object with a list for each quantity.
+
+    {"date": ..., "request_rate": 4.0, ..., "input_lens": [...], "output_lens": [...], "start_times": [...],
+     "ttfts": [...], "itls": [[...], ...], "errors": ["", ...]}
+
+``start_times`` are seconds of a clock that starts anywhere; releases before vLLM #32667 have none. ``ttfts`` and
+``itls`` are in seconds, from when the client sent a request (behind its own ``--max-concurrency``), and an answer is
+over with its last gap. A request with an error, or without output, failed.
+
+Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from ...sim import ticks
+from ...sim.errors import TraceError
+from ..form import Clock, Form, lengths
+from ..table import shown
+from .result import BenchmarkResult, Client, Latency, Request, in_order
+
+PROMPT, OUTPUT, TTFTS, GAPS, ERRORS = "input_lens", "output_lens", "ttfts", "itls", "errors"
+_START = "start_times"
+VLLM = Client(
+    Form(
+        "vllm bench serve",
+        frozenset({PROMPT, OUTPUT}),
+        {_START: Clock(ticks.PER_SECOND, from_first=True)},
+        lengths(PROMPT, OUTPUT),
+        content={},
+        failures=True,
+    ),
+    ttft=Latency(TTFTS, 1),
+    e2el=None,
+    gaps=Latency(GAPS, 1),
+)
+
+
+def is_vllm(document: Mapping[str, Any]) -> bool:
+    """Whether an object is a result, with or without details."""
+    return PROMPT in document or {"request_throughput", "total_input_tokens"} <= document.keys()
+
+
+def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult:
+    """The requests of a result.
+
+    Raises:
+        TraceError: It has no details, or lists of different lengths.
+    """
+    columns = (_START, TTFTS, GAPS, ERRORS)
+    rows = per_request(path, document, columns, "is missing; run vllm bench serve with --save-result --save-detailed")
+    return BenchmarkResult(VLLM, path, in_order(rows, _START), document)
+
+
+def per_request(
+    path: str | PathLike[str], document: Mapping[str, Any], optional: tuple[str, ...], missing: str
+) -> list[Request]:
+    """From a list for each quantity to one request after the other.
+
+    Args:
+        optional: Lists besides those of lengths that a result may have.
+        missing: Remedy where there are no lengths.
+
+    Raises:
+        TraceError: There are no lengths, or a list has not one value a request.
+    """
+    lists = {name: document[name] for name in (PROMPT, OUTPUT, *optional) if name in document}
+    for name in (PROMPT, OUTPUT):
+        if name not in lists:
+            raise TraceError(path, None, name, None, missing)
+    prompts = lists[PROMPT]
+    for name, values in lists.items():
+        if not isinstance(values, list) or not isinstance(prompts, list) or len(values) != len(prompts):
+            remedy = "must be a list with a value for each request; fetch the file again"
+            raise TraceError(path, None, name, shown(values), remedy)
+    records = (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True))
+    return [Request(row, record, bool(record.pop(ERRORS, None))) for row, record in enumerate(records, 1)]
