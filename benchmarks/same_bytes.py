@@ -50,7 +50,10 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         yield f"plain {policy}", [*chosen, *LOAD]
         yield f"samples {policy}", [*chosen, *LOAD, "--n", "3"]
         yield f"recorded {policy}", [*chosen, "--num-prompts", "40", "--request-rate", "12", *RECORDED]
-        yield f"closed loop {policy}", [*chosen, "--num-prompts", "60", "--request-rate", "inf", "--max-concurrency", "7"]
+        yield (
+            f"closed loop {policy}",
+            [*chosen, "--num-prompts", "60", "--request-rate", "inf", "--max-concurrency", "7"],
+        )
         yield f"contents {policy}", [*chosen, "--trace", "{trace}/mooncake.jsonl", *LLAMA, "--ids"]
     for policy in ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", "sglang", "orca-oracle"):
         tight = ("--num-gpu-blocks-override", "200")
@@ -58,7 +61,20 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     swapping = ("--preemption-mode", "swap", "--num-gpu-blocks-override", "200")
     yield "swap", [*simulate, "--policy", "vllm-sosp23", *LOAD, *swapping, "--ids"]
     yield "beams", [*simulate, "--policy", "vllm-sosp23", *LOAD, "--n", "4", "--use-beam-search"]
-    yield "shared prefix", [*simulate, "--trace", "{trace}/azure2023.csv", "--model", "opt-66b", "--gpu", "h200", "--shared-prefix-tokens", "80"]
+    yield (
+        "shared prefix",
+        [
+            *simulate,
+            "--trace",
+            "{trace}/azure2023.csv",
+            "--model",
+            "opt-66b",
+            "--gpu",
+            "h200",
+            "--shared-prefix-tokens",
+            "80",
+        ],
+    )
     for policy in ("vllm-v1", "sglang"):
         cached = ("--trace", "{trace}/bailian.jsonl", *LLAMA, "--policy", policy, "--num-gpu-blocks-override", "40")
         yield f"cached {policy}", [*simulate, *cached, "--enable-prefix-caching"]
@@ -69,18 +85,40 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     yield "disaggregated", [*served, "--prefill-replicas", "1", "--decode-replicas", "2"]
     grid = ("--grid", "policy=orca-max,vllm-sosp23,vllm-v1", "--grid", "seed=0:2", "--jobs", "1")
     yield "sweep", ["sweep", *LOAD, *grid, "--out", "{out}/sweep", "--json", "{out}/sweep.json"]
-    yield "waste", ["compare", "--waste", "--num-prompts", "150", "--seeds", "2", "--jobs", "1", "--json", "{out}/waste.json"]
+    yield (
+        "waste",
+        ["compare", "--waste", "--num-prompts", "150", "--seeds", "2", "--jobs", "1", "--json", "{out}/waste.json"],
+    )
     plan = ("--serve", "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192", "--gpu", "h200")
     yield "plan", ["plan", *plan, "--json", "{out}/plan.json"]
-    goal = ("--trace", "{trace}/azure2023.csv", "--goodput", "ttft:500", "tpot:50", "--num-prompts", "200", "--seeds", "1")
-    yield "plan goodput", ["plan", *plan, *goal, "--request-rate", "4", "--out", "{out}/plan", "--json", "{out}/plan.json"]
-    yield "report", ["report", "{out}/../plain_vllm-v1/result", "--out", "{out}/page.html", "--perfetto", "{out}/run.pftrace"]
+    goal = (
+        "--trace",
+        "{trace}/azure2023.csv",
+        "--goodput",
+        "ttft:500",
+        "tpot:50",
+        "--num-prompts",
+        "200",
+        "--seeds",
+        "1",
+    )
+    yield (
+        "plan goodput",
+        ["plan", *plan, *goal, "--request-rate", "4", "--out", "{out}/plan", "--json", "{out}/plan.json"],
+    )
+    yield (
+        "report",
+        ["report", "{out}/../plain_vllm-v1/result", "--out", "{out}/page.html", "--perfetto", "{out}/run.pftrace"],
+    )
     for name in ("azure2023.csv", "mooncake.jsonl", "bench_serve.json", "ours.jsonl", "sharegpt.json"):
         yield f"stats {name}", ["traces", "stats", "{trace}/" + name, "--json", "{out}/stats.json"]
         yield f"convert {name}", ["traces", "convert", "{trace}/" + name, "{out}/trace.jsonl"]
     yield "synth", ["traces", "synth", "{trace}/azure2023.csv", "--out", "{out}/load.json"]
     for figure in FIGURES:
-        yield f"figure {figure}", ["reproduce", figure, "--jobs", "1", "--out", "{out}/figure", "--json", "{out}/figure.json"]
+        yield (
+            f"figure {figure}",
+            ["reproduce", figure, "--jobs", "1", "--out", "{out}/figure", "--json", "{out}/figure.json"],
+        )
 
 
 #: Figures that draw nothing, and take no seeds.
@@ -89,7 +127,9 @@ SEEDLESS = ("table1", "fig1", "fig3", "step-time", "anyscale")
 
 def run(folder: Path, all_seeds: bool, only: str) -> int:
     """Run the commands, as many at a time as there are cores; a refusal is a result, too."""
-    chosen = [(name.replace(" ", "_").replace("/", "_"), tokens) for name, tokens in commands() if re.search(only, name)]
+    chosen = [
+        (name.replace(" ", "_").replace("/", "_"), tokens) for name, tokens in commands() if re.search(only, name)
+    ]
     shutil.rmtree(folder, ignore_errors=True)
 
     def one(name: str, tokens: list[str]) -> str:
@@ -137,7 +177,9 @@ def compare(before: Path, after: Path) -> int:
             differing.append(f"{name}: only {'after' if paths[0] is None else 'before'}")
         elif content(paths[0]) != content(paths[1]):
             differing.append(f"{name}: {first_difference(*paths)}")
-    digest = hashlib.sha256(b"".join(name.encode() + content(path) for name, path in sorted(names[0].items()))).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(name.encode() + content(path) for name, path in sorted(names[0].items()))
+    ).hexdigest()
     print(*differing, sep="\n")
     print(f"{len(names[0])} files before, {len(names[1])} after, {len(differing)} differ (before: {digest[:12]})")
     return int(bool(differing))
@@ -150,7 +192,9 @@ def first_difference(before: Path, after: Path) -> str:
         if isinstance(one, dict) and isinstance(other, dict):
             keys = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
             return f"keys {', '.join(sorted(keys))}"
-    for line, (left, right) in enumerate(zip(content(before).split(b"\n"), content(after).split(b"\n"), strict=False), 1):
+    for line, (left, right) in enumerate(
+        zip(content(before).split(b"\n"), content(after).split(b"\n"), strict=False), 1
+    ):
         if left != right:
             return f"line {line}: {left[:100]!r} and {right[:100]!r}"
     return "one ends before the other"

@@ -25,7 +25,8 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
         SettingError: One is not known, or there is a load and no question.
     """
     if ask is None and flags != NO_FLAGS:
-        raise SettingError("ask", None, "is missing: a load is given, and nothing is asked of it; give --ask")
+        remedy = "is missing: flags of a load are given, and nothing is asked of it; give --ask, or leave them out"
+        raise SettingError("ask", None, remedy)
     return [] if ask is None else questions(ask)
 
 

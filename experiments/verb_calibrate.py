@@ -13,6 +13,7 @@ from ..gpu import devices
 from ..sim.errors import SettingError
 from ..sim.files import as_json, require_apart, write_whole
 from ..sim.spec import model as model_of
+from .named_files import named_files
 from .output import RESULT_FILE, JsonTarget, Report, track
 
 
@@ -40,7 +41,7 @@ def calibrate(
         out: The calibration, as --cost of other verbs takes it.
     """
     report = Report(json, out=out)
-    require_apart({"out": out, "json": json})
+    require_apart({"out": out, "json": json}, named_files(model=model))
     if block_size < 1:
         raise SettingError("block_size", block_size, "must be at least 1 slot")
     spec = model_of(model)

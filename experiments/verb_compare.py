@@ -18,6 +18,7 @@ from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import Point, changed, known_name
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from .named_files import named_files
 from .output import RESULT_FILE, JsonTarget, Report
 from .paired import Difference, differences
 from .parallel import Workers
@@ -91,7 +92,8 @@ def compare(
         out: With --waste, a file for the page with the picture.
     """
     report = Report(json, out=out)
-    require_apart({"out": out, "json": json}, {"trace": requests.trace})
+    read = named_files(folders=folders, settings=settings, requests=requests, pacing=pacing, reading=reading, sets=sets)
+    require_apart({"out": out, "json": json}, read)
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if waste:
         if confidence != DEFAULT_CONFIDENCE:

@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ..sim.errors import SettingError, UserError
+from ..sim.files import require_apart
 from ..sim.folders import OutputFolder
 from ..sim.settings import Settings
 from ..sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
@@ -20,6 +21,7 @@ from ..sim.unread import only_read
 from ..traces import Pacing, Reading
 from .candidates import CHOICES, Choices, values_of
 from .inputs import PACING, REQUESTS, Inputs, Requests
+from .named_files import named_files
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
 from .plan_asking import answers, asked_of, questions_of
@@ -77,6 +79,9 @@ def plan(
         out: Folder for plan.html, plan.json, plan.parquet and what is finished, from which a plan goes on.
     """
     report = Report(json)
+    described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
+    read = described | named_files(requests=requests, pacing=pacing, reading=reading)
+    require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
     planned = aims.goodput is not None
     if planned and ask is not None:

@@ -16,6 +16,7 @@ from ..sim.errors import MissingExtra, SettingError
 from ..sim.files import STDOUT, as_utf8, require_apart, user_paths
 from ..sim.folders import check_folder
 from ..sim.objectives import objectives
+from .named_files import named_files
 from .output import RESULT_FILE, RESULTS, JsonTarget, Report
 from .report_measured import is_against, read_measured, write_against_report
 from .report_sweep import is_sweep, read_sweep
@@ -59,7 +60,8 @@ def report(
     for path in (out, perfetto):
         _make_folder_of(path)
     told = Report(json, out=out, perfetto=perfetto)
-    require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, {"measured": measured})
+    read = named_files(folders=folders, measured=measured)
+    require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, read)
     if not 1 <= len(folders) <= MOST_FOLDERS:
         raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
     goal = None if goodput is None else objectives(goodput)

@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from ..sim.errors import SettingError
 from ..sim.files import require_apart
 from .figures import FIGURES
+from .named_files import named_files
 from .output import RESULTS, JsonTarget, Report
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .prefix_cache import reproduce_prefix_cache
@@ -52,7 +53,7 @@ def reproduce(
     report = Report(json)
     if jobs is not None and jobs < 1:
         raise SettingError("jobs", jobs, "must be 1 or more")
-    require_apart({"out": out, "json": json}, {"trace": trace})
+    require_apart({"out": out, "json": json}, named_files(trace=trace))
     folder = folder_of(out)
     if figure == PREFIX_CACHE:
         reproduce_prefix_cache(trace, seeds, report, folder)

@@ -27,6 +27,7 @@ from ..sim.unread import refuse_unread_in_cluster
 from ..sim.workload import Workload
 from ..traces import Pacing, Reading, Trace
 from .inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
+from .named_files import named_files
 from .output import RESULTS, JsonTarget, Report
 from .plan_flags import WantedPlan, wanted_plan
 from .summaries import print_summary
@@ -70,7 +71,7 @@ def simulate(
         check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     plan_file = None if wanted is None else wanted.file
-    read = {"trace": requests.trace, "rate_curve": pacing.rate_curve}
+    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading)
     require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")

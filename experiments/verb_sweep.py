@@ -18,6 +18,7 @@ from ..sim.settings import Settings
 from ..traces import Pacing, Reading
 from .grid import axes, points
 from .inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from .named_files import named_files
 from .output import RESULTS, JsonTarget, Report
 from .parallel import Workers
 from .points import SWEEP as SWEEP_FOLDER
@@ -79,7 +80,8 @@ def sweep(
         out: Folder for sweep.parquet and the finished points.
     """
     report = Report(json)
-    require_apart({"out": out, "json": json}, {"trace": requests.trace, "rate_curve": pacing.rate_curve})
+    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading, grid=grid)
+    require_apart({"out": out, "json": json}, read)
     folder = OutputFolder(out, SWEEP_FOLDER)
     goal = None if goodput is None else objectives(goodput)
     base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)

@@ -26,6 +26,7 @@ from ..traces import (
     write_load,
 )
 from ..traces import stats as stats_of
+from .named_files import named_files
 from .output import RESULT_FILE, JsonTarget, Report
 from .trace_files import READING, left_out_told
 from .trace_page import write_trace_page
@@ -89,7 +90,7 @@ def stats(
         out: A page with pictures of it, HTML.
     """
     report = Report(json, out=out)
-    require_apart({"out": out, "json": json}, {"file": file})
+    require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
     trace = read_with_content(file, reading)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
@@ -135,7 +136,7 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     """
     report = Report(json, target=target)
     check_target(target)
-    require_apart({"target": target, "json": json}, {"source": source})
+    require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
     trace = read_with_content(source, reading)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")
@@ -155,7 +156,7 @@ def synth(file: Path, /, reading: READING = Reading(), *, out: Annotated[Path, R
         out: The load, JSON.
     """
     report = Report(json, out=out)
-    require_apart({"out": out, "json": json}, {"file": file})
+    require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
     trace = read(file, reading)
     load = fit(trace)
     write_load(load, out)
@@ -197,7 +198,7 @@ def sample(
     """
     report = Report(json, target=target)
     check_target(target)
-    require_apart({"target": target, "json": json}, {"load": load})
+    require_apart({"target": target, "json": json}, named_files(load=load))
     trace = draw(read_load(load), num_prompts, seed)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")

@@ -20,6 +20,7 @@ from ..sim.files import as_json, require_apart, write_whole
 from ..sim.folders import FolderKind, OutputFolder
 from ..sim.plan import Plan, load
 from ..sim.spec import model as model_spec
+from .named_files import named_files
 from .output import RESULTS, JsonTarget, Report, track
 from .replica_flags import REPLICA, ReplicaFlags
 
@@ -87,7 +88,8 @@ def validate(
         from .against_start import Server
 
         given = replica.given() | ({} if seed is None else {"seed": seed})
-        require_apart({"out": out, "json": json}, {"against": against, "metrics": metrics})
+        read = named_files(against=against, metrics=metrics, serve=serve, model=model, startup_log=startup_log, given=replica)
+        require_apart({"out": out, "json": json}, read)
         folder = None if out is None else OutputFolder(out, AGAINST)
         hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
         return
@@ -102,7 +104,7 @@ def validate(
     if plan is not None:
         _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
-    require_apart({"out": out, "json": json}, {"plan": plan, "calibration": calibration})
+    require_apart({"out": out, "json": json}, named_files(plan=plan, calibration=calibration, model=model))
     folder = None if out is None else OutputFolder(out, VALIDATION)
     opened = (devices.open if check else devices.open_timed)(device or "cpu")
     if check:

@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from io import BytesIO
@@ -123,7 +123,7 @@ def require_writable(folder: AnyPath, wanted: AnyPath, create: bool = False) -> 
             pass
 
 
-def require_apart(outputs: dict[str, AnyPath | None], inputs: dict[str, AnyPath | None] | None = None) -> None:
+def require_apart(outputs: dict[str, AnyPath | None], inputs: Mapping[str, Sequence[AnyPath]] | None = None) -> None:
     """Refuse outputs that would destroy each other, or what the command reads.
 
     Args:
@@ -134,10 +134,11 @@ def require_apart(outputs: dict[str, AnyPath | None], inputs: dict[str, AnyPath 
         SettingError: Two outputs are the same, or one lies in the other; an input is an output, or lies in one.
     """
     written = {flag: Path(os.path.realpath(path)) for flag, path in outputs.items() if path and not is_stream(path)}
-    read = {flag: Path(os.path.realpath(path)) for flag, path in (inputs or {}).items() if path}
+    read = [(flag, Path(os.path.realpath(path))) for flag, paths in (inputs or {}).items() for path in paths]
     for flag, path in written.items():
-        for other, place in (read | written).items():
-            if other != flag and (place == path or path in place.parents):
+        others = [*read, *((other, place) for other, place in written.items() if other != flag)]
+        for other, place in others:
+            if place == path or path in place.parents:
                 remedy = f"is {'also' if place == path else 'the folder of'} {other} = {os.fspath(place)!r}"
                 raise SettingError(flag, os.fspath(path), f"{remedy}; choose another place")
 

@@ -169,6 +169,8 @@ def check_folder(path: AnyPath, kind: FolderKind, field: str = "out") -> Path:
         _refuse_place(target, shown, field)
         restore(target)
         if os.path.lexists(target):
+            if target.is_symlink():
+                raise SettingError(field, shown, "is a link that leads back to itself; name a folder")
             if not target.is_dir():
                 raise SettingError(field, shown, "is a file; name a folder")
             _refuse_strangers(target, kind, shown, field)

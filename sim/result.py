@@ -45,12 +45,19 @@ SCHEMA_VERSION = 1
 #: The tables of a result, and what may be recorded beside them.
 TABLES = ("requests", "stays", "preemptions", "steps", "memory", "gaps")
 RECORDINGS = ("plan", "blocks")
+
+
+def _is_ours(run: Any) -> bool:
+    """Whether ``run.json`` is of a result; others have files of that name, too."""
+    return run["schema_version"] == SCHEMA_VERSION and "policy" in run["settings"] and "fragmeter" in run["versions"]
+
+
 #: The folder of a result, which ``write`` replaces as a whole.
 RESULT = FolderKind(
     "simulation result",
     ("summary.json", *(f"{name}.parquet" for name in TABLES), *(f"{name}.npz" for name in RECORDINGS)),
     marker="run.json",
-    recognises=lambda run: run["schema_version"] == SCHEMA_VERSION and isinstance(run["settings"], dict),
+    recognises=_is_ours,
 )
 _STEP_COLUMNS = (
     "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",

@@ -107,7 +107,7 @@ class TestAFolderOfTheUsers:
         (folder / "kept").symlink_to(a_result)
         assert "holds kept" in refused(capsys, *SIMULATE, "--out", folder)
 
-    @pytest.mark.parametrize("change", [{"schema_version": 99}, {"settings": None}])
+    @pytest.mark.parametrize("change", [{"schema_version": 99}, {"settings": None}, {"settings": {}}])
     def test_a_run_json_of_another_kind_is_no_result(self, change, a_result, never_run, tmp_path, capsys):
         folder = tmp_path / "run"
         folder.mkdir()
@@ -259,8 +259,48 @@ class TestNothingRunsBeforeOutputsAreWritable:
         assert complaint.replace("HERE", str(tmp_path)) in line
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "trace.csv"]
 
+    SERVE = "vllm serve meta-llama/Llama-2-7b-hf"
+
+    @pytest.mark.parametrize(
+        ("tokens", "lost"),
+        [
+            (("compare", "run", "run", "--json", "run/run.json"), "run/run.json"),
+            (("report", "run", "--out", "run/requests.parquet"), "run/requests.parquet"),
+            (("report", "run", "--perfetto", "run/summary.json"), "run/summary.json"),
+            (("sweep", "--grid", "trace=b.csv,trace.csv", "--out", "new", "--json", "trace.csv"), "trace.csv"),
+            (("compare", "--set", "seed=1,trace=trace.csv", "--set", "seed=1", "--json", "trace.csv"), "trace.csv"),
+            ((*SIMULATE, "--model", "config.json", "--json", "config.json"), "config.json"),
+            ((*SIMULATE, "--cost", "config.json", "--out", "new", "--json", "config.json"), "config.json"),
+            (("plan", "--serve", "serve.txt", "--gpu", "h200", "--json", "serve.txt"), "serve.txt"),
+            (("plan", "--serve", SERVE, "--gpu", "h200", "--startup-log", "log", "--json", "log"), "log"),
+            ((*PLAN, "--prices", "prices.json", "--json", "prices.json"), "prices.json"),
+            (("validate", "--against", "b.json", "--gpu", "h200", "--serve", "serve.txt", "--json", "serve.txt"), "serve.txt"),
+            (("traces", "stats", "trace.csv", "--tokenizer", "config.json", "--json", "config.json"), "config.json"),
+            (("reproduce", "fig2", "--trace", "trace.csv", "--json", "trace.csv"), "trace.csv"),
+        ],
+    )
+    def test_no_input_is_overwritten_whatever_names_it(
+        self, tokens, lost, a_result, never_run, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        for name in ("trace.csv", "b.csv", "config.json", "serve.txt", "log", "prices.json", "b.json"):
+            (tmp_path / name).write_text("mine")
+        (tmp_path / "run").mkdir()
+        for name, content in contents(a_result).items():
+            (tmp_path / "run" / name).write_bytes(content)
+        before = contents(tmp_path)
+        assert f"{tmp_path / lost}'; choose another place" in refused(capsys, *tokens)
+        assert contents(tmp_path) == before
+
+    def test_a_page_in_the_folder_of_its_run_is_written_again(self, a_result, tmp_path):
+        (tmp_path / "run").mkdir()
+        for name, content in contents(a_result).items():
+            (tmp_path / "run" / name).write_bytes(content)
+        for _ in range(2):
+            assert status(["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "page.html")]) == DONE
+
     def test_streams_may_be_shared(self):
-        require_apart({"json": "/dev/null", "out": "/dev/null"}, {"trace": "/dev/stdin"})
+        require_apart({"json": "/dev/null", "out": "/dev/null"}, {"trace": ["/dev/stdin"]})
 
 
 class TestWhatIsNoFile:

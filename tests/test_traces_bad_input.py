@@ -146,7 +146,7 @@ JSONL = {
     ),
     "two on a line": (
         b'{"input":1,"output":2} {}\n',
-        ", line 1: row = '{\"input\":1,\"output\":2} {}': is no JSON object; give one object a line",
+        ", line 1: input = None: is missing; give a whole number of tokens, 1 or more",
     ),
     "list": (b"[1,2]\n", ", line 1: row = '[1,2]': is no JSON object; give one object a line"),
     "wrong key": (

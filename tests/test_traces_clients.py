@@ -53,13 +53,15 @@ def as_guidellm(document: dict[str, Any]) -> str:
     kinds: dict[str, list] = {"successful": [], "errored": [], "incomplete": []}
     for one in requests(document):
         start_s = EPOCH_NS / 1e9 + one["start_times"] - document["start_times"][0]
-        kinds["errored" if one["errors"] else "successful"].append({
-            "request_start_time": start_s,
-            "prompt_tokens": one["input_lens"],
-            "output_tokens": None if one["errors"] else one["output_lens"],
-            "time_to_first_token_ms": one["ttfts"] * 1e3,
-            "request_latency": one["ttfts"] + sum(one["itls"]),
-        })
+        kinds["errored" if one["errors"] else "successful"].append(
+            {
+                "request_start_time": start_s,
+                "prompt_tokens": one["input_lens"],
+                "output_tokens": None if one["errors"] else one["output_lens"],
+                "time_to_first_token_ms": one["ttfts"] * 1e3,
+                "request_latency": one["ttfts"] + sum(one["itls"]),
+            }
+        )
     config = {"strategy": {"type_": "poisson", "rate": 3.0}, "backend": {"model": document["model_id"]}}
     made = {"requests_made": {name: len(values) for name, values in kinds.items()}}
     kinds["successful"].reverse()
@@ -81,7 +83,9 @@ class TestMeasured:
         path.write_text(json.dumps(with_one_that_failed(json.loads(path.read_text()))))
         return path, benchmark(path, None, CHOSEN)
 
-    @pytest.mark.parametrize(("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)])
+    @pytest.mark.parametrize(
+        ("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)]
+    )
     def test_each_client_measures_the_same(self, of_vllm, tmp_path, name, write):
         path, wanted = of_vllm
         (tmp_path / name).write_text(write(json.loads(path.read_text())))
@@ -106,7 +110,9 @@ class TestMeasured:
             rows = against.compared(found, against.replay(found, CHOSEN))
             assert against.total_error(rows) == pytest.approx(0, abs=1e-6)
 
-    @pytest.mark.parametrize(("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)])
+    @pytest.mark.parametrize(
+        ("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)]
+    )
     def test_the_command_takes_each(self, of_vllm, tmp_path, capsys, name, write):
         (tmp_path / name).write_text(write(json.loads(of_vllm[0].read_text())))
         assert validate("--against", tmp_path / name, *FLAGS) == DONE
@@ -133,7 +139,9 @@ def test_the_samples_of_the_clients_own_code():
     assert (len(sglang.gaps_s), sglang.request_rate, sglang.model_id) == (3, np.inf, "m")
     for name in ("aiperf.jsonl", "guidellm.json", "guidellm_0.3.json"):
         found = measured(SAMPLES / name, read(SAMPLES / name))
-        assert found.ttft_s == pytest.approx([0.05, 0.04], abs=1e-6) and found.e2el_s == pytest.approx([0.09, 0.07], abs=1e-6)
+        assert found.ttft_s == pytest.approx([0.05, 0.04], abs=1e-6) and found.e2el_s == pytest.approx(
+            [0.09, 0.07], abs=1e-6
+        )
 
 
 def changed(name: str, change) -> str:
@@ -190,7 +198,7 @@ LACKING = {
     ),
     "aiperf's raw export": (
         '{"metadata": {"request_start_ns": 1, "request_end_ns": 2}, "start_perf_ns": 3, "responses": []}',
-        "line 1: metrics = None: is missing; give profile_export.jsonl, not its raw export",
+        "row 1: metrics = None: is missing; give profile_export.jsonl, not its raw export",
     ),
     "genai-perf": (
         '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}',
@@ -209,16 +217,46 @@ def test_what_a_file_lacks_is_one_line(tmp_path, case):
     assert complaint in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_answer_that_was_not_streamed_has_no_ttft(tmp_path):
-    path, records = tmp_path / "a.jsonl", (SAMPLES / "aiperf.jsonl").read_text().splitlines()
-    without_ttft = [json.loads(record) for record in records]
-    for record in without_ttft:
-        record["metrics"].pop("time_to_first_token", None)
-    path.write_text("\n".join(map(json.dumps, without_ttft)))
-    with pytest.raises(TraceError, match="time_to_first_token = None: is missing; run AIPerf with --streaming"):
+@pytest.mark.parametrize(
+    "spread", [lambda records: "\n".join(json.dumps(one, indent=2) for one in records), json.dumps]
+)
+def test_pretty_printed_records_of_aiperf(tmp_path, spread):
+    path, wanted = tmp_path / "a.json", read(SAMPLES / "aiperf.jsonl")
+    path.write_text(spread([json.loads(line) for line in (SAMPLES / "aiperf.jsonl").read_text().splitlines()]))
+    found = read(path)
+    assert found.arrival_ticks.tolist() == wanted.arrival_ticks.tolist()
+    assert measured(path, found).ttft_s.tolist() == measured(SAMPLES / "aiperf.jsonl", wanted).ttft_s.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "complaint"),
+    [
+        ("aiperf.jsonl", ("metrics", "time_to_first_token"), "run AIPerf with --streaming"),
+        ("guidellm.json", ("time_to_first_token_ms",), "run GuideLLM with streaming"),
+        (
+            "sglang_bench.jsonl",
+            ("ttfts",),
+            "run SGLang bench_serving with --output-details and without --disable-stream",
+        ),
+        ("bench_serve.json", ("ttfts",), "run vllm bench serve with --save-detailed, streaming"),
+    ],
+)
+def test_an_answer_that_was_not_streamed_has_no_ttft(tmp_path, name, taken, complaint):
+    def strip(value: Any) -> Any:
+        """A document without the TTFT, wherever it stands."""
+        if isinstance(value, dict):
+            return {key: strip(one) for key, one in value.items() if key != taken[-1]}
+        return [strip(one) for one in value] if isinstance(value, list) else value
+
+    path = tmp_path / name
+    lines = (SAMPLES / name).read_text().splitlines()
+    path.write_text("\n".join(json.dumps(strip(json.loads(line))) for line in lines))
+    with pytest.raises(TraceError, match=f"{taken[-1]} = None: is missing; {complaint}"):
         measured(path, read(path))
 
 
 def test_a_trace_is_no_benchmark():
-    with pytest.raises(TraceError, match="is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"):
+    with pytest.raises(
+        TraceError, match="is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
+    ):
         measured(SAMPLES / "mooncake.jsonl", read(SAMPLES / "mooncake.jsonl"))

@@ -22,6 +22,8 @@ REQUESTS = [
         ("array.json", json.dumps(REQUESTS)),
         ("indented.json", json.dumps(REQUESTS, indent=2)),
         ("jq.jsonl", "\n".join(json.dumps(request, indent=2) for request in REQUESTS)),
+        ("colon.jsonl", "\n".join(json.dumps(request).replace('": ', '":\n ') for request in REQUESTS)),
+        ("before colon.jsonl", "\n".join(json.dumps(request).replace('":', '"\n :') for request in REQUESTS)),
         ("wrapped.json", "\n\n" + json.dumps(REQUESTS, indent=1).replace("\n", "\r\n")),
     ],
 )
@@ -41,6 +43,12 @@ def test_a_form_of_others_is_known(tmp_path):
     rows = [{"timestamp": 500 * i, "input_length": 600, "output_length": 5, "hash_ids": [i, 7]} for i in range(3)]
     path.write_text(json.dumps(rows, indent=4))
     assert read(path).arrival_ticks.tolist() == [0, 500_000_000_000, 1_000_000_000_000]
+
+
+def test_a_value_that_is_called_as_a_key_of_a_benchmark_is_a_value(tmp_path):
+    path = tmp_path / "tagged.json"
+    path.write_text(json.dumps([{"tag": "benchmarks", "mark": "experiments", **REQUESTS[0]}], indent=1))
+    assert len(read(path)) == 1
 
 
 def test_bad_rows_are_named_by_their_line_and_can_be_skipped(tmp_path):

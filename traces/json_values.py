@@ -158,4 +158,3 @@ class _Text:
 
     def _error(self, remedy: str) -> TraceError:
         return TraceError(self._path, self._line, None, None, remedy)
-

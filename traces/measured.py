@@ -116,7 +116,9 @@ def _gaps(result: BenchmarkResult, requests: Sequence[Request], latency: Latency
     lists = [[] if (gaps := request.fields.get(latency.name)) is None else gaps for request in requests]
     for request, gaps in zip(requests, lists, strict=True):
         if not isinstance(gaps, list):
-            raise result.error(request.row, latency.name, gaps, f"must be a list of {latency.unit}; fetch the file again")
+            raise result.error(
+                request.row, latency.name, gaps, f"must be a list of {latency.unit}; fetch the file again"
+            )
         for gap in gaps:
             _require_time(result, request.row, latency, gap)
     flat = np.array([gap for gaps in lists for gap in gaps], dtype=np.float64)

@@ -77,13 +77,13 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     if head.startswith(_PICKLE_MAGIC) or ending in (".pkl", ".pickle"):
         return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
     start = head.lstrip()[:1]
-    if start == b"[" and ending not in _TEXT_LINES:
-        return _array(file, reading, content)
     if is_load(head):
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     result = benchmark_result(file)
     if result is not None:
         return Source(result.client.form, result.pieces(), result.table)
+    if start == b"[" and ending not in _TEXT_LINES:
+        return _array(file, reading, content)
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
         return _jsonl(file, reading, content)
     return _csv(file, content)
@@ -123,7 +123,7 @@ def _some(file: TraceFile, blocks: Iterator[Block]) -> Iterator[Block]:
 def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
     values = elements(file)
     heads = list(islice(values, _HEAD_LINES))
-    if heads and isinstance(heads[0].value, dict) and _LENGTHS & heads[0].value.keys():
+    if any(isinstance(element.value, dict) and _LENGTHS & element.value.keys() for element in heads):
         return _objects(file, chain(heads, values), reading, content)
     parser = ShareGptParser(file.path, reading.tokenizer)
     return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
@@ -133,16 +133,24 @@ def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     heads = first.part(0, _HEAD_LINES)
-    if _is_spread(heads.texts()[0]):
+    if _is_spread(heads.texts()[0], file):
         return _objects(file, elements(file), reading, content)
     records = list(filter(None, map(_record, heads.texts())))
     line = int(first.lines[0]) if _record(heads.texts()[0]) else None
     return _records(file, chain([first], blocks), records, reading, content, line)
 
 
-def _is_spread(first_line: bytes) -> bool:
+def _is_spread(first_line: bytes, file: TraceFile) -> bool:
     """Whether objects take more lines than one, as in pretty-printed JSON."""
-    return first_line.lstrip().startswith(b"{") and first_line.rstrip()[-1:] in (b"{", b"[", b",")
+    if _record(first_line) is not None or not first_line.lstrip().startswith(b"{"):
+        return False
+    # In one that is cut, or wrong, below: its error names the line.
+    if first_line.rstrip()[-1:] in (b"{", b"[", b",", b":"):
+        return True
+    try:
+        return isinstance(next(elements(file)).value, dict)
+    except TraceError:
+        return False
 
 
 def _objects(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:

@@ -13,7 +13,6 @@ post_processors/record_export_jsonl_writer.py, metrics/metric_dicts.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from ...sim.errors import TraceError
 from ...sim.ticks import PER_SECOND
 from ..files import TraceFile
 from ..form import Clock, Form, lengths
+from ..json_values import elements
 from ..table import shown
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
@@ -40,14 +40,13 @@ AIPERF = Client(
     ttft=Latency(_TTFT, 1e-3),
     e2el=Latency(_E2EL, 1e-3),
     gaps=Latency(_GAPS, 1e-3),
-    unit="line",
     streaming="--streaming",
 )
 
 
-def is_aiperf(record: Mapping[str, Any]) -> bool:
-    """Whether an object is a line of the per-request export, or of the raw one."""
-    return isinstance(record.get("metadata"), dict) and _START in record["metadata"]
+def is_aiperf(value: Any) -> bool:
+    """Whether a JSON value is a record of the per-request export, or of the raw one."""
+    return isinstance(value, dict) and isinstance(value.get("metadata"), dict) and _START in value["metadata"]
 
 
 def is_aiperf_summary(document: Mapping[str, Any]) -> bool:
@@ -61,37 +60,37 @@ def read_aiperf(file: TraceFile) -> BenchmarkResult:
     Raises:
         TraceError: A line is no record of a request, or the export has none of its lengths.
     """
-    requests = [_request(file, line, record) for line, record in _records(file) if not _is_warmup(record)]
+    records = enumerate(_records(file), 1)
+    requests = [_request(file, row, record) for row, record in records if not _is_warmup(record)]
     return BenchmarkResult(AIPERF, file.path, in_order(requests, _START), {})
 
 
-def _records(file: TraceFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    for block in file.blocks():
-        for line, text in zip(block.lines.tolist(), block.texts(), strict=True):
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict) or not is_aiperf(record):
-                remedy = "is no record of a request of AIPerf; fetch the file again"
-                raise TraceError(file.path, line, "row", shown(text.decode("utf-8", "replace")), remedy)
-            yield line, record
+def _records(file: TraceFile) -> Iterator[dict[str, Any]]:
+    for element in elements(file):
+        if not is_aiperf(element.value):
+            remedy = "is no record of a request of AIPerf; fetch the file again"
+            raise TraceError(file.path, element.line, "row", shown(element.value), remedy)
+        yield element.value
 
 
 def _is_warmup(record: Mapping[str, Any]) -> bool:
     return record["metadata"].get("benchmark_phase") == "warmup"
 
 
-def _request(file: TraceFile, line: int, record: Mapping[str, Any]) -> Request:
+def _request(file: TraceFile, row: int, record: Mapping[str, Any]) -> Request:
     metadata, metrics = record["metadata"], record.get("metrics")
     if not isinstance(metrics, dict):
-        raise TraceError(file.path, line, "metrics", None, "is missing; give profile_export.jsonl, not its raw export")
+        raise TraceError(
+            file.path, row, "metrics", None, "is missing; give profile_export.jsonl, not its raw export", "row"
+        )
     fields = {_START: metadata[_START]}
     for name, unit in _UNITS.items():
         metric = metrics.get(name)
         if metric is None:
             continue
         if not isinstance(metric, dict) or metric.get("unit") != unit:
-            raise TraceError(file.path, line, name, shown(metric), f"must be a value in {unit}; fetch the file again")
+            raise TraceError(
+                file.path, row, name, shown(metric), f"must be a value in {unit}; fetch the file again", "row"
+            )
         fields[name] = metric.get("value")
-    return Request(line, fields, bool(record.get("error")) or metadata.get("was_cancelled") is True)
+    return Request(row, fields, bool(record.get("error")) or metadata.get("was_cancelled") is True)

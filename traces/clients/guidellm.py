@@ -39,6 +39,7 @@ GUIDELLM = Client(
     ttft=Latency("time_to_first_token_ms", 1e-3),
     e2el=Latency("request_latency", 1),
     gaps=None,
+    streaming="streaming",
 )
 
 
@@ -54,12 +55,16 @@ def read_guidellm(path: str | PathLike[str], document: Mapping[str, Any]) -> Ben
         TraceError: It has several benchmarks, or not all of the requests.
     """
     benchmarks = document["benchmarks"]
+    if not benchmarks:
+        raise TraceError(path, None, "benchmarks", 0, "has no requests; give another result")
     if len(benchmarks) != 1:
         remedy = "must be one benchmark; keep one, as by jq '.benchmarks |= .[2:3]' for the third"
         raise TraceError(path, None, "benchmarks", len(benchmarks), remedy)
     benchmark = benchmarks[0]
     kinds = benchmark.get("requests") if isinstance(benchmark, dict) else None
-    if not isinstance(kinds, dict) or not all(isinstance(kinds.get(kind) or [], list) for kind in (_ANSWERED, *_FAILED)):
+    if not isinstance(kinds, dict) or not all(
+        isinstance(kinds.get(kind) or [], list) for kind in (_ANSWERED, *_FAILED)
+    ):
         remedy = "must be lists of successful, errored and incomplete requests; fetch the file again"
         raise TraceError(path, None, "requests", shown(kinds), remedy)
     answered = kinds.get(_ANSWERED) or []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from ...sim.errors import TraceError
 from ..files import TraceFile
+from ..json_values import elements
 from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
 from .guidellm import is_guidellm, read_guidellm
 from .result import BenchmarkResult
@@ -14,10 +16,9 @@ from .sglang import is_sglang, read_sglang
 from .vllm import is_vllm, read_vllm
 
 #: Keys of which each result has one near its beginning, and how near.
-_MARKS = (
-    b'"input_lens"', b'"request_throughput"', b'"sharegpt_output_len"', b'"benchmarks"', b'"request_start_ns"',
-    b'"experiments"', b'"aiperf_version"',
-)  # fmt: skip
+_MARKS = re.compile(
+    rb'"(input_lens|request_throughput|sharegpt_output_len|benchmarks|request_start_ns|experiments|aiperf_version)"\s*:'
+)
 _HEAD_BYTES = 2**16
 _NO_REQUESTS = "has statistics and no requests; give AIPerf's profile_export.jsonl"
 _NO_LENGTHS = "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
@@ -29,12 +30,14 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
     Raises:
         TraceError: It is of a client that we know, and cannot be read or lacks what is needed.
     """
-    head = file.head().lstrip()
-    if not head.startswith(b"{") or not any(mark in head[:_HEAD_BYTES] for mark in _MARKS):
+    head = file.head().lstrip()[:_HEAD_BYTES]
+    marks = set(_MARKS.findall(head))
+    if not head.startswith((b"{", b"[")) or not marks:
         return None
-    first_line = _object(head.partition(b"\n")[0])
-    if first_line is not None and is_aiperf(first_line):
+    if b"request_start_ns" in marks and is_aiperf(next(elements(file)).value):
         return read_aiperf(file)
+    if head.startswith(b"["):
+        return None
     document = _document(file)
     if "experiments" in document and "service_kind" in document:
         raise TraceError(file.path, None, None, None, _NO_LENGTHS)

@@ -23,7 +23,7 @@ class Request:
     """A request by the names of its client's file.
 
     Attributes:
-        row: Its number: of its line, or of its place in the file's lists, from 1.
+        row: Its place in the file, from 1.
         fields: Lengths, start time and latencies; those that the file does not have are missing.
         failed: Whether it has no whole answer.
     """
@@ -55,16 +55,14 @@ class Client:
         ttft: Time to first token.
         e2el: End-to-end latency; None where it is the TTFT and all gaps.
         gaps: List of the times between chunks of the answer; None where the file has only their mean.
-        unit: What ``Request.row`` counts: ``"line"`` or ``"row"``.
-        streaming: What the client must be told so that it measures a TTFT and gaps.
+        streaming: With what the client has to be run so that it measures a TTFT and gaps.
     """
 
     form: Form
     ttft: Latency
     e2el: Latency | None
     gaps: Latency | None
-    unit: str = "row"
-    streaming: str = "--save-detailed, streaming"
+    streaming: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +100,17 @@ class BenchmarkResult:
         """
         form = self.client.form
         lengths = [name for names in form.names.values() for name in names]
-        table = Table(self.path, {}, np.array([request.row for request in requests]), self.client.unit)
+        table = Table(self.path, {}, np.array([request.row for request in requests]), "row")
         present = [name for name in (*lengths, *form.clocks) if any(name in request.fields for request in requests)]
         nothing = dict.fromkeys(lengths, 0)
         records = [{**request.fields, **(nothing if request.failed else {})} for request in requests]
-        return table.having(**{
-            name: numbers(table, name, [record.get(name) for record in records]) for name in present
-        })
+        return table.having(
+            **{name: numbers(table, name, [record.get(name) for record in records]) for name in present}
+        )
 
     def error(self, row: int | None, field: str, value: object, remedy: str) -> TraceError:
         """The error that names a value of a request, or of the file where ``row`` is None."""
-        return TraceError(self.path, row, field, shown(value), remedy, self.client.unit)
+        return TraceError(self.path, row, field, shown(value), remedy, "row")
 
 
 def in_order(requests: Sequence[Request], start: str) -> list[Request]:

@@ -22,7 +22,11 @@ from ...sim.errors import TraceError
 from .result import BenchmarkResult
 from .vllm import ERRORS, GAPS, TTFTS, VLLM, per_request
 
-SGLANG = replace(VLLM, form=replace(VLLM.form, title="SGLang bench_serving", clocks={}))
+SGLANG = replace(
+    VLLM,
+    form=replace(VLLM.form, title="SGLang bench_serving", clocks={}),
+    streaming="--output-details and without --disable-stream",
+)
 
 
 def is_sglang(document: Mapping[str, Any]) -> bool:

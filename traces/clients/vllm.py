@@ -36,6 +36,7 @@ VLLM = Client(
     ttft=Latency(TTFTS, 1),
     e2el=None,
     gaps=Latency(GAPS, 1),
+    streaming="--save-detailed, streaming",
 )
 
 

@@ -1,0 +1,55 @@
+"""Files that a command line names as inputs, whichever flag names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+#: What commands read of a folder.
+_READ = (".json", ".parquet", ".npz")
+
+
+def named_files(**arguments: Any) -> dict[str, list[Path]]:
+    """Files that arguments of a command name, by the name of the argument or of its field.
+
+    In texts, values of ``name=value`` and of lists with commas are looked at, too, such as ``trace=a.csv,b.csv``. A folder
+    stands for the tables and documents in it; a page that was written into it is no input.
+    """
+    found: dict[str, list[Path]] = {}
+    for name, argument in arguments.items():
+        for field, path in _paths(name, argument):
+            found.setdefault(field, []).extend(_files(path))
+    return found
+
+
+def _paths(name: str, value: Any) -> Iterator[tuple[str, Path]]:
+    """What may name a file, with the field that has it."""
+    if isinstance(value, Path):
+        yield name, value
+    elif isinstance(value, str):
+        for part in (value, *re.split("[=,]", value)):
+            if part and _exists(Path(part)):
+                yield name, Path(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _paths(field.name, getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _paths(name, one)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return [file for file in path.iterdir() if file.suffix in _READ] if path.is_dir() else [path]
+    except OSError:  # the command itself says that it cannot be read
+        return []
