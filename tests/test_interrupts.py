@@ -49,10 +49,14 @@ def assert_goes_on(out: Path, in_peace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
-    [(signal.SIGTERM, TERMINATED, "terminated"), (signal.SIGINT, INTERRUPTED, "interrupted")],
+    ("number", "status", "said", "to_all"),
+    [
+        pytest.param(signal.SIGTERM, TERMINATED, "terminated", False, id="SIGTERM to the program"),
+        pytest.param(signal.SIGINT, INTERRUPTED, "interrupted", True, id="Ctrl-C to its workers, too"),
+        pytest.param(signal.SIGTERM, TERMINATED, "terminated", True, id="SIGTERM to its workers, too", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, INTERRUPTED, "interrupted", False, id="SIGINT to the program", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the program", "to its workers, too"])
 def test_a_signal_keeps_what_is_finished_and_ends_the_workers(number, status, said, to_all, in_peace, tmp_path):
     program, workers = started_sweep(tmp_path / "out", 3)
     (os.killpg if to_all else os.kill)(program.pid, number)
