@@ -10,7 +10,7 @@ def main() -> None:
     # It takes a second to load; until then Ctrl-C just ends it, without the traceback of an import.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from fragmeter.experiments.cli import main as run
+    from fragmeter.experiments.cli.app import main as run
 
     run()
 

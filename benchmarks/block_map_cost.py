@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fragmeter.sim.blocks import load
+from fragmeter.sim.recording.blocks import load
 
 #: Blocks of the largest pool that a user has asked about; None is the GPU's.
 POOLS = (None, 1_190_296)

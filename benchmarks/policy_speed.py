@@ -16,9 +16,9 @@ import time
 import numpy as np
 
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import synthetic_pairs, workload
 
 DATASET = "vllm_sosp23_sharegpt_opt"

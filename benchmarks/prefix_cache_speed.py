@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.prefix_cache import prefix_cache
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.metrics.prefix_cache import prefix_cache
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import read_with_content, workload
 
 MODEL_TOKENS = 131_072

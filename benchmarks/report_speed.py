@@ -21,7 +21,7 @@ import time
 from base64 import b64decode
 from pathlib import Path
 
-from fragmeter.sim.blocks import load
+from fragmeter.sim.recording.blocks import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

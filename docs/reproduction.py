@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.figures import FIGURES
-from fragmeter.experiments.telling import SUMMARY_NOTE, findings_told, summary_lines, summary_rows
-from fragmeter.reports.labels import difference, metric_label, number, origin, step_told
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.telling import SUMMARY_NOTE, findings_told, summary_lines, summary_rows
+from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_told
 
 Document = dict[str, Any]
 _HEAD = """# The paper, rerun

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .result import write
-from .run import Run, simulate
-from .settings import Settings, settings
-from .summary import summary
-from .workload import Workload
+from .metrics.result import write
+from .engine.run import Run, simulate
+from .engine.settings import Settings, settings
+from .metrics.summary import summary
+from .workload.workload import Workload
 
 __all__ = ["Run", "Settings", "Workload", "settings", "simulate", "summary", "write"]

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from fragmeter.sim.result import served_times
-from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.metrics.result import served_times
+from fragmeter.sim.types.ticks import PER_SECOND
 
 
 def benchmark(path: Path, requests: pd.DataFrame, slower: float = 1.0, **more: object) -> Path:

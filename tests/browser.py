@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fragmeter.reports.palette import contrast
+from fragmeter.reports.style.palette import contrast
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (

@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.cli import status
+from fragmeter.experiments.cli.app import status
 
 
 def command(*tokens: object) -> list[str]:

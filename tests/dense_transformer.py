@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fragmeter.gpu.skeleton import Skeleton
+from fragmeter.gpu.model.skeleton import Skeleton
 
 
 def dense_logits(skeleton: Skeleton, token_ids: list[int]) -> Tensor:

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-from fragmeter.sim.content import PromptContent
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.policy.static import FasterTransformer
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import Settings, settings
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings, settings
 from fragmeter.sim.spec import block_bytes, model
-from fragmeter.sim.ticks import PER_SECOND, from_seconds
-from fragmeter.sim.unread import only_read
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.ticks import PER_SECOND, from_seconds
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from strategies import Case
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import hypothesis
 import numpy as np
 from engine_runs import cuts_of, settings_of, stays_of, times_of
-from fragmeter.sim.dialogue import NO_PARENT, Dialogue
-from fragmeter.sim.groups import Ancestry
-from fragmeter.sim.host_pool import host_held_at_rows
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import Settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.workload.groups import Ancestry
+from fragmeter.sim.metrics.host_pool import host_held_at_rows
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import strategies as st
 from oracle import Limits, Pool
 from oracle.families import Asked, Costs, Draws, FamilyOutcome, FamilyStep, FamilySystem, serve

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from calibrations import document as calibration_document
 from cyclopts import App
-from fragmeter.experiments.cli import DONE, FAULT, MISTAKE, app
-from fragmeter.experiments.grid import PART_OF
+from fragmeter.experiments.cli.app import DONE, FAULT, MISTAKE, app
+from fragmeter.experiments.runs.grid import PART_OF
 from fuzz_damage import (
     INPUTS,
     NUMBERS,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 from cli_runs import command
-from fragmeter.experiments.cli import DONE, NO_READER
-from fragmeter.reports.results import read_result
-from fragmeter.sim.interrupts import INTERRUPTED, TERMINATED
+from fragmeter.experiments.cli.app import DONE, NO_READER
+from fragmeter.reports.data.results import read_result
+from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
 from fuzz_cases import stock
 from fuzzing import HANGS_S, Case, Ran, kind
 

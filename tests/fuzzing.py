@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 
 #: Seconds after which a case counts as one that hangs, on a busy machine.
 HANGS_S = 60

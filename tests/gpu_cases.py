@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fragmeter.gpu import arrays, paged_attention, source
-from fragmeter.gpu.cases import TOLERANCE, Case, case, error, expected, numpy_dtype, slots_of
-from fragmeter.gpu.cpu_kernels import CpuKernels
-from fragmeter.gpu.source import Kernel
+from fragmeter.gpu.ops import arrays, paged_attention, source
+from fragmeter.gpu.check.cases import TOLERANCE, Case, case, error, expected, numpy_dtype, slots_of
+from fragmeter.gpu.ops.cpu_kernels import CpuKernels
+from fragmeter.gpu.ops.source import Kernel
 
 __all__ = [
     "DTYPES",

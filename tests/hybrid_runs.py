@@ -10,8 +10,8 @@ from pathlib import Path
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.memory import BUCKETS, PageGroups
-from fragmeter.sim.memory.integrals import Accounts
-from fragmeter.sim.run import Run, simulate
+from fragmeter.sim.memory.accounting.integrals import Accounts
+from fragmeter.sim.engine.run import Run, simulate
 from hypothesis import strategies as st
 from oracle import Limits, Pool, Request
 from oracle.hybrid import Groups

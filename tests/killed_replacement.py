@@ -1,6 +1,6 @@
 """Replaces a folder and is killed (SIGKILL) at every step of that; run as a program, which forks once for each kill.
 
-A step is each line of ``sim/folders.py`` and ``sim/files.py``, and each call that Python audits (open, rename, remove,
+A step is each line of ``sim/output/folders.py`` and ``sim/output/files.py``, and each call that Python audits (open, rename, remove,
 rmdir, mkdir, chmod, listdir, flock, a function of the C library): so there is a kill before and after every call.
 """
 
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fragmeter.sim import files, folders
+from fragmeter.sim.output import files, folders
 
 KIND = folders.FolderKind("test", ("a",), marker="run.json", recognises=lambda run: run["version"] > 0)
 _SOURCES = (files.__file__, folders.__file__)

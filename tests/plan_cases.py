@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.recording.plans import Plan, record
 
 
 def swapping_plan(**switches) -> Plan:

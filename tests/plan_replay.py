@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fragmeter.sim.plan import Plan
+from fragmeter.sim.recording.plans import Plan
 
 
 class Replay:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fragmeter.sim.plan import SCHEMA_VERSION, Plan
+from fragmeter.sim.recording.plans import SCHEMA_VERSION, Plan
 
 BLOCK_SIZE = 4
 Pairs = list[tuple[int, int]]

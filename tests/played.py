@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from browser import show, wait
-from fragmeter.reports.block_palette import KINDS, SHADES, palette
-from fragmeter.sim.blocks import BlockMap
+from fragmeter.reports.blockmap.palette import KINDS, SHADES, palette
+from fragmeter.sim.recording.blocks import BlockMap
 
 
 def play(driver, page: Path, scheme: str = "light", width_px: int = 1400) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine_runs import serve
-from fragmeter.sim.content import PromptContent
+from fragmeter.sim.workload.content import PromptContent
 from hypothesis import strategies as st
 from oracle import Limits, Outcome, Pool, Request
 from oracle.story import log

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fragmeter.experiments import against, against_knobs
-from fragmeter.experiments.against_start import benchmark
-from fragmeter.experiments.cli import status
+from fragmeter.experiments.measured import replay as against, knobs as against_knobs
+from fragmeter.experiments.measured.start import benchmark
+from fragmeter.experiments.cli.app import status
 from fragmeter.sim import settings
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.replica import FITTED_STEP_SCALE
-from fragmeter.sim.ticks import PER_SECOND, PER_US
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
+from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 from oracle import Limits, Outcome, Pool, Request, simulate
 
 BLOCK_SIZE, BLOCKS = 4, 61

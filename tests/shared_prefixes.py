@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from engine_runs import settings_of, workload_of
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import Settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import strategies as st
 from oracle import Outcome, Pool, Request
 from oracle.clock import run as run_oracle

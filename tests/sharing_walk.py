@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.engine import Engine
-from fragmeter.sim.replica import build
-from fragmeter.sim.grouping import grouped_source, smallest_pools
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.grouping import grouped_source, smallest_pools
 
 
 class Moment(NamedTuple):

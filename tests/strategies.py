@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fragmeter.sim.content import PromptContent
+from fragmeter.sim.workload.content import PromptContent
 from hypothesis import strategies as st
 from oracle import Limits, Pool, Request
 

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.experiments import against, against_knobs
-from fragmeter.experiments.against_start import benchmark
-from fragmeter.experiments.cli import DONE
-from fragmeter.experiments.pool_use import pool_use
-from fragmeter.experiments.server_metrics import ServerMetrics
+from fragmeter.experiments.measured import replay as against, knobs as against_knobs
+from fragmeter.experiments.measured.start import benchmark
+from fragmeter.experiments.cli.app import DONE
+from fragmeter.experiments.runs.pool_use import pool_use
+from fragmeter.experiments.measured.server_metrics import ServerMetrics
 from fragmeter.sim import simulate, summary
-from fragmeter.sim.ticks import PER_MS, PER_SECOND
-from fragmeter.sim.users import Users
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.ticks import PER_MS, PER_SECOND
+from fragmeter.sim.workload.users import Users
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import measured, read
 from served_bench import ASKED, BLOCKS, CHOSEN, FLAGS, Server, held, validate, written
 

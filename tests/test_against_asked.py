@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fragmeter.experiments.against_start import Server as Described
-from fragmeter.experiments.against_start import benchmark, replica
-from fragmeter.experiments.cli import DONE, MISTAKE
+from fragmeter.experiments.measured.start import Server as Described
+from fragmeter.experiments.measured.start import benchmark, replica
+from fragmeter.experiments.cli.app import DONE, MISTAKE
 from served_bench import ASKED, BLOCKS, CHOSEN, FLAGS, Server, held, validate, with_one_that_failed, written
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments import anyscale
-from fragmeter.experiments.anyscale import FASTERTRANSFORMER, NAIVE, TOLD_CAP, TOLD_LENGTH, VLLM, VLLM_AWAKE, Ratios
-from fragmeter.experiments.paused import PausedCost
+from fragmeter.experiments.paper.figures import anyscale
+from fragmeter.experiments.paper.figures.anyscale import (
+    FASTERTRANSFORMER,
+    NAIVE,
+    TOLD_CAP,
+    TOLD_LENGTH,
+    VLLM,
+    VLLM_AWAKE,
+    Ratios,
+)
+from fragmeter.experiments.paper.paused import PausedCost
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.ticks import PER_MS
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.ticks import PER_MS
+from fragmeter.sim.workload.workload import Workload
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from engine_runs import settings_of, workload_of
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
-from fragmeter.sim.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
-from fragmeter.sim.errors import SettingError, UserError
+from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
+from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.memory import BUCKETS
-from fragmeter.sim.plan import record as record_plan
+from fragmeter.sim.recording.plans import record as record_plan
 from fragmeter.sim.policy.static import FasterTransformer
-from fragmeter.sim.result import requests_table, steps_table
-from fragmeter.sim.run import Run
+from fragmeter.sim.metrics.result import requests_table, steps_table
+from fragmeter.sim.engine.run import Run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -180,7 +180,8 @@ def test_every_block_is_what_the_walk_finds(policy, case: Case):
             assert found.sequence[column, row] == min(named, default=NOBODY)
             assert found.references[column, row] == len(named)
             assert found.live_slots[column, row] == counts["live"]
-    assert seen
+    # Some runs are over within the moment at which they begin.
+    assert seen or len(moments) == 1
 
 
 def story() -> tuple[Settings, Workload]:

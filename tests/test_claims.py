@@ -13,18 +13,22 @@ import numpy as np
 import pytest
 from plan_replay import replay
 
-from fragmeter.experiments import claims as module
-from fragmeter.experiments import claims_bandwidth, claims_overhead, claims_sharing
-from fragmeter.experiments.claim import UNTESTED, VERDICTS, Judged, Part, Probe, Source
-from fragmeter.experiments.claim_runs import Trial, at_once, few, highest_rate
-from fragmeter.experiments.claims import Table, claims, compare_claims, measured, systems, totals
-from fragmeter.experiments.claims_blocks import tail_waste_pct
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.kept import Kept
-from fragmeter.experiments.plan_contents import wrong_rows
+from fragmeter.experiments.claims import claims as module
+from fragmeter.experiments.claims import (
+    bandwidth as claims_bandwidth,
+    overhead as claims_overhead,
+    sharing as claims_sharing,
+)
+from fragmeter.experiments.claims.claim import UNTESTED, VERDICTS, Judged, Part, Probe, Source
+from fragmeter.experiments.claims.runs import Trial, at_once, few, highest_rate
+from fragmeter.experiments.claims.claims import Table, claims, compare_claims, measured, systems, totals
+from fragmeter.experiments.claims.blocks import tail_waste_pct
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.kept import Kept
+from fragmeter.experiments.claims.plan_contents import wrong_rows
 from fragmeter.sim import settings
-from fragmeter.sim.folders import FolderKind, OutputFolder
-from fragmeter.sim.plan import record
+from fragmeter.sim.output.folders import FolderKind, OutputFolder
+from fragmeter.sim.recording.plans import record
 
 FACTS = Path(module.__file__).parent / "facts"
 FAST = (2, 6, 9, 10, 15, 16, 17, 18, 19, 22, 24, 27, 28, 29, 30, 31, 33, 34, 35)
@@ -254,7 +258,7 @@ def test_samples_that_are_swapped_lose_to_sequences_that_are_computed_again_and_
 
 
 def test_the_documentation_has_every_claim_and_its_totals():
-    page = (Path(module.__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")
+    page = (Path(module.__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     said = [source.claim for table in (claims(), systems()) for source in table.sources.values()]
     assert [cells[2] for cells in lines] == said

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fragmeter.experiments import fig14
-from fragmeter.experiments.claim_runs import Trial
-from fragmeter.experiments.claims_sharing import beam_rates, beam_searches
-from fragmeter.experiments.crossing import crossing
-from fragmeter.experiments.fig12 import Asked, fitted_scale
-from fragmeter.experiments.paper import SERIES, SYNTHETIC_SET, Source
-from fragmeter.experiments.rate_panels import Panel
-from fragmeter.experiments.rate_sweep import find_rate, per_step_pct, stretched
+from fragmeter.experiments.paper.figures import fig14
+from fragmeter.experiments.claims.runs import Trial
+from fragmeter.experiments.claims.sharing import beam_rates, beam_searches
+from fragmeter.experiments.runs.crossing import crossing
+from fragmeter.experiments.paper.figures.fig12 import Asked, fitted_scale
+from fragmeter.experiments.paper.paper import SERIES, SYNTHETIC_SET, Source
+from fragmeter.experiments.paper.rate_sweep.panels import Panel
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import find_rate, per_step_pct, stretched
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments import anyscale
-from fragmeter.experiments.claim_runs import Trial, at_once
-from fragmeter.experiments.claims import claims, systems
-from fragmeter.experiments.paper import SYNTHETIC_SET
-from fragmeter.experiments.static_batches import generate_ticks
-from fragmeter.experiments.verdict import compiled_cost
+from fragmeter.experiments.paper.figures import anyscale
+from fragmeter.experiments.claims.runs import Trial, at_once
+from fragmeter.experiments.claims.claims import claims, systems
+from fragmeter.experiments.paper.paper import SYNTHETIC_SET
+from fragmeter.experiments.paper.static_batches import generate_ticks
+from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import settings, simulate
 
 #: LLaMA-13B leaves room on an A100-40GB for so many sequences of 2,048 tokens.

@@ -12,9 +12,19 @@ import pytest
 from claim_cases import CLAIMS
 from system_cases import OPEN, SYSTEMS
 
-from fragmeter.experiments.claim import FAILS, HOLDS, HOLDS_ONLY, UNTESTED, Foreseen, Judged, Part, Probe, Source
-from fragmeter.experiments.claim import Measured, differences, table_row
-from fragmeter.experiments.claims import claims, systems
+from fragmeter.experiments.claims.claim import (
+    FAILS,
+    HOLDS,
+    HOLDS_ONLY,
+    UNTESTED,
+    Foreseen,
+    Judged,
+    Part,
+    Probe,
+    Source,
+)
+from fragmeter.experiments.claims.claim import Measured, differences, table_row
+from fragmeter.experiments.claims.claims import claims, systems
 
 TABLES = {"claim": (claims(), CLAIMS), "system": (systems(), SYSTEMS)}
 BEYOND_REACH = {"claim": {29, 34, 35}, "system": set()}

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fragmeter.experiments import cli, verb_calibrate  # noqa: E402
-from fragmeter.gpu import calibrate  # noqa: E402
+from fragmeter.experiments.cli import app as cli, calibrate as verb_calibrate  # noqa: E402
+from fragmeter.gpu.calibrate import calibrate  # noqa: E402
 from fragmeter.sim.cost.calibrated import CalibratedCost  # noqa: E402
 from fragmeter.sim.cost.calibration import read  # noqa: E402
 from fragmeter.sim.cost.operations import OPERATIONS  # noqa: E402

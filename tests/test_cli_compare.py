@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.paired import differences, student_t
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.sweep.paired import differences, student_t
 
 LOAD = ["--num-prompts", "40", "--request-rate", "2"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from fragmeter.experiments import fig15
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.sharing import CLOSED_FORM, SAVED, Saved
-from fragmeter.sim.replica import FITTED_STEP_SCALE
+from fragmeter.experiments.paper.figures import fig15
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.paper.sharing import CLOSED_FORM, SAVED, Saved
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 
 CONTRACT = ["series", "metric", "x", "published", "how", "simulated", "error"]
 OWN = "beam search, ShareGPT, a survival of its own"

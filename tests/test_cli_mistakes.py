@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from calibrations import document
 
-from fragmeter.experiments.cli import FAULT, MISTAKE, status
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.files import write_whole
+from fragmeter.experiments.cli.app import FAULT, MISTAKE, status
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.output.files import write_whole
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import model_names
 
@@ -244,7 +244,7 @@ def test_a_trace_shorter_than_what_is_asked_for(tmp_path, capsys):
 )
 @pytest.mark.parametrize("flag", ["--out", "--json"])
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(verb, flag, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fragmeter.sim.engine.Engine.__init__", lambda *_: pytest.fail("was run"))
+    monkeypatch.setattr("fragmeter.sim.engine.engine.Engine.__init__", lambda *_: pytest.fail("was run"))
     file = tmp_path / "file"
     file.touch()
     line = refused(capsys, *verb, flag, file / "below")
@@ -277,7 +277,7 @@ class TestAFaultOfOurs:
         def broken() -> None:
             raise ZeroDivisionError("two\nlines")
 
-        monkeypatch.setattr("fragmeter.experiments.verb_doctor.probe", broken)
+        monkeypatch.setattr("fragmeter.experiments.cli.doctor.probe", broken)
 
     def test_is_told_in_one_line_that_says_how_to_report_it(self, capsys, monkeypatch):
         monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)

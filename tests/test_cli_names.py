@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import command, run_here
-from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "0,10,5\n" * 4
 BAD = "arrival_s,prompt_tokens,output_tokens\n0,x,5\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.sim.gaps import Gaps
-from fragmeter.sim.plan import load
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.recording.plans import load
 from plan_replay import replay
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"

@@ -11,8 +11,8 @@ import pytest
 from cli_runs import run
 
 import fragmeter
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.gpu.probe import GpuReport, probe
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.gpu.devices.probe import GpuReport, probe
 from fragmeter.traces import read
 
 VERBS = ["reproduce", "simulate", "sweep", "compare", "validate", "traces", "doctor"]
@@ -188,7 +188,7 @@ class TestDoctor:
         def broken(name: str) -> None:
             raise ImportError("libcudart.so.13: cannot open shared object file")
 
-        monkeypatch.setattr("fragmeter.gpu.probe.importlib.import_module", broken)
+        monkeypatch.setattr("fragmeter.gpu.devices.probe.importlib.import_module", broken)
         assert probe() == GpuReport(
             "failed", "CuPy cannot be imported: libcudart.so.13: cannot open shared object file"
         )

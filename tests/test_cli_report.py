@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 

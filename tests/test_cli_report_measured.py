@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from bench_files import benchmark
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.report_measured import read_measured
-from fragmeter.reports.fig_measured import MOST_POINTS, agreement
-from fragmeter.reports.figures import simulated_against_measured
-from fragmeter.reports.results import Result, read_result
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.measured.report import read_measured
+from fragmeter.reports.figures.measured import MOST_POINTS, agreement
+from fragmeter.reports.figures.figures import simulated_against_measured
+from fragmeter.reports.data.results import Result, read_result
 
 LATENCIES = ("ttft", "tpot", "e2el")
 

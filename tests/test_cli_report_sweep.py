@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.report_sweep import MOST_SERIES, read_sweep
-from fragmeter.reports.figures import against_rate, throughput_pareto
-from fragmeter.reports.pareto_front import unbeaten
-from fragmeter.reports.results import read_result
-from fragmeter.reports.sweep_report import Sweep, write_sweep_report
-from fragmeter.sim.objectives import objectives
-from fragmeter.sim.result import served_times
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.sweep.report import MOST_SERIES, read_sweep
+from fragmeter.reports.figures.figures import against_rate, throughput_pareto
+from fragmeter.reports.data.pareto_front import unbeaten
+from fragmeter.reports.data.results import read_result
+from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.result import served_times
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

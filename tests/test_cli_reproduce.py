@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from cli_runs import command, run_here
 
-from fragmeter.experiments.cli import DONE, INTERRUPTED, status
-from fragmeter.experiments.figures import FIGURES
-from fragmeter.sim.folders import MARKER
-from fragmeter.sim.replica import FITTED_STEP_SCALE
+from fragmeter.experiments.cli.app import DONE, INTERRUPTED, status
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.sim.output.folders import MARKER
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 
 SERIES = ["Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM"]
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
@@ -136,7 +136,7 @@ def wait_for_waste(out: Path, program: subprocess.Popen) -> None:
 def test_an_interrupted_program_that_waits_for_ever_is_ended():
     script = """
 import os, signal, threading
-from fragmeter.experiments import cli
+from fragmeter.experiments.cli import app as cli
 
 def waiting(tokens):
     try:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cli_runs import command, run_here
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.grid import Point
-from fragmeter.experiments.inputs import Inputs
-from fragmeter.experiments.searching import ROUND, Axis, Wanted, search_axes
-from fragmeter.experiments.sweeping import Outcome, Swept, run_point
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.settings import Settings
-from fragmeter.sim.workload import Workload
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.grid import Point
+from fragmeter.experiments.runs.inputs import Inputs
+from fragmeter.experiments.sweep.searching import ROUND, Axis, Wanted, search_axes
+from fragmeter.experiments.runs.sweeping import Outcome, Swept, run_point
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.workload.workload import Workload
 from test_cli_sweep import count, kill_when
 
 pytest.importorskip("optuna")
@@ -129,7 +129,7 @@ def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
         ran.append(settings.num_gpu_blocks_override)
         return run_point(name, settings, work)
 
-    monkeypatch.setattr("fragmeter.experiments.sweeping.run_point", noting)
+    monkeypatch.setattr("fragmeter.experiments.runs.sweeping.run_point", noting)
     again = searched(tmp_path, *BLOCKS, "--trials", 20)["num_gpu_blocks_override"].tolist()
     assert again[:10] == first
     assert ran == [blocks for blocks in dict.fromkeys(again) if blocks not in first]

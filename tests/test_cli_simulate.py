@@ -13,9 +13,9 @@ import pytest
 from calibrations import document
 from cli_runs import command, data, run_here
 
-from fragmeter.experiments.cli import DONE, NO_READER, status
-from fragmeter.experiments.inputs import DATASETS
-from fragmeter.sim.settings import Settings
+from fragmeter.experiments.cli.app import DONE, NO_READER, status
+from fragmeter.experiments.runs.inputs import DATASETS
+from fragmeter.sim.engine.settings import Settings
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
 

@@ -15,13 +15,13 @@ import pandas as pd
 import pytest
 from cli_runs import command, run_here
 
-from fragmeter.experiments.cli import DONE, FAULT, MISTAKE, status
-from fragmeter.experiments.grid import axes, points
-from fragmeter.experiments.inputs import Inputs
-from fragmeter.experiments.sweeping import Outcome, run_point
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.settings import Settings
-from fragmeter.sim.workload import Workload
+from fragmeter.experiments.cli.app import DONE, FAULT, MISTAKE, status
+from fragmeter.experiments.runs.grid import axes, points
+from fragmeter.experiments.runs.inputs import Inputs
+from fragmeter.experiments.runs.sweeping import Outcome, run_point
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.workload.workload import Workload
 
 SMALL = ["--num-prompts", "20", "--request-rate", "2"]
 #: Runs that need not be spread over processes, which take longer to start.
@@ -108,7 +108,7 @@ def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
         ran.append(settings.seed)
         return run_point(name, settings, work)
 
-    monkeypatch.setattr("fragmeter.experiments.sweeping.run_point", noting)
+    monkeypatch.setattr("fragmeter.experiments.runs.sweeping.run_point", noting)
     swept(tmp_path, "--grid", "seed=0:3")
     assert ran == [] and (tmp_path / "sweep.parquet").read_bytes() == before
     # A wider grid runs what is new; a damaged point is run again.
@@ -147,7 +147,7 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
     def broken(*_: object) -> None:
         raise KeyError("no such slot")
 
-    monkeypatch.setattr("fragmeter.experiments.sweeping.simulate", broken)
+    monkeypatch.setattr("fragmeter.experiments.runs.sweeping.simulate", broken)
     assert status(["sweep", *SMALL, *HERE, "--grid", "seed=7", "--out", str(tmp_path)]) == FAULT
     assert "{'seed': '7'}: KeyError: 'no such slot'" in capsys.readouterr().err
 
@@ -178,7 +178,7 @@ def test_a_cluster_needs_its_package(engine, module, tmp_path, monkeypatch, caps
     ("engine", "address"), [("dask", "tcp://localhost:1"), ("ray", "127.0.0.1:1"), ("ray", "here")]
 )
 def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fragmeter.experiments.parallel._ANSWER_S", 0.5)
+    monkeypatch.setattr("fragmeter.experiments.runs.parallel._ANSWER_S", 0.5)
     pytest.importorskip({"dask": "distributed", "ray": "ray"}[engine])
     tokens = ["--engine", engine, "--address", address, "--out", str(tmp_path)]
     assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 
 SOME = ["--request-rate", "3", "--num-prompts", "20"]
 LLAMA = ["--model", "llama-3.1-8b", "--gpu", "h200"]

@@ -16,17 +16,17 @@ from oracle import Limits, Pool, Request
 from strategies import Case, LineCost, crowded_cases, long_cases
 from test_engine_leaps import same
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.sim.content import NO_SESSION, PromptContent
-from fragmeter.sim.dialogue import Dialogue
-from fragmeter.sim.errors import SettingError
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.workload.content import NO_SESSION, PromptContent
+from fragmeter.sim.workload.dialogue import Dialogue
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.prefix_cache import cached_tokens
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.unread import only_read
-from fragmeter.sim.users import Users
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.metrics.prefix_cache import cached_tokens
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.workload.users import Users
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing, Trace, paced, users, workload
 
 # A step takes 101 ticks, 13 for each decode and 7 for each token of a prompt.

@@ -16,10 +16,10 @@ from strategies import Case, crowded_cases
 from test_closed_loop import ROOMY, check_replayed, check_sent, sent_and_done
 from test_engine_leaps import same
 
-from fragmeter.sim.content import NO_SESSION
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.users import Users
+from fragmeter.sim.workload.content import NO_SESSION
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.workload.users import Users
 
 COST = CopyCost()
 

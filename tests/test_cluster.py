@@ -9,7 +9,7 @@ from engine_runs import serve
 from fragmeter.sim.cluster import ClusterRun, cluster
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.requests import request_times
+from fragmeter.sim.metrics.requests import request_times
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

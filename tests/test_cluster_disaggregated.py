@@ -16,10 +16,10 @@ from fragmeter.sim.cluster import (
     cluster_times,
     simulate_cluster,
 )
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.settings import settings
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

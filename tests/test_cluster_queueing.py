@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engine_runs import settings_of
 from fragmeter.sim.cluster import cluster, cluster_times, simulate_cluster
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from test_engine_closed_forms import RampCost
 from test_queueing_laws import MEAN_TOKENS, TOKEN_TICKS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cluster.routing import router
-from fragmeter.sim.settings import settings
+from fragmeter.sim.engine.settings import settings
 from fragmeter.traces import Pacing, Reading, paced, read_with_content, workload
 
 

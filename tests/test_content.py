@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from fragmeter.experiments.inputs import Requests
-from fragmeter.experiments.verb_simulate import simulate
-from fragmeter.sim.content import NO_SESSION, PromptContent, TokenRuns
-from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.experiments.runs.inputs import Requests
+from fragmeter.experiments.cli.simulate import simulate
+from fragmeter.sim.workload.content import NO_SESSION, PromptContent, TokenRuns
+from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.sim.memory.prefix import BlockNames
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import read_with_content, workload
 from hypothesis import given
 from hypothesis import strategies as st

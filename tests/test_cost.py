@@ -9,9 +9,9 @@ import pytest
 from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, ScaledCost, StepCost, cost
 from fragmeter.sim.cost import paper as paper_module
 from fragmeter.sim.cost.envelope import upper_envelope
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.spec import Deployment, gpu, gpu_names, model
-from fragmeter.sim.ticks import PER_MS, PER_SECOND, PER_US
+from fragmeter.sim.types.ticks import PER_MS, PER_SECOND, PER_US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -12,12 +12,12 @@ from fragmeter.sim.cost.attention_curves import AttentionCurves
 from fragmeter.sim.cost.curve import Curve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings as replica
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings as replica
 from fragmeter.sim.spec import Deployment, gpu, model
-from fragmeter.sim.summary import summary
-from fragmeter.sim.ticks import PER_US
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.ticks import PER_US
 from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st

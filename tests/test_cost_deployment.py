@@ -6,7 +6,7 @@ import pytest
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
-from fragmeter.sim.ticks import PER_SECOND, PER_US
+from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ import pytest
 from calibrations import LONGER, OPS, document
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work
-from fragmeter.sim.errors import SettingError, UserError
+from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.spec import gpu_names
 from hypothesis import given, settings
 from hypothesis import strategies as st

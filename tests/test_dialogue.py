@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from engine_runs import what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.dialogue import NO_PARENT, Dialogue
-from fragmeter.sim.errors import SettingError, TraceError
-from fragmeter.sim.memory.block_pool import BlockPool
-from fragmeter.sim.memory.dialogue import DialogueMemory, Start
-from fragmeter.sim.memory.integrals import BUCKETS
-from fragmeter.sim.result import expand, steps_table
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.types.errors import SettingError, TraceError
+from fragmeter.sim.memory.paged.block_pool import BlockPool
+from fragmeter.sim.memory.paged.dialogue import DialogueMemory, Start
+from fragmeter.sim.memory.accounting.integrals import BUCKETS
+from fragmeter.sim.metrics.result import expand, steps_table
 from fragmeter.traces import read, workload, write
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings

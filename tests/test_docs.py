@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cli_runs import run
 
-from fragmeter.experiments.cli import DONE, status
+from fragmeter.experiments.cli.app import DONE, status
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.figures import FIGURES
-from fragmeter.experiments.telling import summary_rows
-from fragmeter.reports.labels import comparison_numbers
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.telling import summary_rows
+from fragmeter.reports.style.labels import comparison_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_ALL = [name for name, figure in FIGURES.items() if figure.in_all]

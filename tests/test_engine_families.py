@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from family_runs import CONTIGUOUS, PAGED, TREES, FamilyCase, RowSlots, group_cases, outcome_of, rows_of, run_of
 from family_runs import same, tree_cases
-from fragmeter.sim.memory.dialogue import DialogueMemory
+from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.policy import sharing
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from engine_runs import buckets_at_rows, times_of
 from fragmeter.sim.policy import HYBRID
-from fragmeter.sim.result import memory_table
-from fragmeter.sim.summary import summary
+from fragmeter.sim.metrics.result import memory_table
+from fragmeter.sim.metrics.summary import summary
 from hybrid_runs import HybridCase, crowded_hybrid_cases, group_buckets_at_rows, hybrid_cases, serve
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings

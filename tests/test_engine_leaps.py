@@ -9,12 +9,12 @@ import pytest
 from calibrations import calibration
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
 from fragmeter.sim.cost import CalibratedCost
-from fragmeter.sim.memory.integrals import Window
+from fragmeter.sim.memory.accounting.integrals import Window
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.run import Run
+from fragmeter.sim.engine.run import Run
 from fragmeter.sim.spec import gpu, model
-from fragmeter.sim.summary import summary
-from fragmeter.sim.ticks import PER_US
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.ticks import PER_US
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

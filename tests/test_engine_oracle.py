@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
-from fragmeter.sim.gaps import Gaps
+from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.memory import BUCKETS
-from fragmeter.sim.run import Run
-from fragmeter.sim.work import work
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.metrics.work import work
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

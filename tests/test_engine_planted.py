@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, times_of
-from fragmeter.sim.errors import SimulationFault
-from fragmeter.sim.run import Run
-from fragmeter.sim.sequence import CARRY_ON
+from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.types.sequence import CARRY_ON
 from oracle import Limits, Pool, Request
 from strategies import Case, LineCost
 from walk import Walk
@@ -135,7 +135,7 @@ def test_a_source_that_reads_a_few_requests_at_a_time_loses_none(policy, request
     65,536 requests, so the chunk is made small."""
     whole = serve(policy, CHUNKY)
     assert sorted(times_of(whole)) == [0, 1, 3, 4, 5, 6, 7]
-    with mock.patch("fragmeter.sim.source._CHUNK", requests):
+    with mock.patch("fragmeter.sim.workload.source._CHUNK", requests):
         assert everything(serve(policy, CHUNKY)) == everything(whole)
 
 
@@ -145,7 +145,7 @@ def test_a_ledger_that_is_sealed_often_keeps_every_record_once(policy, requests)
     """Catches: a record is lost or doubled where the ledger is sealed, which is once in 32,768 requests."""
     whole = serve(policy, CHUNKY)
     assert (len(whole.book.cuts["index"]) > 0) == (policy == PAGED)
-    with mock.patch("fragmeter.sim.memory.ledger._SEAL_REQUESTS", requests):
+    with mock.patch("fragmeter.sim.memory.accounting.ledger._SEAL_REQUESTS", requests):
         assert everything(serve(policy, CHUNKY)) == everything(whole)
 
 
@@ -155,7 +155,7 @@ def test_rows_that_are_integrated_a_few_at_a_time_give_the_same_sums(rows):
     not grow."""
     run = serve(PAGED, CHUNKY, (600, 6200))
     whole = [run.accounts.window(*edges) for edges in ((), (600, 6200))]
-    with mock.patch("fragmeter.sim.memory.integrals._CHUNK_ROWS", rows):
+    with mock.patch("fragmeter.sim.memory.accounting.integrals._CHUNK_ROWS", rows):
         assert [run.accounts.window(*edges) for edges in ((), (600, 6200))] == whole
 
 

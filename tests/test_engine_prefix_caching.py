@@ -14,15 +14,15 @@ import simpy
 import test_engine_leaps as leaps
 import test_engine_schedulers as schedulers
 from engine_runs import settings_of
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.sim.engine import Engine
-from fragmeter.sim.errors import SimulationFault
-from fragmeter.sim.memory.moments import ticks_of
-from fragmeter.sim.replica import build
-from fragmeter.sim.result import requests_table
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.source import OpenLoop
-from fragmeter.sim.summary import summary
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.memory.accounting.moments import ticks_of
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.workload.source import OpenLoop
+from fragmeter.sim.metrics.summary import summary
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -212,7 +212,7 @@ def test_who_waits_is_let_in_by_a_block_that_somebody_fills():
 def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
     """The story above, and 1 forgets to publish what it fills while it decodes."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
-    with mock.patch("fragmeter.sim.memory.cached.CachedTables._publish_last"):
+    with mock.patch("fragmeter.sim.memory.paged.cached.CachedTables._publish_last"):
         with pytest.raises(SimulationFault, match="request 1 has filled block 1 and did not publish it"):
             story(requests, content, 6)
 

@@ -10,9 +10,9 @@ import test_oracle_schedulers
 import test_oracle_schedulers_servers
 import test_oracle_schedulers_vllm
 from engine_runs import buckets_at_rows, serve, times_of
-from fragmeter.sim.gaps import Gaps
+from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.summary import summary
+from fragmeter.sim.metrics.summary import summary
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from fragmeter.sim.errors import MissingExtra, SettingError, SimulationFault, TraceError, UserError
+from fragmeter.sim.types.errors import MissingExtra, SettingError, SimulationFault, TraceError, UserError
 
 ERRORS = [
     UserError("trace.csv: is empty"),

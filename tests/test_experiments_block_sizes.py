@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments import block_sizes
-from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.block_sizes import ALPACA, EXTRA_MS, SCALES, SHAREGPT, SWAP
-from fragmeter.experiments.block_sizes import SizeCase, fig18b, fig19b, measure
-from fragmeter.experiments.context_cost import ContextCost, reading_ms
-from fragmeter.experiments.facts import paper_figures, usual_length
-from fragmeter.experiments.paper import Source, source
-from fragmeter.experiments.rows import value_row
+from fragmeter.experiments.paper.block_sizes import block_sizes
+from fragmeter.experiments.paper.bench import Bench
+from fragmeter.experiments.paper.block_sizes.block_sizes import ALPACA, EXTRA_MS, SCALES, SHAREGPT, SWAP
+from fragmeter.experiments.paper.block_sizes.block_sizes import SizeCase, fig18b, fig19b, measure
+from fragmeter.experiments.paper.context_cost import ContextCost, reading_ms
+from fragmeter.experiments.paper.published import paper_figures, usual_length
+from fragmeter.experiments.paper.paper import Source, source
+from fragmeter.experiments.paper.rows import value_row
 from fragmeter.sim import Workload
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.ticks import PER_MS
+from fragmeter.sim.types.ticks import PER_MS
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
 SIZES = paper_figures()["fig18b"]["block_sizes"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments import fig1, fig3, fig11, fig13b, fig19a, table1
-from fragmeter.experiments.bench import Bench, Case, Measured
-from fragmeter.experiments.fit import CONTEXT_STEP_SCALE
-from fragmeter.experiments.paper import FIG13B, SERIES, source
-from fragmeter.experiments.rows import moved, value_row, within
+from fragmeter.experiments.paper.figures import fig1, fig3, fig11, fig13b, fig19a, table1
+from fragmeter.experiments.paper.bench import Bench, Case, Measured
+from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
+from fragmeter.experiments.paper.paper import FIG13B, SERIES, source
+from fragmeter.experiments.paper.rows import moved, value_row, within
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fragmeter.experiments.fit import SCALES, fit
-from fragmeter.experiments.paper import Source
-from fragmeter.sim.replica import FITTED_STEP_SCALE
+from fragmeter.experiments.paper.fit import SCALES, fit
+from fragmeter.experiments.paper.paper import Source
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 from fragmeter.traces import LengthPairs
 
 PUBLISHED = 30.42

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.bench import Bench, Case, Measured
-from fragmeter.experiments.comparison import compared_rows, lengths_told, row
-from fragmeter.experiments.facts import (
+from fragmeter.experiments.paper.bench import Bench, Case, Measured
+from fragmeter.experiments.paper.comparison import compared_rows, lengths_told, row
+from fragmeter.experiments.paper.published import (
     published_fig2,
     published_fig13a,
     published_mean_tokens,
     published_slots,
 )
-from fragmeter.experiments.fit import Fit, fit
-from fragmeter.experiments.paper import FIG2, FIG13A, SERIES, source
+from fragmeter.experiments.paper.fit import Fit, fit
+from fragmeter.experiments.paper.paper import FIG2, FIG13A, SERIES, source
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.replica import FITTED_STEP_SCALE
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
 
@@ -91,7 +91,7 @@ def test_a_bench_runs_a_case_once_and_answers_in_order(monkeypatch):
     cases = [Case(FIG2, seed, policy, 1.0) for seed in (1, 0) for policy in ("static", "fastertransformer")]
     first = bench.measure([*cases, cases[0]], "")
     assert first[0] == first[4] and len({run.values["batched_requests"] for run in first}) == 4
-    monkeypatch.setattr("fragmeter.experiments.bench.measure", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("fragmeter.experiments.paper.bench.measure", lambda *_: pytest.fail("ran again"))
     assert bench.measure_groups({"a": cases[2:], "b": cases[:1]}, "") == {"a": first[2:4], "b": first[:1]}
 
 

@@ -8,13 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fragmeter.experiments.fig15 import BEAMS_ALPACA, CLOSED, SAMPLES_ALPACA, compare_sharing
-from fragmeter.experiments.fit_beams import ALPACA, SHAREGPT_BEAM_SURVIVAL, SURVIVALS, fit_sharegpt_survival, fit_survival
-from fragmeter.experiments.paper import FIG15, FIG15_SHAREGPT, source
-from fragmeter.experiments.sharing import CLOSED_FORM, SAVED, SharingCase, closed_form_pct, measure, measure_sharing
+from fragmeter.experiments.paper.figures.fig15 import BEAMS_ALPACA, CLOSED, SAMPLES_ALPACA, compare_sharing
+from fragmeter.experiments.paper.fit_beams import (
+    ALPACA,
+    SHAREGPT_BEAM_SURVIVAL,
+    SURVIVALS,
+    fit_sharegpt_survival,
+    fit_survival,
+)
+from fragmeter.experiments.paper.paper import FIG15, FIG15_SHAREGPT, source
+from fragmeter.experiments.paper.sharing import (
+    CLOSED_FORM,
+    SAVED,
+    SharingCase,
+    closed_form_pct,
+    measure,
+    measure_sharing,
+)
 from fragmeter.sim import Workload, settings, simulate
-from fragmeter.sim.run import ledger_until
-from fragmeter.sim.settings import FITTED_BEAM_SURVIVAL
+from fragmeter.sim.engine.run import ledger_until
+from fragmeter.sim.engine.settings import FITTED_BEAM_SURVIVAL
 from fragmeter.traces import read
 from hypothesis import given
 from hypothesis import strategies as st

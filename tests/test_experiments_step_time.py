@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.step_time import COSTS, compare_step_times
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.paper.step_time import COSTS, compare_step_times
 from fragmeter.sim.cost import cost
 from fragmeter.sim.spec import gpu, model
-from fragmeter.sim.ticks import PER_MS
+from fragmeter.sim.types.ticks import PER_MS
 
 SERIES = ["SOSP'23 Fig 1 right", "DistServe, vLLM", "DistServe, own engine", "DistServe, vLLM, x 1.2"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.facts import published_fig2
-from fragmeter.experiments.fit import fit
-from fragmeter.experiments.paper import FIG2, source
-from fragmeter.experiments.waste import METRICS, NAMES, by_policy, findings, waste_table
+from fragmeter.experiments.paper.bench import Bench
+from fragmeter.experiments.paper.published import published_fig2
+from fragmeter.experiments.paper.fit import fit
+from fragmeter.experiments.paper.paper import FIG2, source
+from fragmeter.experiments.paper.figures.waste import METRICS, NAMES, by_policy, findings, waste_table
 
 PAPER_VIEW = ["token_states_pct", "paper_reservation_pct", "paper_internal_pct", "paper_external_and_others_pct"]
 POPULAR_VIEW = [

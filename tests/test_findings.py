@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments import fig2, fig13a, fig15, fig16, fig17, fig19a
-from fragmeter.experiments.block_size_findings import best_size, wasted, who_is_quicker
-from fragmeter.experiments.facts import published_fig2, published_fig13a
-from fragmeter.experiments.paper import FIG13A, Source
-from fragmeter.experiments.rows import Row, ordered, value_row, within
+from fragmeter.experiments.paper.figures import fig2, fig13a, fig15, fig16, fig17, fig19a
+from fragmeter.experiments.paper.block_sizes.findings import best_size, wasted, who_is_quicker
+from fragmeter.experiments.paper.published import published_fig2, published_fig13a
+from fragmeter.experiments.paper.paper import FIG13A, Source
+from fragmeter.experiments.paper.rows import Row, ordered, value_row, within
 from fragmeter.traces import LengthPairs
 
 DRAWN, PAIRS = Source((0,)), Source((0,), LengthPairs("few", [7], [5]))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments import fig12, fig14, fig16, fig17
-from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.comparison import compared_rows
-from fragmeter.experiments.figures import FIGURES
-from fragmeter.experiments.fit import fit
-from fragmeter.experiments.paper import FIG2, FIG13A, FIG13B, Source
-from fragmeter.experiments.parallel import at_most
+from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
+from fragmeter.experiments.paper.bench import Bench
+from fragmeter.experiments.paper.comparison import compared_rows
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.paper.fit import fit
+from fragmeter.experiments.paper.paper import FIG2, FIG13A, FIG13B, Source
+from fragmeter.experiments.runs.parallel import at_most
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reproduction.md"
 BOTH_SCALES = {("FasterTransformer", ""), ("vLLM", "")}

@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import bench, bench_rows, ceiling, copies, devices  # noqa: E402
-from fragmeter.gpu.bench_shapes import BLOCK_SIZE, Caches, Shape, lacking, sets_of  # noqa: E402
-from fragmeter.gpu.bench_table import line, shares  # noqa: E402
-from fragmeter.gpu.bench_ways import WAYS  # noqa: E402
+from fragmeter.gpu.bench import __main__ as bench, rows as bench_rows, ceiling, copies
+from fragmeter.gpu.devices import devices  # noqa: E402
+from fragmeter.gpu.bench.shapes import BLOCK_SIZE, Caches, Shape, lacking, sets_of  # noqa: E402
+from fragmeter.gpu.bench.table import line, shares  # noqa: E402
+from fragmeter.gpu.bench.ways import WAYS  # noqa: E402
 
 SHAPE = Shape(2, 64, 4, 2, 64, torch.float32)
 CPU = devices.open("cpu")

@@ -8,9 +8,9 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import cpu_kernels, source
-from fragmeter.gpu.cache import copy_blocks, reshape_and_cache, swap_blocks
-from fragmeter.sim.errors import KernelFault, SettingError
+from fragmeter.gpu.ops import cpu_kernels, source
+from fragmeter.gpu.ops.cache import copy_blocks, reshape_and_cache, swap_blocks
+from fragmeter.sim.types.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from fragmeter.gpu import calibrate, calibrate_grid, devices, points, timing  # noqa: E402
-from fragmeter.gpu.calibrate_probes import Probes  # noqa: E402
-from fragmeter.gpu.skeleton import Skeleton  # noqa: E402
+from fragmeter.gpu.calibrate import calibrate, grid as calibrate_grid, points
+from fragmeter.gpu.devices import devices, timing  # noqa: E402
+from fragmeter.gpu.calibrate.probes import Probes  # noqa: E402
+from fragmeter.gpu.model.skeleton import Skeleton  # noqa: E402
 from fragmeter.sim.cost.operations import OPERATIONS  # noqa: E402
-from fragmeter.sim.errors import SettingError  # noqa: E402
+from fragmeter.sim.types.errors import SettingError  # noqa: E402
 from fragmeter.sim.spec import ModelSpec  # noqa: E402
 
 SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)

@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
-from fragmeter.gpu import compile_gate, source
-from fragmeter.sim.errors import KernelFault, MissingExtra
+from fragmeter.gpu.check import compile_gate
+from fragmeter.gpu.ops import source
+from fragmeter.sim.types.errors import KernelFault, MissingExtra
 
 #: A thread of a block of 128 has all of its 255 registers up to here, and two such blocks fit a multiprocessor.
 MOST_REGISTERS = 255

@@ -9,8 +9,8 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import contiguous
-from fragmeter.sim.errors import KernelFault, SettingError
+from fragmeter.gpu.ops import contiguous
+from fragmeter.sim.types.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

@@ -13,9 +13,9 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import cpu_kernels, paged_attention
-from fragmeter.gpu.source import KERNELS
-from fragmeter.sim.errors import SettingError
+from fragmeter.gpu.ops import cpu_kernels, paged_attention
+from fragmeter.gpu.ops.source import KERNELS
+from fragmeter.sim.types.errors import SettingError
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")]

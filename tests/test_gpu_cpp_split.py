@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from fragmeter.gpu import paged_attention
-from fragmeter.gpu.source import KERNELS
+from fragmeter.gpu.ops import paged_attention
+from fragmeter.gpu.ops.source import KERNELS
 
 PROGRAM = """
 #include "partition_size.h"

@@ -11,8 +11,8 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import devices, devices_kernels, probe
-from fragmeter.sim.errors import MissingExtra, SettingError, UserError
+from fragmeter.gpu.devices import devices, kernels as devices_kernels, probe
+from fragmeter.sim.types.errors import MissingExtra, SettingError, UserError
 
 torch = pytest.importorskip("torch")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.gpu import fit_profiles, fitting, tables
+from fragmeter.gpu.calibrate import fit_profiles, fitting, tables
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
-from fragmeter.sim.errors import UserError
+from fragmeter.sim.types.errors import UserError
 
 LIMITS = {"flops_per_s": 300e12, "bytes_per_s": 2e12}
 GEMM = Coefficients(6, 250e12, 1.5e12, q=1.3)

@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import devices, graph_checks, graphs, program, skeleton_graphs  # noqa: E402
+from fragmeter.gpu.devices import devices, program
+from fragmeter.gpu.check import graph_checks, graphs
+from fragmeter.gpu.model import graphs as skeleton_graphs  # noqa: E402
 
 CPU = devices.open("cpu")
 CHECKS = {

@@ -9,11 +9,13 @@ import shutil
 import gpu_cases
 import pytest
 
-from fragmeter.gpu import cache, devices, grid
-from fragmeter.gpu.cases import Host, OnDevice
-from fragmeter.gpu.grid_kernels import KERNELS, Point
-from fragmeter.gpu.source import HEAD_DIMS
-from fragmeter.sim.errors import UserError
+from fragmeter.gpu.ops import cache
+from fragmeter.gpu.devices import devices
+from fragmeter.gpu.check import grid
+from fragmeter.gpu.check.cases import Host, OnDevice
+from fragmeter.gpu.check.grid_kernels import KERNELS, Point
+from fragmeter.gpu.ops.source import HEAD_DIMS
+from fragmeter.sim.types.errors import UserError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 SUBSET, WHOLE = list(grid.points(subset=True)), list(grid.points())
@@ -101,7 +103,7 @@ def test_a_kernel_that_does_nothing_is_found(kernel, monkeypatch):
 @needs_compiler
 def test_a_kernel_that_leaves_its_output_alone_is_found(monkeypatch):
     """The output holds NaNs, which are no error to be compared."""
-    monkeypatch.setattr("fragmeter.gpu.paged_attention.paged_attention_cuda_forward", lambda *_, **__: None)
+    monkeypatch.setattr("fragmeter.gpu.ops.paged_attention.paged_attention_cuda_forward", lambda *_, **__: None)
     (failed,) = failures([Point("decode_attention", "float16", (8, 2), 64, 16, grid.RAGGED)])
     assert (failed.error, failed.fault) == (None, "the error is nan")
 

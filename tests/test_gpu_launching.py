@@ -11,10 +11,10 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import arrays, cpu_kernels, launching, paged_attention, prefill
-from fragmeter.gpu.cache import copy_blocks, swap_blocks
-from fragmeter.gpu.source import Kernel
-from fragmeter.sim.errors import MissingExtra, SettingError
+from fragmeter.gpu.ops import arrays, cpu_kernels, launching, paged_attention, prefill
+from fragmeter.gpu.ops.cache import copy_blocks, swap_blocks
+from fragmeter.gpu.ops.source import Kernel
+from fragmeter.sim.types.errors import MissingExtra, SettingError
 
 
 class Current:

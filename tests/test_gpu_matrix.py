@@ -8,10 +8,10 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import arrays
-from fragmeter.gpu.cpu_kernels import CpuKernels
-from fragmeter.gpu.source import KERNELS, SCALARS, Kernel, inlined
-from fragmeter.sim.errors import KernelFault
+from fragmeter.gpu.ops import arrays
+from fragmeter.gpu.ops.cpu_kernels import CpuKernels
+from fragmeter.gpu.ops.source import KERNELS, SCALARS, Kernel, inlined
+from fragmeter.sim.types.errors import KernelFault
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fragmeter.gpu import modules, program
-from fragmeter.gpu.compile_gate import every_kernel
+from fragmeter.gpu.check import modules
+from fragmeter.gpu.devices import program
+from fragmeter.gpu.check.compile_gate import every_kernel
 
 SAID = {
     "num_regs": 80,

@@ -8,8 +8,8 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import paged_attention
-from fragmeter.sim.errors import KernelFault, SettingError
+from fragmeter.gpu.ops import paged_attention
+from fragmeter.sim.types.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

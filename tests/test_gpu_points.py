@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.gpu import points
+from fragmeter.gpu.calibrate import points
 from fragmeter.sim.spec import ModelSpec, model
 
 #: 3 layers of 96; 6 heads of 16 over 2 KV heads; an MLP of 160; 211 words.

@@ -10,9 +10,9 @@ import gpu_cases
 import numpy as np
 import pytest
 
-from fragmeter.gpu import arrays, prefill, source
-from fragmeter.gpu.cpu_kernels import CpuKernels
-from fragmeter.sim.errors import KernelFault, SettingError
+from fragmeter.gpu.ops import arrays, prefill, source
+from fragmeter.gpu.ops.cpu_kernels import CpuKernels
+from fragmeter.sim.types.errors import KernelFault, SettingError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

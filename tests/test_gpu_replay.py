@@ -13,20 +13,21 @@ import pytest
 from plan_cases import caching_case, swapping_case, with_stale_table, with_swapped_ids, without_move
 from plan_stories import CONTIGUOUS, PAGED, changed
 
-from fragmeter.experiments.cli import DONE, FAULT, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, FAULT, MISTAKE, status
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import model
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import devices, replay_values  # noqa: E402
-from fragmeter.gpu.devices_cpu import CpuDevice  # noqa: E402
-from fragmeter.gpu.executor import MOVES, Executor  # noqa: E402
-from fragmeter.gpu.replay import LIMITS, Checked, check  # noqa: E402
-from fragmeter.gpu.skeleton_pool import KvPool  # noqa: E402
+from fragmeter.gpu.devices import devices
+from fragmeter.gpu.model import replay_values  # noqa: E402
+from fragmeter.gpu.devices.cpu import CpuDevice  # noqa: E402
+from fragmeter.gpu.model.executor import MOVES, Executor  # noqa: E402
+from fragmeter.gpu.check.replay import LIMITS, Checked, check  # noqa: E402
+from fragmeter.gpu.model.pool import KvPool  # noqa: E402
 
 torch.set_num_threads(1)
 SHAPE = replace(model("toy-llama"), num_layers=2)

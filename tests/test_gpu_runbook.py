@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from plan_cases import swapping_plan
 
-from fragmeter.experiments import cli
-from fragmeter.gpu import runbook
-from fragmeter.gpu.probe import probe
-from fragmeter.gpu.runbook_parts import Part, parts_for
-from fragmeter.gpu.runbook_summary import SECTIONS
+from fragmeter.experiments.cli import app as cli
+from fragmeter.gpu.runbook import __main__ as runbook
+from fragmeter.gpu.devices.probe import probe
+from fragmeter.gpu.runbook.parts import Part, parts_for
+from fragmeter.gpu.runbook.summary import SECTIONS
 
 needs_all = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
@@ -80,7 +80,10 @@ def check_told(day: Path) -> None:
 def status_here(one: Part, out: Path) -> int:
     """The exit status of a part's program, run in this process."""
     _, module, *flags = one.tokens(out)
-    return cli.status(flags) if module == "fragmeter" else importlib.import_module(module).main(flags)
+    if module == "fragmeter":
+        return cli.status(flags)
+    package = importlib.import_module(module)
+    return (package if hasattr(package, "main") else importlib.import_module(f"{module}.__main__")).main(flags)
 
 
 def test_a_part_that_fails_is_written_down_and_the_rest_goes_on(tmp_path):
@@ -217,7 +220,7 @@ def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_pa
 
 def test_without_torch_every_program_says_what_to_install(tmp_path):
     """In a process that has not imported it yet."""
-    measuring = ("modules", "grid", "graphs", "ceiling", "bench")
+    measuring = ("check.modules", "check.grid", "check.graphs", "bench.ceiling", "bench")
     programs = [[f"fragmeter.gpu.{name}", "--json", "none.json"] for name in measuring]
     programs.append(["fragmeter.gpu.runbook", "--out", "day"])
     code = f"""

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.gpu import cpu_kernels, sanitize
-from fragmeter.gpu.source import KERNELS, Kernel
-from fragmeter.sim.errors import UserError
+from fragmeter.gpu.ops import cpu_kernels
+from fragmeter.gpu.check import sanitize
+from fragmeter.gpu.ops.source import KERNELS, Kernel
+from fragmeter.sim.types.errors import UserError
 
 TESTS = Path(__file__).parent
 
@@ -29,7 +30,7 @@ needs_sanitizer = pytest.mark.skipif(not has_sanitizer(), reason="no g++ with Ad
 
 
 def sanitized(*command: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "fragmeter.gpu.sanitize", *command]
+    whole = [sys.executable, "-m", "fragmeter.gpu.check.sanitize", *command]
     return subprocess.run(whole, capture_output=True, text=True, cwd=TESTS.parent)
 
 
@@ -55,7 +56,7 @@ def test_a_wild_block_id_is_named_with_the_kernels_line():
 
 SMALL = """
 import numpy as np
-from fragmeter.gpu import arrays, cpu_kernels, source
+from fragmeter.gpu.ops import arrays, cpu_kernels, source
 kernel = source.Kernel('#line 1 "small.cu"\\n__global__ void small(int *out, int size) {{ {body} }}', "small")
 out = np.arange(32, dtype=np.int32)
 cpu_kernels.CpuKernels().launch(kernel, (1, 1, 1), (32, 1, 1), (arrays.view("out", out), np.int32(32)))
@@ -90,7 +91,7 @@ def test_every_kernel_is_clean():
 
 def test_without_the_sanitizer_one_line_says_how_to_load_it(monkeypatch):
     monkeypatch.setenv(cpu_kernels.SANITIZE, "1")
-    with pytest.raises(UserError, match=r"needs the sanitizer loaded first: python -m fragmeter.gpu.sanitize"):
+    with pytest.raises(UserError, match=r"needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize"):
         cpu_kernels._function(Kernel("", "any"))
 
 

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fragmeter.gpu import arrays, cpu_kernels
-from fragmeter.gpu.cpu_kernels import CpuKernels
-from fragmeter.gpu.source import KERNELS, Kernel, inlined
-from fragmeter.sim.errors import KernelFault, UserError
+from fragmeter.gpu.ops import arrays, cpu_kernels
+from fragmeter.gpu.ops.cpu_kernels import CpuKernels
+from fragmeter.gpu.ops.source import KERNELS, Kernel, inlined
+from fragmeter.sim.types.errors import KernelFault, UserError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

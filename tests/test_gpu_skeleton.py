@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 
 from dense_transformer import dense_logits  # noqa: E402
 
-from fragmeter.gpu import devices, skeleton_graphs  # noqa: E402
-from fragmeter.gpu.skeleton import Skeleton  # noqa: E402
-from fragmeter.gpu.skeleton_batch import Batch  # noqa: E402
-from fragmeter.gpu.skeleton_layers import Layer, draw_weights  # noqa: E402
-from fragmeter.sim.errors import SettingError  # noqa: E402
+from fragmeter.gpu.devices import devices
+from fragmeter.gpu.model import graphs as skeleton_graphs  # noqa: E402
+from fragmeter.gpu.model.skeleton import Skeleton  # noqa: E402
+from fragmeter.gpu.model.batch import Batch  # noqa: E402
+from fragmeter.gpu.model.layers import Layer, draw_weights  # noqa: E402
+from fragmeter.sim.types.errors import SettingError  # noqa: E402
 from fragmeter.sim.spec import ModelSpec, model  # noqa: E402
 
 LLAMA = ModelSpec("llama", 3, 96, 6, 2, 16, 160, 211, 64, gated_mlp=True)

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.gpu import devices, timing  # noqa: E402
+from fragmeter.gpu.devices import devices, timing  # noqa: E402
 
 
 def test_what_samples_come_to():

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from cli_runs import command, run_here
-from fragmeter.experiments.cli import DONE
-from fragmeter.sim.interrupts import INTERRUPTED, TERMINATED
+from fragmeter.experiments.cli.app import DONE
+from fragmeter.sim.output.interrupts import INTERRUPTED, TERMINATED
 
 GRID = ["--num-prompts", "2000", "--grid", "request_rate=1:3", "--grid", "seed=0:4", "--jobs", "2"]
 #: Workers that outlive the program that started them for longer are orphans.
@@ -82,7 +82,7 @@ import os, signal, sys, types
 
 cli = types.ModuleType("cli")
 cli.__getattr__ = lambda name: os.kill(os.getpid(), signal.SIGINT)
-sys.modules["fragmeter.experiments.cli"] = cli
+sys.modules["fragmeter.experiments.cli.app"] = cli
 from fragmeter.__main__ import main
 
 main()
@@ -94,7 +94,7 @@ main()
 def test_a_second_signal_does_not_disturb_the_first():
     script = """
 import os, signal
-from fragmeter.sim.interrupts import Terminated, handle, status_of
+from fragmeter.sim.output.interrupts import Terminated, handle, status_of
 
 handle(lambda status: print(status))
 try:
@@ -111,7 +111,7 @@ except Terminated as first:
 def test_a_signal_that_is_to_be_ignored_is_ignored():
     script = """
 import os, signal
-from fragmeter.sim.interrupts import handle
+from fragmeter.sim.output.interrupts import handle
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 handle()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import command
-from fragmeter.reports.results import read_result
+from fragmeter.reports.data.results import read_result
 
 SIMULATE = ("simulate", "--num-prompts", "2000", "--request-rate", "20")
 SWEEP = ("sweep", "--num-prompts", "300", "--grid", "request_rate=2:4", "--grid", "seed=0:1", "--jobs", "2")

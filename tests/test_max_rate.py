@@ -7,8 +7,8 @@ from math import exp, factorial, floor, inf, log
 import numpy as np
 import pytest
 from engine_runs import settings_of
-from fragmeter.experiments.inputs import Inputs, Requests
-from fragmeter.experiments.max_rate import (
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.capacity.max_rate import (
     ALONE,
     MOST,
     STEP,
@@ -19,11 +19,11 @@ from fragmeter.experiments.max_rate import (
     max_rate,
     tolerance_factor,
 )
-from fragmeter.experiments.plan_load import Drawn, Load
-from fragmeter.experiments.verdict import Goal, Verdict
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.objectives import Objectives
+from fragmeter.experiments.capacity.load import Drawn, Load
+from fragmeter.experiments.runs.slo_check import Goal, Verdict
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.traces import Pacing, Trace
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fragmeter.sim.errors import SimulationFault
-from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena, arena
-from fragmeter.sim.memory.buddy import BuddyArena
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena, arena
+from fragmeter.sim.memory.contiguous.buddy import BuddyArena
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
 
 NAMES = ("buddy", "first-fit", "best-fit")
 

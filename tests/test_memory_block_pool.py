@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fragmeter.sim.errors import SimulationFault
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.memory import BlockPool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fragmeter.sim.memory.exact import dot, total
+from fragmeter.sim.types.exact import dot, total
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 from engine_runs import serve
 from fragmeter.sim.memory import PagedMemory
-from fragmeter.sim.memory.book import Book
-from fragmeter.sim.memory.growth import growth_moments
-from fragmeter.sim.sequence import Sequence
-from fragmeter.sim.state import State
+from fragmeter.sim.memory.accounting.book import Book
+from fragmeter.sim.memory.accounting.growth import growth_moments
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.state import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import crowded_cases, long_cases
@@ -33,7 +33,7 @@ def taken_by_step(book: Book) -> list[int]:
 def test_growth_moments_are_what_counting_gives(chunk_steps, case, leap):
     """However many steps are laid out at a time."""
     book = serve("vllm-sosp23", case, leap=leap).book
-    with mock.patch("fragmeter.sim.memory.growth._CHUNK_STEPS", chunk_steps):
+    with mock.patch("fragmeter.sim.memory.accounting.growth._CHUNK_STEPS", chunk_steps):
         moments = [column.tolist() for column in growth_moments(book)]
     taken, expected = taken_by_step(book), ([], [], [])
     for clock, steps in zip(book.row_clock.tolist(), book.rows["steps"].tolist()):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hypothesis
 import pytest
 from fragmeter.sim import memory
-from fragmeter.sim.memory import arena, prefix
+from fragmeter.sim.memory.contiguous import arena
+from fragmeter.sim.memory import prefix
 from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 

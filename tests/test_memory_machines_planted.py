@@ -7,21 +7,21 @@ from unittest import mock
 
 import hypothesis
 import pytest
-from fragmeter.sim.errors import SimulationFault
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.memory import BatchMemory, BlockPool, BuddyArena, BuddyMemory, ChunkedMemory, ContiguousMemory
 from fragmeter.sim.memory import CopyingMemory, DeferredMemory, DialogueContiguousMemory, DialogueMemory
 from fragmeter.sim.memory import HybridMemory, PagedMemory, RadixMemory, ReservedMemory, SharingMemory, SlotRadixMemory
-from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
-from fragmeter.sim.memory.contiguous import ContiguousTransaction
-from fragmeter.sim.memory.deferred import Regions
-from fragmeter.sim.memory.dialogue import Start
-from fragmeter.sim.memory.dialogue_copies import DialogueTransaction
-from fragmeter.sim.memory.hybrid_tables import HybridTables
-from fragmeter.sim.memory.paged import BlockTables
+from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
+from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
+from fragmeter.sim.memory.paged.deferred import Regions
+from fragmeter.sim.memory.paged.dialogue import Start
+from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
+from fragmeter.sim.memory.paged.hybrid_tables import HybridTables
+from fragmeter.sim.memory.paged.paged import BlockTables
 from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
-from fragmeter.sim.memory.radix_slots import SlotTree
-from fragmeter.sim.memory.sharing_tables import SharingTables
-from fragmeter.sim.memory.skipped import SkippedBlocks
+from fragmeter.sim.memory.paged.radix_slots import SlotTree
+from fragmeter.sim.memory.paged.sharing_tables import SharingTables
+from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from hypothesis.stateful import run_state_machine_as_test
 from machines import MACHINES
 

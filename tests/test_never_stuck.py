@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import serve, times_of
-from fragmeter.experiments.cli import status
+from fragmeter.experiments.cli.app import status
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings as sim_settings
-from fragmeter.sim.summary import summary
-from fragmeter.sim.unread import only_read
-from fragmeter.sim.work import work as work_of
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings as sim_settings
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.metrics.work import work as work_of
 from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from cli_runs import command
-from fragmeter.experiments.cli import DONE, MISTAKE, NO_READER, status
-from fragmeter.sim import files
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.files import leftover_name, require_apart, require_writable_file, write_whole
-from fragmeter.sim.folders import MARKER, FolderKind, OutputFolder, check_folder, replace_folder, restore
+from fragmeter.experiments.cli.app import DONE, MISTAKE, NO_READER, status
+from fragmeter.sim.output import files
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.output.files import leftover_name, require_apart, require_writable_file, write_whole
+from fragmeter.sim.output.folders import MARKER, FolderKind, OutputFolder, check_folder, replace_folder, restore
 
 LOAD = ["--num-prompts", "3", "--request-rate", "5"]
 SIMULATE = ["simulate", *LOAD]
@@ -45,7 +45,7 @@ def never_run(monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a run was begun")
 
-    for place in ("verb_simulate.serve", "verb_simulate.simulate_cluster", "sweeping.simulate", "planning.carry_out"):
+    for place in ("cli.simulate.serve", "cli.simulate.simulate_cluster", "runs.sweeping.simulate", "capacity.planning.carry_out"):
         monkeypatch.setattr(f"fragmeter.experiments.{place}", fail)
 
 
@@ -115,7 +115,7 @@ class TestAFolderOfTheUsers:
         assert "no run.json of a simulation result" in refused(capsys, *SIMULATE, "--out", folder)
 
     def test_what_appears_during_the_run_is_left_alone_and_the_results_are_kept(self, tmp_path, monkeypatch, capsys):
-        from fragmeter.experiments import verb_simulate
+        from fragmeter.experiments.cli import simulate as verb_simulate
 
         out = tmp_path / "run"
         assert status([*SIMULATE, "--out", str(out)]) == DONE
@@ -394,7 +394,7 @@ class TestALeftover:
         other = tmp_path / leftover_name(tmp_path / "other.json", "3-part")
         for path in (dead, other):
             path.write_text("half")
-        script = "import sys; from fragmeter.sim.files import hold; f = open(sys.argv[1], 'w');"
+        script = "import sys; from fragmeter.sim.output.files import hold; f = open(sys.argv[1], 'w');"
         script += "print(hold(f.fileno()), flush=True); sys.stdin.read()"
         holder = subprocess.Popen(
             [sys.executable, "-c", script, living], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -7,15 +7,24 @@ from math import inf, isinf
 import numpy as np
 import pytest
 
-from fragmeter.experiments import fig12, overload, rate_sweep
-from fragmeter.experiments.overload import mean_latency_s
-from fragmeter.experiments.paper import Source
-from fragmeter.experiments.rate_costs import Steps
-from fragmeter.experiments.rate_sweep import TARGET_S, Load, Search, System, find_rate, fit_scale, latency_s
+from fragmeter.experiments.paper.figures import fig12
+from fragmeter.experiments.paper.rate_sweep import overload, rate_sweep
+from fragmeter.experiments.paper.rate_sweep.overload import mean_latency_s
+from fragmeter.experiments.paper.paper import Source
+from fragmeter.experiments.paper.rate_sweep.costs import Steps
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
+    TARGET_S,
+    Load,
+    Search,
+    System,
+    find_rate,
+    fit_scale,
+    latency_s,
+)
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.settings import settings
-from fragmeter.sim.ticks import PER_SECOND
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.workload import Workload
 
 POLICIES = ["vllm-sosp23", "orca-max", "orca-oracle", "fastertransformer"]
 

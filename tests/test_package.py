@@ -60,6 +60,32 @@ def test_the_import_check_sees_an_import(tmp_path, monkeypatch):
     assert imported_folders(wrong) == {"reports"}
 
 
+def folders_below(path: Path) -> set[str]:
+    """Folders of the package that a module imports from when it is loaded, but for its own."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            whole = (*package[: len(package) - node.level + 1], *filter(None, (node.module or "").split(".")))
+            for name in (whole, *((*whole, alias.name) for alias in node.names)):
+                place = ROOT.joinpath(*name)
+                if place.with_suffix(".py").is_file() or (place / "__init__.py").is_file():
+                    found.add(".".join(name if place.is_dir() else name[:-1]))
+    return found - {".".join(package), ""}
+
+
+def test_no_two_folders_import_each_other():
+    """Also not by way of others: folders can be listed so that each imports from those before it alone."""
+    below: dict[str, set[str]] = {}
+    for path in modules():
+        below.setdefault(".".join(path.parent.relative_to(ROOT).parts), set()).update(folders_below(path))
+    assert len(below) > 40
+    while below:
+        lowest_now = {folder for folder, others in below.items() if not others & below.keys()}
+        assert lowest_now, f"a cycle among {sorted(below)}"
+        below = {folder: others for folder, others in below.items() if folder not in lowest_now}
+
+
 def test_setup_cfg_lists_every_folder_with_modules():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
@@ -103,11 +129,12 @@ def test_no_loose_modules_at_the_root():
 def test_no_verb_loads_what_it_does_not_need_yet():
     """torch and CuPy need not be there; pandas and plotly's figures take longer to load than the rest together.
 
-    pandas comes by ``sim.frames``.
+    pandas comes by ``sim.output.frames``.
     """
-    verbs = sorted(path.stem for path in (ROOT / "experiments").glob("verb_*.py"))
-    assert len(verbs) == 10
-    modules = ", ".join(f"fragmeter.experiments.{name}" for name in ["cli", *verbs])
+    from fragmeter.experiments.cli.app import VERBS
+
+    assert len(VERBS) == 10
+    modules = ", ".join(f"fragmeter.experiments.cli.{name}" for name in ["app", *VERBS])
     late = {"torch", "cupy", "pandas", "plotly.graph_objs._figure", "scipy"}
     code = f"import sys, {modules}; print(*sorted({late} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from engine_runs import cuts_of, settings_of, stays_of, steps_of, times_of, workload_of
 from fragmeter.sim import Settings, Workload, simulate, summary
-from fragmeter.sim.plan import Plan, load, record
+from fragmeter.sim.recording.plans import Plan, load, record
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.result import requests_table, steps_table
-from fragmeter.sim.run import Run
-from fragmeter.sim.work import work
+from fragmeter.sim.metrics.result import requests_table, steps_table
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.metrics.work import work
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from hypothesis import given

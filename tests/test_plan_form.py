@@ -9,8 +9,8 @@ import pytest
 from plan_cases import swapping_plan
 from plan_stories import CONTIGUOUS, PAGED
 
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.plan import Plan, load
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.recording.plans import Plan, load
 
 
 def arrays_of(plan: Plan) -> dict[str, np.ndarray]:

@@ -6,15 +6,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from fragmeter.sim.memory.block_pool import BlockPool
-from fragmeter.sim.memory.contiguous import Grant
-from fragmeter.sim.memory.copies import CopyingBuddyMemory
-from fragmeter.sim.memory.moves import Moves
+from fragmeter.sim.memory.paged.block_pool import BlockPool
+from fragmeter.sim.memory.contiguous.contiguous import Grant
+from fragmeter.sim.memory.contiguous.copies import CopyingBuddyMemory
+from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.prefix import BlockNames
-from fragmeter.sim.memory.sharing_tables import SharingTables
-from fragmeter.sim.plan import Plan, record
-from fragmeter.sim.run import simulate
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.memory.paged.sharing_tables import SharingTables
+from fragmeter.sim.recording.plans import Plan, record
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.types.sequence import Sequence
 from plan_cases import (
     caching_case, caching_plan, copying_plan, swapping_case, swapping_plan, with_stale_table, with_swapped_ids,
     without_move,

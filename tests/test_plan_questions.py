@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fragmeter.experiments import plan_max_num_seqs, plan_preemption, plan_samples
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.plan_questions import ANSWERS
-from fragmeter.experiments.pool_use import pool_use
+from fragmeter.experiments.capacity import (
+    max_num_seqs as plan_max_num_seqs,
+    preemption as plan_preemption,
+    samples as plan_samples,
+)
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.capacity.questions import ANSWERS
+from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.sim import Workload, settings, simulate
 from hypothesis import example, given
 from hypothesis import settings as trials

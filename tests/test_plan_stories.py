@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.dialogue import Dialogue
-from fragmeter.sim.errors import SettingError, UserError
-from fragmeter.sim.plan import Plan, load, record
-from fragmeter.sim.plan.names import TokenNames
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.dialogue import Dialogue
+from fragmeter.sim.types.errors import SettingError, UserError
+from fragmeter.sim.recording.plans import Plan, load, record
+from fragmeter.sim.recording.plans.names import TokenNames
+from fragmeter.sim.types.sequence import Sequence
 from family_runs import CopyCost
 from plan_cases import swapping_plan
 

@@ -10,23 +10,23 @@ import numpy as np
 import pandas as pd
 import pytest
 from engine_runs import settings_of
-from fragmeter.experiments import planning
-from fragmeter.experiments.candidates import Choices, candidates
-from fragmeter.experiments.cli import DONE, INTERRUPTED, MISTAKE, status
-from fragmeter.experiments.inputs import Inputs, Requests
-from fragmeter.experiments.max_rate import MaxRate
-from fragmeter.experiments.parallel import Workers
-from fragmeter.experiments.plan_detail import limit, waiting_shares
-from fragmeter.experiments.plan_load import Load
-from fragmeter.experiments.planning import Answer, Planner, bill, ranked
-from fragmeter.experiments.prices import Prices, prices
-from fragmeter.experiments.serve_line import ServeLine, parse_serve
-from fragmeter.experiments.verdict import Goal, Verdict
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.objectives import Objectives
-from fragmeter.sim.run import simulate
+from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity.candidates import Choices, candidates
+from fragmeter.experiments.cli.app import DONE, INTERRUPTED, MISTAKE, status
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.capacity.max_rate import MaxRate
+from fragmeter.experiments.runs.parallel import Workers
+from fragmeter.experiments.capacity.detail import limit, waiting_shares
+from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.planning import Answer, Planner, bill, ranked
+from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
+from fragmeter.experiments.runs.slo_check import Goal, Verdict
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.spec.launch import capacity
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from strategies import LineCost
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.summary import summary
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.summary import summary
 from fragmeter.traces import synthetic_pairs, workload
 
 SLOTS = 12_000

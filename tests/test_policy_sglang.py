@@ -9,17 +9,17 @@ from unittest import mock
 import numpy as np
 import pytest
 from engine_runs import serve
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.errors import SettingError, SimulationFault
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.types.errors import SettingError, SimulationFault
 from fragmeter.sim.memory import RadixMemory
 from fragmeter.sim.policy import sglang
 from fragmeter.sim.policy.sglang import NewTokenRatio
-from fragmeter.sim.replica import build
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.state import State
-from fragmeter.sim.summary import summary
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.state import State
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.workload.workload import Workload
 from oracle import sglang as oracle
 from radix_cases import A, B, story, tell
 

@@ -8,13 +8,13 @@ from unittest import mock
 import pytest
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
-from fragmeter.sim.memory.radix_memory import Holding
+from fragmeter.sim.memory.paged.radix_memory import Holding
 from fragmeter.sim.policy import sglang
 from fragmeter.sim.policy.sglang import NewTokenRatio
-from fragmeter.sim.result import requests_table
-from fragmeter.sim.sequence import Sequence
-from fragmeter.sim.state import State
-from fragmeter.sim.summary import summary
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.state import State
+from fragmeter.sim.metrics.summary import summary
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -9,14 +9,14 @@ from unittest import mock
 
 import numpy as np
 from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
-from fragmeter.experiments.stories import OneSecondStep, Scene, tell
+from fragmeter.experiments.paper.stories import OneSecondStep, Scene, tell
 from fragmeter.sim.memory import DeferredMemory
-from fragmeter.sim.run import Run, simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.state import State
-from fragmeter.sim.summary import summary
-from fragmeter.sim.ticks import PER_SECOND
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.state import State
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -8,17 +8,17 @@ from unittest import mock
 import numpy as np
 import pytest
 from engine_runs import buckets_at_rows
-from fragmeter.experiments.stories import OneSecondStep
-from fragmeter.sim import replica
-from fragmeter.sim.errors import SettingError, SimulationFault
-from fragmeter.sim.memory.deferred import Regions
+from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.sim.engine import replica
+from fragmeter.sim.types.errors import SettingError, SimulationFault
+from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.policy.vattention import page_group
-from fragmeter.sim.replica import build
-from fragmeter.sim.run import simulate
-from fragmeter.sim.sequence import Sequence
-from fragmeter.sim.settings import settings
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model, paper_num_blocks
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 
 MIB = 1 << 20
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from fragmeter.sim.prefix_cache import RESIDENCY_BUCKETS_MS, _histogram
-from fragmeter.sim.ticks import PER_MS
+from fragmeter.sim.metrics.prefix_cache import RESIDENCY_BUCKETS_MS, _histogram
+from fragmeter.sim.types.ticks import PER_MS
 
 
 def test_a_bound_belongs_to_its_bucket():

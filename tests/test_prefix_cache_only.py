@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fragmeter.experiments import prefix_cache
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.prefix_cache import compare_prefix_caches, oracle
-from fragmeter.experiments.prefix_cache_replay import INFINITE, POLICIES, hit_tokens, prefix_trace
+from fragmeter.experiments.reproduce import prefix_cache
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.reproduce.prefix_cache import compare_prefix_caches, oracle
+from fragmeter.experiments.reproduce.prefix_cache_replay import INFINITE, POLICIES, hit_tokens, prefix_trace
 from fragmeter.sim.memory.prefix import RadixTree
 from fragmeter.traces import HashedTrace, Trace, read_hashed
 from hypothesis import given, settings

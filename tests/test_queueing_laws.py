@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import simpy
 from engine_runs import serve, settings_of
-from fragmeter.sim.engine import Engine
+from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import simulate
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -10,14 +10,15 @@ from math import inf
 import numpy as np
 import pytest
 
-from fragmeter.experiments import fig12, fig14, fig16, rate_sweep
-from fragmeter.experiments.bench import Bench
-from fragmeter.experiments.crossing import crossing
-from fragmeter.experiments.facts import paper_figures
-from fragmeter.experiments.paper import Source
-from fragmeter.experiments.rate_costs import Steps
-from fragmeter.experiments.rate_panels import CROSSING, ORACLE, VLLM, ratio_told, spare_seeds
-from fragmeter.experiments.rate_sweep import (
+from fragmeter.experiments.paper.figures import fig12, fig14, fig16
+from fragmeter.experiments.paper.rate_sweep import rate_sweep
+from fragmeter.experiments.paper.bench import Bench
+from fragmeter.experiments.runs.crossing import crossing
+from fragmeter.experiments.paper.published import paper_figures
+from fragmeter.experiments.paper.paper import Source
+from fragmeter.experiments.paper.rate_sweep.costs import Steps
+from fragmeter.experiments.paper.rate_sweep.panels import CROSSING, ORACLE, VLLM, ratio_told, spare_seeds
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     TARGET_S,
     Load,
     Search,
@@ -29,12 +30,12 @@ from fragmeter.experiments.rate_sweep import (
     moved_to,
     per_step_pct,
 )
-from fragmeter.experiments.rows import ordered
+from fragmeter.experiments.paper.rows import ordered
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.settings import settings
-from fragmeter.sim.ticks import PER_SECOND
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import LengthPairs
 
 STEP_S, DECODE_S, PROMPT_S = 0.0257, 0.00042, 0.000047

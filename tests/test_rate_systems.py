@@ -8,16 +8,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fragmeter.experiments import fig12, fig14, fig16, fig17
-from fragmeter.experiments.paper import ALPACA_SET, Source
-from fragmeter.experiments.rate_costs import Steps
-from fragmeter.experiments.rate_panels import ALPACA, ORACLE, VLLM, lengths_of
-from fragmeter.experiments.rate_sweep import TARGET_S, latency_s
+from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
+from fragmeter.experiments.paper.paper import ALPACA_SET, Source
+from fragmeter.experiments.paper.rate_sweep.costs import Steps
+from fragmeter.experiments.paper.rate_sweep.panels import ALPACA, ORACLE, VLLM, lengths_of
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import TARGET_S, latency_s
 from fragmeter.sim.cost import PaperCost, cost
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import simulate
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.spec import gpu, model
-from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.types.ticks import PER_SECOND
 
 FASTER_TRANSFORMER = "FasterTransformer"
 FITTED = ((fig14.SAMPLES_FITTED_ON, fig14.SAMPLES), (fig14.BEAMS_FITTED_ON, fig14.BEAMS))

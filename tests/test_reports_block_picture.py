@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import offline_browser
-from fragmeter.reports.block_palette import KIND_LABELS, KINDS, SHADES, indices, palette, plain_palette
-from fragmeter.reports.block_picture import mean_stay, middles, picture
-from fragmeter.reports.figures import block_map
-from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.palette import contrast
-from fragmeter.reports.player import PlayedMap, Player
+from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS, SHADES, indices, palette, plain_palette
+from fragmeter.reports.blockmap.picture import mean_stay, middles, picture
+from fragmeter.reports.figures.figures import block_map
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.style.palette import contrast
+from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.sim import Settings
-from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from played import PIXELS, play, set_time
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from fragmeter.reports.figures import (
+from fragmeter.reports.figures.figures import (
     data_of,
     fig2,
     fig13a,
@@ -18,8 +18,8 @@ from fragmeter.reports.figures import (
     story,
     waste,
 )
-from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.palette import BUCKETS, DARK, PAPER
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.style.palette import BUCKETS, DARK, PAPER
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
 

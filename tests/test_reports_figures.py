@@ -6,9 +6,9 @@ import re
 
 import plotly.io
 import pytest
-from fragmeter.reports.figures import bars as bars_of
-from fragmeter.reports.figures import curves, fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
-from fragmeter.reports.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
+from fragmeter.reports.figures.figures import bars as bars_of
+from fragmeter.reports.figures.figures import curves, fig2, fig13a, fig15, scale_sensitivity, seeds, story, waste
+from fragmeter.reports.style.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 LABELS = ["token states", "reservation", "internal", "external & others"]

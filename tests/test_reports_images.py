@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 from browser import CHROMIUM_NAMES
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.reports import run_report
-from fragmeter.reports.images import write_images
-from fragmeter.reports.results import read_result
-from fragmeter.reports.run_report import Asked, figures
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.reports.page import run_report
+from fragmeter.reports.page.images import write_images
+from fragmeter.reports.data.results import read_result
+from fragmeter.reports.page.run_report import Asked, figures
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 

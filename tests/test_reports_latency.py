@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.reports.distribution import MOST_POINTS, of_gaps, of_values
-from fragmeter.reports.figures import latency_cdf
-from fragmeter.reports.look import data_of
-from fragmeter.reports.results import Result
-from fragmeter.reports.serving_sections import latencies
+from fragmeter.reports.data.distribution import MOST_POINTS, of_gaps, of_values
+from fragmeter.reports.figures.figures import latency_cdf
+from fragmeter.reports.style.look import data_of
+from fragmeter.reports.data.results import Result
+from fragmeter.reports.page.serving_sections import latencies
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.gaps import Gaps
-from fragmeter.sim.objectives import objectives
-from fragmeter.sim.requests import RequestTimes, request_times
-from fragmeter.sim.result import gaps_table, requests_table, served_times
-from fragmeter.sim.ticks import PER_MS, PER_SECOND
+from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.requests import RequestTimes, request_times
+from fragmeter.sim.metrics.result import gaps_table, requests_table, served_times
+from fragmeter.sim.types.ticks import PER_MS, PER_SECOND
 from fragmeter.traces import synthetic_pairs, workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from fragmeter.reports.fig_ledger import MOST_POINTS, thin
-from fragmeter.reports.figures import data_of, ledger_over_time
-from fragmeter.reports.palette import BUCKETS
+from fragmeter.reports.figures.ledger import MOST_POINTS, thin
+from fragmeter.reports.figures.figures import data_of, ledger_over_time
+from fragmeter.reports.style.palette import BUCKETS
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from fragmeter.reports.figures import fig2, story
-from fragmeter.reports.page import Section, write_page
-from fragmeter.sim.errors import UserError
+from fragmeter.reports.figures.figures import fig2, story
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.sim.types.errors import UserError
 from plotly.offline import get_plotlyjs
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]

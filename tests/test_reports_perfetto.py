@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.reports.fig_timeline import request_spans
-from fragmeter.reports.perfetto_timeline import lanes, write_timeline
-from fragmeter.reports.results import Result, read_result
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.reports.figures.timeline import request_spans
+from fragmeter.reports.perfetto.timeline import lanes, write_timeline
+from fragmeter.reports.data.results import Result, read_result
 from fragmeter.sim import Settings, Workload, simulate
 from fragmeter.sim.cluster import cluster, simulate_cluster, write_cluster
 from fragmeter.sim.memory import BUCKETS
-from fragmeter.sim.result import write
+from fragmeter.sim.metrics.result import write
 from hypothesis import given
 from hypothesis import strategies as st
 from perfetto_reader import Timeline, read_timeline

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import offline_browser, poor_texts, requested_urls, texts, wait
-from fragmeter.reports.block_palette import KIND_LABELS, KINDS
-from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.player import PlayedMap, Player
+from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.sim import Settings
-from fragmeter.sim.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from plan_cases import swapping_case
 from played import PIXELS, meaning, play, plots, seconds, set_time, state

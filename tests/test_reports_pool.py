@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.reports.pool_over_time import keeps_over_idle_spans, pool_over_time
-from fragmeter.reports.results import Result, read_result
-from fragmeter.reports.run_report import SECTIONS, Asked
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.reports.data.pool_over_time import keeps_over_idle_spans, pool_over_time
+from fragmeter.reports.data.results import Result, read_result
+from fragmeter.reports.page.run_report import SECTIONS, Asked
 from fragmeter.sim.memory import BUCKETS
 
 #: Slots of a pool; vllm-v1 keeps one of its blocks for padding.

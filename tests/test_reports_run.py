@@ -12,11 +12,11 @@ import pytest
 from bench_files import benchmark
 from browser import offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
 from engine_runs import settings_of, workload_of
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.experiments.report_measured import read_measured
-from fragmeter.reports.block_palette import KIND_LABELS, KINDS
-from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
-from fragmeter.reports.figures import (
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.measured.report import read_measured
+from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
+from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
+from fragmeter.reports.figures.figures import (
     block_map,
     data_of,
     free_run_histogram,
@@ -24,17 +24,17 @@ from fragmeter.reports.figures import (
     ledger_over_time,
     request_timeline,
 )
-from fragmeter.reports.results import Result, read_result
-from fragmeter.reports.run_report import SECTIONS, Asked, write_report
-from fragmeter.reports.serving_sections import latencies
-from fragmeter.reports.sweep_report import Sweep, write_sweep_report
+from fragmeter.reports.data.results import Result, read_result
+from fragmeter.reports.page.run_report import SECTIONS, Asked, write_report
+from fragmeter.reports.page.serving_sections import latencies
+from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
-from fragmeter.sim.blocks import NOBODY, BlockMap, record
-from fragmeter.sim.engine import Engine
-from fragmeter.sim.objectives import objectives
-from fragmeter.sim.result import memory_table, requests_table
-from fragmeter.sim.stays import stays_table
-from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.recording.blocks import NOBODY, BlockMap, record
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.result import memory_table, requests_table
+from fragmeter.sim.metrics.stays import stays_table
+from fragmeter.sim.types.ticks import PER_SECOND
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fragmeter.experiments.cli import DONE, status
+from fragmeter.experiments.cli.app import DONE, status
 
 PICTURE = re.compile(r'"source":"data:image/png;base64,([A-Za-z0-9+/=]+)"')
 

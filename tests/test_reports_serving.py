@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from fragmeter.reports.figures import batch_over_time, throughput_over_time
-from fragmeter.reports.look import data_of
-from fragmeter.reports.over_time import MOST_SPANS, over_time
+from fragmeter.reports.figures.figures import batch_over_time, throughput_over_time
+from fragmeter.reports.style.look import data_of
+from fragmeter.reports.data.over_time import MOST_SPANS, over_time
 from fragmeter.sim import Run, Workload, settings, simulate, summary
 from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cluster.result import cluster_requests_table, cluster_stays_table
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.result import expand, requests_table, steps_table
-from fragmeter.sim.stays import stays_table
-from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.result import expand, requests_table, steps_table
+from fragmeter.sim.metrics.stays import stays_table
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import synthetic_pairs, workload
 
 POLICIES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from fragmeter.reports.tables import print_payload
+from fragmeter.reports.page.terminal_tables import print_payload
 from rich.console import Console
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]

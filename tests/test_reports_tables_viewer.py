@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import offline_browser, poor_texts, requested_urls, show, texts, wait
-from fragmeter.reports.page import Section, write_page
-from fragmeter.reports.table_viewer import Frame, TableViewer, chosen_request, table_frames
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.blockmap.table_viewer import Frame, TableViewer, chosen_request, table_frames
 from fragmeter.sim import Settings, Workload
-from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.recording.plans import Plan, record
 from plan_cases import caching_case, swapping_case
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import offline_browser, show, wait
-from fragmeter.reports.fig_timeline import MOST_REQUESTS, request_spans
-from fragmeter.reports.figures import request_timeline
-from fragmeter.reports.page import Section, write_page
+from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
+from fragmeter.reports.figures.figures import request_timeline
+from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim import Settings, simulate
-from fragmeter.sim.result import requests_table
-from fragmeter.sim.stays import stays_table
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.metrics.stays import stays_table
 from fragmeter.traces import synthetic_pairs, workload
 
 

@@ -9,13 +9,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fragmeter.experiments import figure_runs, kept, reproduction, verb_reproduce
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.comparison import Payload
-from fragmeter.experiments.figures import FIGURES, Figure
-from fragmeter.experiments.sections import shown
-from fragmeter.experiments.telling import summary_rows
-from fragmeter.sim.folders import MARKER
+from fragmeter.experiments.reproduce import runs as figure_runs, reproduction
+from fragmeter.experiments.runs import kept
+from fragmeter.experiments.cli import reproduce as verb_reproduce
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.paper.comparison import Payload
+from fragmeter.experiments.reproduce.figures import FIGURES, Figure
+from fragmeter.experiments.reproduce.sections import shown
+from fragmeter.experiments.reproduce.telling import summary_rows
+from fragmeter.sim.output.folders import MARKER
 from fragmeter.traces import LengthPairs
 
 

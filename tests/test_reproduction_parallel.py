@@ -15,19 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments import figure_runs, pages, parallel, reproduction
-from fragmeter.experiments.cli import DONE, INTERRUPTED, MISTAKE, status
-from fragmeter.experiments.figures import FIGURES
-from fragmeter.reports.page import Section
-from fragmeter.sim.folders import MARKER
+from fragmeter.experiments.reproduce import runs as figure_runs, pages, reproduction
+from fragmeter.experiments.runs import parallel
+from fragmeter.experiments.cli.app import DONE, INTERRUPTED, MISTAKE, status
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.reports.page.page import Section
+from fragmeter.sim.output.folders import MARKER
 
 #: Quick figures, of which some are taken to be long and so go to workers.
 SECONDS = {"table1": None, "fig1": 10, "fig3": 30, "fig11": 10}
 SHARING = {"fig1": "runs", "fig11": "runs"}
 SCRIPT = """
 from dataclasses import replace
-from fragmeter.experiments import cli, figure_runs, pages, reproduction
-from fragmeter.reports.page import Section
+from fragmeter.experiments.cli import app as cli
+from fragmeter.experiments.reproduce import runs as figure_runs, pages, reproduction
+from fragmeter.reports.page.page import Section
 
 seconds, sharing = {seconds}, {sharing}
 some = {{

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.experiments.serve_checks import refusal
-from fragmeter.experiments.serve_line import parse_serve
-from fragmeter.experiments.serve_remedies import remedies
-from fragmeter.experiments.serve_start import started
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.vllm_serve.checks import refusal
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.spec.launch import capacity, users
 
 GIB = 2**30

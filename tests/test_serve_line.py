@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.serve_checks import refusal
-from fragmeter.experiments.serve_flags import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ
-from fragmeter.experiments.serve_line import parse_serve
-from fragmeter.experiments.serve_log import read_log
-from fragmeter.experiments.serve_models import served_model
-from fragmeter.experiments.serve_start import started
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.settings import settings
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.vllm_serve.checks import refusal
+from fragmeter.experiments.vllm_serve.flags import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.log import read_log
+from fragmeter.experiments.vllm_serve.models import served_model
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fragmeter.experiments.server_metrics import ServerMetrics, read_metrics, _scrapes
-from fragmeter.sim.errors import UserError
+from fragmeter.experiments.measured.server_metrics import ServerMetrics, read_metrics, _scrapes
+from fragmeter.sim.types.errors import UserError
 from served_bench import Server, requests
 
 LABELS = 'engine="0",model_name="m"'

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from engine_runs import steps_of, what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.gaps import Gaps
-from fragmeter.sim.groups import Ancestry
-from fragmeter.sim.memory.block_pool import BlockPool
-from fragmeter.sim.memory.integrals import BUCKETS
-from fragmeter.sim.memory.sharing import SharingMemory
-from fragmeter.sim.result import requests_table
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.workload.groups import Ancestry
+from fragmeter.sim.memory.paged.block_pool import BlockPool
+from fragmeter.sim.memory.accounting.integrals import BUCKETS
+from fragmeter.sim.memory.paged.sharing import SharingMemory
+from fragmeter.sim.metrics.result import requests_table
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

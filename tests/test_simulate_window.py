@@ -7,12 +7,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from fragmeter.experiments import bench
-from fragmeter.experiments.bench import Bench, Case
-from fragmeter.experiments.paper import FIG2, Source
-from fragmeter.sim.run import simulate, simulate_window
-from fragmeter.sim.settings import settings
-from fragmeter.sim.workload import Workload
+from fragmeter.experiments.paper import bench
+from fragmeter.experiments.paper.bench import Bench, Case
+from fragmeter.experiments.paper.paper import FIG2, Source
+from fragmeter.sim.engine.run import simulate, simulate_window
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
 
 SHORT = replace(FIG2, duration_s=120, window_s=(30, 120))
 POLICIES = ["static", "fastertransformer", "orca-max", "orca-pow2", "orca-oracle", "vllm-sosp23", "vllm-v1", "tgi"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.spec import ModelSpec, block_bytes, gpu, gpu_names, host_blocks, model, model_names, paper_num_blocks
 from fragmeter.sim.spec.weights import layer_vector_params
 

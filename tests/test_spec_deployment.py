@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from fragmeter.sim.cost import RooflineCost
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.memory.arena import BestFitArena, FirstFitArena
-from fragmeter.sim.replica import build
-from fragmeter.sim.settings import settings
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import Deployment, gpu, host_blocks, model, padded_batch, paper_num_blocks, stage_bytes
 
 GIB = 1 << 30

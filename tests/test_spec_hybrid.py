@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.replica import build
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import Deployment, Span, gpu, hybrid_layout, model, page_bytes, paper_num_blocks
 from fragmeter.sim.spec.shape import ModelSpec
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.workload.workload import Workload
 from test_docs import ROOT
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.spec import Latent, Span, block_bytes, model, stages
 from fragmeter.sim.spec.shape import ModelSpec
 from hypothesis import given, settings

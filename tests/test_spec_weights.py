@@ -7,7 +7,7 @@ import json
 from fractions import Fraction
 
 import pytest
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.spec import model, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.weights import touched
 from hypothesis import given, settings

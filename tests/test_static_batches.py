@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments.static_batches import (
+from fragmeter.experiments.paper.static_batches import (
     batch_ticks,
     fastertransformer_ticks,
     finishes,
     generate_batches,
     generate_ticks,
 )
-from fragmeter.experiments.stories import OneSecondStep
-from fragmeter.experiments.verdict import compiled_cost
+from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import Workload, settings, simulate
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.ticks import PER_SECOND
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import poisson, stream
 
 N = 60

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import Settings, Workload, simulate
-from fragmeter.sim.engine import Engine
-from fragmeter.sim.result import requests_table
-from fragmeter.sim.stays import stays_table
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.metrics.stays import stays_table
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

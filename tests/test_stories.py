@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fragmeter.experiments.stories import OneSecondStep, Scene, Story, all_stories, scenes, tell
-from fragmeter.reports.figures import story as draw
+from fragmeter.experiments.paper.stories import OneSecondStep, Scene, Story, all_stories, scenes, tell
+from fragmeter.reports.figures.figures import story as draw
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from engine_runs import serve
-from fragmeter.sim import result, settings, simulate, summary
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.sequence import RECOMPUTED
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.metrics import result
+from fragmeter.sim import settings, simulate, summary
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.sequence import RECOMPUTED
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

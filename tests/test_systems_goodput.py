@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fragmeter.experiments.claim_runs import Trial
-from fragmeter.experiments.systems_goodput import Served, best, gap_seconds, lateness, served, slowness
-from fragmeter.experiments.verdict import compiled_cost
+from fragmeter.experiments.claims.runs import Trial
+from fragmeter.experiments.claims.systems_goodput import Served, best, gap_seconds, lateness, served, slowness
+from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cost import ScaledCost
-from fragmeter.sim.gaps import Gaps
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.ticks import PER_SECOND
-from fragmeter.sim.users import Users
+from fragmeter.sim.metrics.gaps import Gaps
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.users import Users
 
 N = 12
 CARDS = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "max_model_len": 8192}

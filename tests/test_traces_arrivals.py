@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.traces import LengthPairs, Trace, poisson, stream, told_max_tokens, workload
 
 PAIRS = LengthPairs("four", [3, 1, 4, 1], [1, 2, 5, 16])

@@ -11,11 +11,12 @@ import pickle
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from fragmeter.sim.errors import TraceError, UserError
+from fragmeter.sim.types.errors import TraceError, UserError
 from fragmeter.traces import Reading, read, read_with_content
 
 SAMPLES = Path(__file__).parent / "data" / "traces"
@@ -289,7 +290,10 @@ def test_any_type_in_any_parquet_column_is_read_or_refused(tmp_path, kind):
         columns = {"prompt_tokens": [5, 6], "output_tokens": [1, 2], "hash_ids": [[1], [2]], "session_id": ["a", "a"]}
         if field in ("fork_at", "truncate_to"):
             columns["parent"] = pa.array([None, 0])
-        path.write_bytes(parquet(**columns | {field: PARQUET_TYPES[kind]}))
+        try:
+            path.write_bytes(parquet(**columns | {field: PARQUET_TYPES[kind]}))
+        except pa.ArrowNotImplementedError:
+            pytest.skip("this pyarrow writes no such column")
         read_or_refused(path)
 
 
@@ -306,7 +310,7 @@ def test_the_same_columns_in_other_parquet_types(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_bytes(parquet(
         input=pa.array([1, 2]).dictionary_encode(),
-        output=pa.array([3, 4], pa.float16()),
+        output=pa.array(np.array([3, 4], np.float16)),
         session_id=pa.array(["a", "a"], pa.large_string()).dictionary_encode(),
         hash_ids=pa.array([[7], [8]], pa.list_(pa.uint64(), 1)),
         block_tokens=pa.array([[1], [2]], pa.large_list(pa.int32())),

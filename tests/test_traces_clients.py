@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fragmeter.experiments import against
-from fragmeter.experiments.against_start import benchmark
-from fragmeter.experiments.cli import DONE
-from fragmeter.sim.errors import TraceError
+from fragmeter.experiments.measured import replay as against
+from fragmeter.experiments.measured.start import benchmark
+from fragmeter.experiments.cli.app import DONE
+from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import measured, read
 from served_bench import ASKED, CHOSEN, FLAGS, Server, validate, with_one_that_failed, written
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.sim.errors import SettingError
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.traces import download, read
 
 SAMPLES = Path(__file__).parent / "data" / "traces"

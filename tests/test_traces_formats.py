@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import MissingExtra, SettingError, TraceError
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import MissingExtra, SettingError, TraceError
 from fragmeter.traces import Reading, read, read_with_content, write
 
 SAMPLES = Path(__file__).parent / "data" / "traces"
@@ -136,7 +136,7 @@ class TestShareGpt:
     def test_conversations_that_end_anywhere_in_a_piece(self, monkeypatch):
         whole = read(SAMPLES / "sharegpt.json")
         for size in (1, 2, 7, 64, 100):
-            monkeypatch.setattr("fragmeter.traces.files.PIECE_BYTES", size)
+            monkeypatch.setattr("fragmeter.traces.parsing.files.PIECE_BYTES", size)
             cut = read(SAMPLES / "sharegpt.json")
             assert cut.prompt_tokens.tolist() == whole.prompt_tokens.tolist()
             assert cut.rows.lines.tolist() == whole.rows.lines.tolist()
@@ -148,7 +148,7 @@ def test_lines_that_end_anywhere_in_a_piece(monkeypatch, tmp_path):
         path = tmp_path / "burst.csv"
         path.write_bytes(text.replace(b"\n", end) + end)
         for size in (1, 3, 10, 69, 70, 71, 1000):
-            monkeypatch.setattr("fragmeter.traces.files.PIECE_BYTES", size)
+            monkeypatch.setattr("fragmeter.traces.parsing.files.PIECE_BYTES", size)
             trace = read(path)
             assert (trace.prompt_tokens.tolist(), trace.rows.lines.tolist()) == ([470, 1080, 40], [2, 3, 5])
 

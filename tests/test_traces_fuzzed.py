@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.sim.errors import TraceError, UserError
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.types.errors import TraceError, UserError
 from fragmeter.traces import Reading, read_with_content, write
 
 SAMPLES = Path(__file__).parent / "data" / "traces"

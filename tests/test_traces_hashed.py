@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fragmeter.experiments.prefix_cache_replay import prefix_trace
-from fragmeter.sim.errors import TraceError
+from fragmeter.experiments.reproduce.prefix_cache_replay import prefix_trace
+from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import read_hashed
 
 MOONCAKE = [

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.traces import Trace, draw, fit, read, read_load, stats, stream, write, write_load
-from fragmeter.traces.marginal import inverse, summary
+from fragmeter.traces.synthesis.marginal import inverse, summary
 
 real_traces = pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
 SERVE = ("simulate", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--policy", "vllm-v1", "--num-prompts", "60")

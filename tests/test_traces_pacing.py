@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.traces import Pacing, Trace, paced, poisson, stream
-from fragmeter.traces.pacing import RateCurve, read_curve, unit_gaps
+from fragmeter.traces.arrivals.pacing import RateCurve, read_curve, unit_gaps
 
 TIMED = Trace("timed", [3, 1, 2], [1, 5, 1], arrival_ticks=[0, 3 * 10**12, 4 * 10**12 + 2000])
 MANY = Trace("many", np.ones(50_000), np.ones(50_000))

@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fragmeter.sim.errors import TraceError
+from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import read
 
 REFUSED = "refused, never run: a pickled trace is a list of (prompt, output) in plain ints; save it as CSV instead"

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.traces import check_fits, read, stats, workload
 
 OURS = b"arrival_s,prompt_tokens,output_tokens,max_tokens\n0.0,7,2,4\n0.25,18,475,512\n1.5,3,1,1\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fragmeter.experiments.cli import DONE, status
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError, TraceError
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.traces import Pacing, Reading, Trace, read_with_content, users, write
 
 ROWS = (
@@ -38,7 +38,7 @@ def test_a_turn_with_a_delay_needs_no_time(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 80, 150, 1000])
 def test_where_the_file_is_cut_changes_nothing(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("fragmeter.traces.files.PIECE_BYTES", size)
+    monkeypatch.setattr("fragmeter.traces.parsing.files.PIECE_BYTES", size)
     rows = [ROWS[0] | {"timestamp": 123.456789}, *ROWS[1:]]
     trace = read_with_content(written(tmp_path, rows))
     assert trace.arrival_ticks[0] == 123_456_789_000

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim import ticks
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types import ticks
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.traces import LengthPairs, paper_workload, read, synthetic_pairs
 
 VECTORS = [

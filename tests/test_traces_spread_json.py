@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from fragmeter.sim.errors import TraceError
+from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import Reading, read, read_with_content
 
 REQUESTS = [

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fragmeter.sim.errors import SettingError
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.traces import catalogue, sample, stream, synthetic_pairs
-from fragmeter.traces.synthesis import length_summaries
+from fragmeter.traces.synthesis.summaries import length_summaries
 
 SHAREGPT, ALPACA = "vllm_sosp23_sharegpt_opt", "alpaca52k_opt"
 DRAWS = 400_000

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragmeter.experiments.inputs import Inputs, Requests
-from fragmeter.experiments.unread import READ_MAX_TOKENS, Unread
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.unread import READ_MAX_TOKENS, Unread
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.errors import SettingError, UserError
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.unread import ALWAYS, EXEMPT, NOTHING, SOMETIMES
-from fragmeter.sim.unread import only_read, refuse_unread_in_cluster, why_unread, why_unread_in_cluster
+from fragmeter.sim.engine.unread import ALWAYS, EXEMPT, NOTHING, SOMETIMES
+from fragmeter.sim.engine.unread import only_read, refuse_unread_in_cluster, why_unread, why_unread_in_cluster
 from fragmeter.traces import Reading, read_with_content, write
-from fragmeter.traces.readers import fields_read
+from fragmeter.traces.readers.readers import fields_read
 
 from unread_loads import ROWS, SCENES, SHOWN_IN, UNREAD_IN, Scene, load, outcome
 
@@ -69,7 +69,7 @@ def test_every_setting_has_its_place():
 @pytest.fixture
 def unrefused(monkeypatch):
     """Runs are not refused for what they do not read: what they do with it is asked."""
-    monkeypatch.setattr("fragmeter.sim.run.refuse_unread", lambda *asked: None)
+    monkeypatch.setattr("fragmeter.sim.engine.run.refuse_unread", lambda *asked: None)
 
 
 @cache

@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 from plan_stories import CONTIGUOUS, PAGED, changed
 
-from fragmeter.experiments.cli import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim import Settings, Workload
 from fragmeter.sim.cost import calibration as calibrations
-from fragmeter.sim.plan import Plan, record
+from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.spec import model
 
 torch = pytest.importorskip("torch")
 
-from fragmeter.experiments import validation  # noqa: E402
-from fragmeter.gpu import devices, points, skeleton_graphs, timing  # noqa: E402
-from fragmeter.gpu import validate, validate_attention, validate_drift, validate_operations  # noqa: E402
-from fragmeter.gpu.executor import batch  # noqa: E402
-from fragmeter.gpu.skeleton import Skeleton  # noqa: E402
+from fragmeter.experiments.measured import validation  # noqa: E402
+from fragmeter.gpu.devices import devices, timing
+from fragmeter.gpu.calibrate import points
+from fragmeter.gpu.model import graphs as skeleton_graphs  # noqa: E402
+from fragmeter.gpu.validate import (
+    validate,
+    attention as validate_attention,
+    drift as validate_drift,
+    operations as validate_operations,
+)  # noqa: E402
+from fragmeter.gpu.model.executor import batch  # noqa: E402
+from fragmeter.gpu.model.skeleton import Skeleton  # noqa: E402
 
 TOY = replace(model("toy-llama"), num_layers=2)
 #: Any calibration will do; this one needs no measuring.
@@ -322,7 +329,7 @@ class TestVerb:
             seeds.append(seed)
             return json.loads(PROFILE.read_text()) | {"kind": "calibration", "seed": seed}
 
-        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate", calibrate)
+        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate.calibrate", calibrate)
         assert self.run("--quick", "--seed", seed, "--out", tmp_path) == DONE
         assert seeds == [json.loads((tmp_path / "calibration.json").read_text())["seed"]] != [seed]
 

@@ -7,15 +7,24 @@ from unittest import mock
 import numpy as np
 import pytest
 from engine_runs import settings_of, workload_of
-from fragmeter.experiments import verdict as verdicts
-from fragmeter.experiments.verdict import Goal, Seen, Verdict, counted, judged, saturated_rate, verdict, verdict_of
-from fragmeter.sim.errors import SettingError
-from fragmeter.sim.objectives import Objectives, objectives
+from fragmeter.experiments.runs import slo_check as verdicts
+from fragmeter.experiments.runs.slo_check import (
+    Goal,
+    Seen,
+    Verdict,
+    counted,
+    judged,
+    saturated_rate,
+    verdict,
+    verdict_of,
+)
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.metrics.objectives import Objectives, objectives
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.run import simulate
-from fragmeter.sim.settings import Settings
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.workload.workload import Workload
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

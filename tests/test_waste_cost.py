@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fragmeter.experiments.cli import DONE, MISTAKE, status
-from fragmeter.experiments.inputs import Inputs, Requests
-from fragmeter.experiments.parallel import Workers
-from fragmeter.experiments.waste_cost import ALL, WASTE, saturated, waste_cost
-from fragmeter.experiments.waste_cost_told import Side, waste_costs
-from fragmeter.reports import figures
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.parallel import Workers
+from fragmeter.experiments.sweep.waste_cost import ALL, WASTE, saturated, waste_cost
+from fragmeter.experiments.sweep.waste_cost_table import Side, waste_costs
+from fragmeter.reports.figures import figures
 from fragmeter.sim import settings, simulate
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.requests import request_times
-from fragmeter.sim.ticks import PER_SECOND
-from fragmeter.sim.users import Users
-from fragmeter.sim.workload import Workload
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.types.ticks import PER_SECOND
+from fragmeter.sim.workload.users import Users
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import synthetic_pairs, workload
 
 PAIRS = synthetic_pairs("vllm_sosp23_sharegpt_opt", 600, seed=0, max_model_len=2048)

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from cyclopts import App
 
-from fragmeter.experiments.cli import MISTAKE, app, status
-from fragmeter.experiments.whole_numbers import is_whole
+from fragmeter.experiments.cli.app import MISTAKE, app, status
+from fragmeter.experiments.cli.whole_numbers import is_whole
 
 REMEDY = "must be a whole number, in digits"
 #: A flag of each verb that has any.

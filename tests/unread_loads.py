@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from fragmeter.sim import Settings, Workload, settings, simulate, summary
-from fragmeter.sim.content import PromptContent
-from fragmeter.sim.dialogue import NO_PARENT, Dialogue
-from fragmeter.sim.errors import UserError
-from fragmeter.sim.result import expand, preemptions_table, requests_table, steps_table
-from fragmeter.sim.users import Users
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.metrics.result import expand, preemptions_table, requests_table, steps_table
+from fragmeter.sim.workload.users import Users
 
 NUMBER = 24
 ROWS = np.arange(NUMBER)

@@ -13,10 +13,10 @@ from unittest import mock
 
 import simpy
 from engine_runs import settings_of, workload_of
-from fragmeter.sim.engine import Engine
+from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.policy.static import FasterTransformer
-from fragmeter.sim.replica import build
-from fragmeter.sim.source import OpenLoop
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.workload.source import OpenLoop
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, SlotMap, census, classify_slot
 from strategies import Case
 

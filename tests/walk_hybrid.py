@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import simpy
 from engine_runs import settings_of, workload_of
-from fragmeter.sim.engine import Engine
-from fragmeter.sim.memory.hybrid_tables import NULL_BLOCK
-from fragmeter.sim.replica import build
-from fragmeter.sim.source import OpenLoop
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.engine.replica import build
+from fragmeter.sim.workload.source import OpenLoop
 from hybrid_runs import HybridCase, model_of
 from oracle.slots import FREE, SlotMap, classify_slot
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from . import catalogue, download
-from .arrivals import poisson, told_max_tokens, workload
-from .fitting import draw, fit
-from .load import Load, read_load, write_load
-from .measured import Measured, measured
-from .pacing import Pacing, paced, users
-from .pairs import LengthPairs
-from .readers import HashedTrace, holds_load, read, read_hashed, read_with_content
-from .reading import Reading
-from .sosp23 import paper_workload
-from .stats import stats
-from .streams import stream
-from .synthesis import sample, synthetic_pairs
-from .trace import Trace, check_fits
+from .catalogue import catalogue, download
+from .arrivals.arrivals import poisson, told_max_tokens, workload
+from .synthesis.fitting import draw, fit
+from .synthesis.load import Load, read_load, write_load
+from .readers.measured import Measured, measured
+from .arrivals.pacing import Pacing, paced, users
+from .types.pairs import LengthPairs
+from .readers.readers import HashedTrace, holds_load, read, read_hashed, read_with_content
+from .parsing.reading import Reading
+from .synthesis.sosp23 import paper_workload
+from .stats.stats import stats
+from .arrivals.streams import stream
+from .synthesis.summaries import sample, synthetic_pairs
+from .types.trace import Trace, check_fits
 from .writers import check_target, write
 
 __all__ = [

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ..sim import frames as pd
-from ..sim.content import NO_SESSION, PromptContent
-from ..sim.dialogue import NO_PARENT, Dialogue
-from ..sim.errors import SettingError
-from ..sim.files import require_writable_file, write_whole
-from .times import to_seconds
-from .trace import Trace
+from ..sim.output import frames as pd
+from ..sim.workload.content import NO_SESSION, PromptContent
+from ..sim.workload.dialogue import NO_PARENT, Dialogue
+from ..sim.types.errors import SettingError
+from ..sim.output.files import require_writable_file, write_whole
+from .parsing.times import to_seconds
+from .types.trace import Trace
 
 
 def write(trace: Trace, path: str | PathLike[str]) -> None:

@@ -30,11 +30,11 @@ import numpy as np
 import simpy
 from simpy.core import URGENT
 
-from .. import ticks
-from ..engine import Alarm
-from ..memory.ledger import Leap, Table
-from ..sequence import NOT_DECODING, Sequence
-from ..source import NEVER
+from ..types import ticks
+from ..engine.engine import Alarm
+from ..memory.accounting.ledger import Leap, Table
+from ..types.sequence import NOT_DECODING, Sequence
+from ..workload.source import NEVER
 from .routed import Mailbox, RoutedEngine
 from .routing import Router
 from .sent import Lengths, Sent

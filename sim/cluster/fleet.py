@@ -9,14 +9,14 @@ import numpy as np
 import simpy
 from simpy.core import URGENT
 
-from ..engine import Alarm, Engine
-from ..memory.ledger import Table
-from ..replica import Replica
-from ..run import edges
-from ..settings import Settings
-from ..source import OpenLoop
+from ..engine.engine import Alarm, Engine
+from ..memory.accounting.ledger import Table
+from ..engine.replica import Replica
+from ..engine.run import edges
+from ..engine.settings import Settings
+from ..workload.source import OpenLoop
 from ..spec import model
-from ..workload import Workload
+from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, HandOver, Link, PrefillEngine
 from .routed import Mailbox, RoutedEngine

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import frames as pd
-from ..prefix_cache import cached_tokens
-from ..requests import preemptions
-from ..result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
-from ..run import Run
-from ..stays import preemptions_table, stays_table
+from ..output import frames as pd
+from ..metrics.prefix_cache import cached_tokens
+from ..metrics.requests import preemptions
+from ..metrics.result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
+from ..engine.run import Run
+from ..metrics.stays import preemptions_table, stays_table
 from .run import ClusterRun
 from .summary import cluster_gaps, cluster_summary, cluster_times
 

@@ -27,14 +27,14 @@ import simpy
 from simpy.core import NORMAL
 
 from ..cost.base import StepCost
-from ..engine import Alarm, Engine
-from ..execution import FirstStep
-from ..memory.ledger import Leap
+from ..engine.engine import Alarm, Engine
+from ..engine.executor import FirstStep
+from ..memory.accounting.ledger import Leap
 from ..policy.base import Policy
-from ..sequence import Plan, Sequence
-from ..source import NEVER
-from ..state import State
-from ..steps import steps_until, ticks_of
+from ..types.sequence import Plan, Sequence
+from ..workload.source import NEVER
+from ..types.state import State
+from ..types.sums import steps_until, ticks_of
 
 #: When the next request comes, while the router may yet send one.
 SOMEDAY = NEVER - 1

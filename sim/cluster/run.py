@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
-from ..content import TokenRuns
+from ..workload.content import TokenRuns
 from ..cost import StepCost
-from ..engine import Engine
-from ..errors import SettingError
-from ..grouping import is_grouped, smallest_pools
+from ..engine.engine import Engine
+from ..types.errors import SettingError
+from ..engine.grouping import is_grouped, smallest_pools
 from ..memory.prefix import BlockNames
-from ..replica import Replica, build
-from ..run import Run, check_fits, finished, milestones, no_cycle_collection
-from ..settings import Settings
-from ..unread import refuse_unread, refuse_unread_in_cluster
-from ..users import Users
-from ..workload import Workload
+from ..engine.replica import Replica, build
+from ..engine.run import Run, check_fits, finished, milestones, no_cycle_collection
+from ..engine.settings import Settings
+from ..engine.unread import refuse_unread, refuse_unread_in_cluster
+from ..workload.users import Users
+from ..workload.workload import Workload
 from .config import DISAGGREGATED_POLICIES, Cluster
 from .fleet import Fleet
 from .routing import Router, router

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..content import Run as TokenRun
-from ..content import TokenRuns
-from ..sequence import Sequence
-from ..workload import Workload
+from ..workload.content import Run as TokenRun
+from ..workload.content import TokenRuns
+from ..types.sequence import Sequence
+from ..workload.workload import Workload
 
 
 class Lengths:

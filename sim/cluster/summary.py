@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..gaps import Gaps
-from ..memory.exact import total
-from ..memory.integrals import Window
-from ..prefix_cache import prefix_cache
-from ..requests import RequestTimes, request_times
-from ..run import Run
-from ..summary import refused_requests, serving, waste, work_told
-from ..ticks import PER_MS
-from ..work import Work, work
+from ..metrics.gaps import Gaps
+from ..types.exact import total
+from ..memory.accounting.integrals import Window
+from ..metrics.prefix_cache import prefix_cache
+from ..metrics.requests import RequestTimes, request_times
+from ..engine.run import Run
+from ..metrics.summary import refused_requests, serving, waste, work_told
+from ..types.ticks import PER_MS
+from ..metrics.work import Work, work
 from .run import ClusterRun
 
 #: What is known where a request begins, where it ends, and what of that is counted on both.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import sep
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes

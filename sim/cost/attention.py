@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
-from ..ticks import PER_SECOND, PER_US
+from ..types.ticks import PER_SECOND, PER_US
 from . import shares
 from .base import coefficient
 from .envelope import Line

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from ..errors import SettingError, UserError
+from ..types.errors import SettingError, UserError
 from .operations import AXES, OPERATIONS, Coefficients, OpModel, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"

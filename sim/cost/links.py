@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
-from ..ticks import PER_US
+from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, ticks
 from .base import coefficient

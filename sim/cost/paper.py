@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import isfinite
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
-from ..ticks import PER_SECOND, from_ms
+from ..types.ticks import PER_SECOND, from_ms
 from .base import coefficient
 
 STEP_MS = 25.7

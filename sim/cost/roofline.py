@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch
@@ -14,7 +14,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..spec.stages import stages
 from ..spec.weights import layer_matrices
-from ..ticks import PER_US
+from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import coefficient

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from .block_pool import BlockPool
-from .buddy import BuddyArena
-from .cached import CachedMemory
-from .chunked import ChunkedMemory
-from .contiguous import BatchMemory, BuddyMemory, ContiguousMemory
-from .copies import CopyingBuddyMemory, CopyingMemory
-from .deferred import DeferredMemory
-from .dialogue import DialogueMemory
-from .dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
-from .groups import PageGroups, most_prompt_blocks
-from .hybrid import HybridMemory
-from .integrals import BUCKETS, Window
-from .paged import PagedMemory
-from .radix_memory import RadixMemory
-from .radix_slots import SlotRadixMemory
-from .reserved import ReservedMemory
-from .sharing import SharingMemory
+from .paged.block_pool import BlockPool
+from .contiguous.buddy import BuddyArena
+from .paged.cached import CachedMemory
+from .paged.chunked import ChunkedMemory
+from .contiguous.contiguous import BatchMemory, BuddyMemory, ContiguousMemory
+from .contiguous.copies import CopyingBuddyMemory, CopyingMemory
+from .paged.deferred import DeferredMemory
+from .paged.dialogue import DialogueMemory
+from .contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
+from .accounting.kv_groups import PageGroups, most_prompt_blocks
+from .paged.hybrid import HybridMemory
+from .accounting.integrals import BUCKETS, Window
+from .paged.paged import PagedMemory
+from .paged.radix_memory import RadixMemory
+from .paged.radix_slots import SlotRadixMemory
+from .paged.reserved import ReservedMemory
+from .paged.sharing import SharingMemory
 
 __all__ = [
     "BUCKETS",

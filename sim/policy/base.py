@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import SettingError
-from ..sequence import Plan
-from ..state import State
-from ..workload import Workload
+from ..types.errors import SettingError
+from ..types.sequence import Plan
+from ..types.state import State
+from ..workload.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..memory.paged import PagedTransaction
-from ..sequence import CARRY_ON, NOT_DECODING, Plan, Sequence
-from ..state import State
+from ..memory.paged.paged import PagedTransaction
+from ..types.sequence import CARRY_ON, NOT_DECODING, Plan, Sequence
+from ..types.state import State
 from .vllm_v1 import VllmV1
 
 

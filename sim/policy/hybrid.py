@@ -14,11 +14,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..memory.groups import PageGroups
-from ..memory.hybrid import HybridMemory, HybridTransaction
-from ..sequence import Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.accounting.kv_groups import PageGroups
+from ..memory.paged.hybrid import HybridMemory, HybridTransaction
+from ..types.sequence import Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0

@@ -7,10 +7,10 @@ from math import ceil
 
 import numpy as np
 
-from ..memory.paged import PagedTransaction
-from ..sequence import Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.paged.paged import PagedTransaction
+from ..types.sequence import Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import blocks_of
 from .trtllm import TrtllmMaxUtil
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..groups import seats
-from ..memory.contiguous import ContiguousMemory, ContiguousTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..workload.groups import seats
+from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 

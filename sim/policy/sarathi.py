@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..memory.chunked import ChunkedMemory
-from ..sequence import Sequence
-from ..state import State
+from ..memory.paged.chunked import ChunkedMemory
+from ..types.sequence import Sequence
+from ..types.state import State
 from .vllm_v1 import VllmV1
 
 

@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..content import Run
-from ..errors import SettingError
+from ..workload.content import Run
+from ..types.errors import SettingError
 from ..memory.prefix import RadixTree
-from ..memory.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits
 
 SCHEDULE_POLICIES = ("lpm", "fcfs")

@@ -16,11 +16,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..groups import Group, GroupState, leads, present, seats
-from ..memory.paged import PagedTransaction
-from ..memory.sharing import SharingMemory
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..workload import Workload
+from ..workload.groups import Group, GroupState, leads, present, seats
+from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.sharing import SharingMemory
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..workload.workload import Workload
 from .base import blocks_of
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from ..memory.contiguous import ContiguousTransaction
-from ..sequence import Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.contiguous.contiguous import ContiguousTransaction
+from ..types.sequence import Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 _LET_IT_RUN = Plan(wakes=False)

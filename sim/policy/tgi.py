@@ -6,10 +6,10 @@ from math import floor
 
 import numpy as np
 
-from ..memory.contiguous import ContiguousTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.contiguous.contiguous import ContiguousTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..errors import SettingError
-from ..memory.deferred import DeferredMemory
+from ..types.errors import SettingError
+from ..memory.paged.deferred import DeferredMemory
 from ..spec import ModelSpec, dtype_bits, stages
-from ..state import State
+from ..types.state import State
 from .vllm_v0 import VllmV0
 
 _KIB = 1 << 10

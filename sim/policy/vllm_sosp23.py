@@ -6,10 +6,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..memory.paged import PagedMemory, PagedTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..memory.paged import PagedTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
+from ..memory.paged.paged import PagedTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
 from .vllm_sosp23 import VllmSosp23
 
 

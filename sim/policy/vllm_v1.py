@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import SettingError
-from ..memory.chunked import ChunkedMemory
-from ..memory.paged import PagedTransaction
-from ..sequence import CARRY_ON, Plan, Sequence
-from ..state import State
-from ..workload import Workload
+from ..types.errors import SettingError
+from ..memory.paged.chunked import ChunkedMemory
+from ..memory.paged.paged import PagedTransaction
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.state import State
+from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .attention import FULL, Span
 
 Config = Mapping[str, object]

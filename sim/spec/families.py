@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .attention import Latent, Span
 from .config import Config, count, num_layers, numbers, refuse_unread, shape, spans
 from .experts import Experts

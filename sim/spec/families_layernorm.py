@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .config import Config, count
 from .config import shape as read_shape
 from .shape import ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 
 GB, TFLOPS = 10**9, 10**12
 

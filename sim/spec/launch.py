@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .deployment import Deployment
 from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES

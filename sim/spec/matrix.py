@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 
 WEIGHT_BITS = 16
 

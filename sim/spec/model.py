@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .config import Config
 from .families import read_config
 from .shape import ModelSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .deployment import Deployment
 from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES

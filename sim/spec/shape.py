@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, KvGroup, Latent, LatentAttention, Span
 from .experts import Experts
 from .stages import stages

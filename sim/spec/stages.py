@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import SettingError
+from ..types.errors import SettingError
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:

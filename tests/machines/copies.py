@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fragmeter.sim.groups import Group, GroupState
+from fragmeter.sim.workload.groups import Group, GroupState
 from fragmeter.sim.memory import CopyingBuddyMemory, CopyingMemory
-from fragmeter.sim.memory.contiguous import Grant
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.memory.contiguous.contiguous import Grant
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle.slots import classify_slot

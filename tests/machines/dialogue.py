@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from fragmeter.sim.dialogue import NO_PARENT
+from fragmeter.sim.workload.dialogue import NO_PARENT
 from fragmeter.sim.memory import DialogueMemory
-from fragmeter.sim.sequence import Sequence
-from fragmeter.sim.state import State
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.state import State
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks

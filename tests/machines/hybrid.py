@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from fragmeter.sim.memory import HybridMemory, PageGroups
-from fragmeter.sim.memory.hybrid_tables import NULL_BLOCK
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks

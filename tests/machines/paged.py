@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fragmeter.sim.memory import ChunkedMemory, DeferredMemory, PagedMemory
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 from itertools import pairwise
 
 import pytest
-from fragmeter.sim.errors import SimulationFault
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.memory import BlockPool
 from fragmeter.sim.memory.prefix import BlockHistory, HashChain, HashedBlockPool
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fragmeter.sim.memory import RadixMemory, SlotRadixMemory
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks

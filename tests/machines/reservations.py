@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fragmeter.sim.memory import BatchMemory, BuddyMemory, ContiguousMemory, ReservedMemory
-from fragmeter.sim.memory.contiguous import ContiguousTransaction, Grant
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction, Grant
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fragmeter.sim.groups import Group, GroupState, leads, present
+from fragmeter.sim.workload.groups import Group, GroupState, leads, present
 from fragmeter.sim.memory import SharingMemory
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined

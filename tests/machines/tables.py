@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fragmeter.sim.memory import BlockPool
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.types.sequence import Sequence
 
 
 def walk(pool: BlockPool, tables: dict[Sequence, list[int]], cached: Iterable[int] = ()) -> None:

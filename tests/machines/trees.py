@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fragmeter.sim.dialogue import NO_PARENT, Dialogue
-from fragmeter.sim.sequence import Sequence
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
 
 from .draws import EITHER, combined

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...sim.errors import TraceError
-from ...sim.ticks import PER_SECOND
-from ..files import TraceFile
-from ..form import Clock, Form, lengths
-from ..json_values import elements
-from ..table import shown
+from ...sim.types.errors import TraceError
+from ...sim.types.ticks import PER_SECOND
+from ..parsing.files import TraceFile
+from ..parsing.form import Clock, Form, lengths
+from ..parsing.json_values import elements
+from ..parsing.table import shown
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
 _PROMPT, _OUTPUT, _START = "input_sequence_length", "output_sequence_length", "request_start_ns"

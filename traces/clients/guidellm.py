@@ -19,10 +19,10 @@ from math import inf
 from os import PathLike
 from typing import Any
 
-from ...sim import ticks
-from ...sim.errors import TraceError
-from ..form import Clock, Form, lengths
-from ..table import shown
+from ...sim.types import ticks
+from ...sim.types.errors import TraceError
+from ..parsing.form import Clock, Form, lengths
+from ..parsing.table import shown
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 
 _START, _EARLIER_START = "request_start_time", "start_time"

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
-from ...sim.errors import TraceError
-from ..files import TraceFile
-from ..json_values import elements
+from ...sim.types.errors import TraceError
+from ..parsing.files import TraceFile
+from ..parsing.json_values import elements
 from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
 from .guidellm import is_guidellm, read_guidellm
 from .result import BenchmarkResult

@@ -1,6 +1,6 @@
 """A benchmark's result: what a client measured of each request, in the order in which it sent them.
 
-Values are as the file has them; ``traces.recognise`` checks lengths and start times, ``traces.measured`` latencies.
+Values are as the file has them; ``traces.readers.recognise`` checks lengths and start times, ``traces.readers.measured`` latencies.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.errors import TraceError
-from ..form import Form
-from ..jsonl_format import numbers
-from ..table import Table, shown
+from ...sim.types.errors import TraceError
+from ..parsing.form import Form
+from ..parsing.jsonl_format import numbers
+from ..parsing.table import Table, shown
 
 
 @dataclass(frozen=True, slots=True)

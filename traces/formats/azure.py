@@ -8,7 +8,7 @@ Source: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMIn
 trace of 2025 has the column NumImages besides, which is not read: its images are counted in ContextTokens.
 """
 
-from ..form import Clock, Form, lengths
+from ..parsing.form import Clock, Form, lengths
 
 AZURE = Form(
     "Azure LLM inference",

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from ..form import HASH_IDS, SECONDS, SESSION, VLLM_BLOCK_TOKENS, Form
-from ..jsonl_format import whole_lists, whole_numbers
-from ..table import Table
+from ..parsing.form import HASH_IDS, SECONDS, SESSION, VLLM_BLOCK_TOKENS, Form
+from ..parsing.jsonl_format import whole_lists, whole_numbers
+from ..parsing.table import Table
 
 _CHAT, _PARENT, _NONE = "chat_id", "parent_chat_id", -1
 

@@ -9,9 +9,9 @@ Requests of one ``Session ID`` are turns of one session.
 Source: HPMLL/BurstGPT, README.md.
 """
 
-from ..form import SECONDS, SESSION, Form, lengths
-from ..jsonl_format import sessions
-from ..table import Table
+from ..parsing.form import SECONDS, SESSION, Form, lengths
+from ..parsing.jsonl_format import sessions
+from ..parsing.table import Table
 
 _SESSION = "Session ID"
 

@@ -14,9 +14,9 @@ ai-dynamo/aiperf, pull requests 299 and 452.
 
 from dataclasses import replace
 
-from ...sim import ticks
-from ..form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Clock, Form
-from ..reading import Reading
+from ...sim.types import ticks
+from ..parsing.form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Clock, Form
+from ..parsing.reading import Reading
 
 MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_length"}), {"timestamp": MILLISECONDS})
 

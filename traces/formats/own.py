@@ -4,8 +4,8 @@
 ``hash_ids`` and ``block_tokens`` are for JSON lines and Parquet.
 """
 
-from ...sim import ticks
-from ..form import MILLISECONDS, SECONDS, Form
+from ...sim.types import ticks
+from ..parsing.form import MILLISECONDS, SECONDS, Form
 
 OWN = Form(
     "our own columns",

@@ -24,10 +24,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...sim.errors import TraceError
-from ..form import BLOCK_TOKENS, HASH_IDS, SECONDS, SESSION, Form
-from ..jsonl_format import sessions, whole_lists
-from ..table import Column, Table, shown
+from ...sim.types.errors import TraceError
+from ..parsing.form import BLOCK_TOKENS, HASH_IDS, SECONDS, SESSION, Form
+from ..parsing.jsonl_format import sessions, whole_lists
+from ..parsing.table import Column, Table, shown
 
 _CHUNKS, _TALK = "hash_ids", "session_id"
 

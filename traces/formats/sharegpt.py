@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sim.errors import MissingExtra, SettingError
-from ..form import Form
-from ..json_values import Element
-from ..table import Table
+from ...sim.types.errors import MissingExtra, SettingError
+from ..parsing.form import Form
+from ..parsing.json_values import Element
+from ..parsing.table import Table
 
 _CHARACTERS_A_TOKEN = 4
 #: Turns of one conversation, under either name.

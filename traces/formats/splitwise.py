@@ -5,7 +5,7 @@
 Source: Mutinifni/splitwise-sim, simulator/trace.py and traces/.
 """
 
-from ..form import SECONDS, Form, lengths
+from ..parsing.form import SECONDS, Form, lengths
 
 SPLITWISE = Form(
     "Splitwise",

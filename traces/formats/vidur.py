@@ -6,7 +6,7 @@
 Source: microsoft/vidur, data/processed_traces.
 """
 
-from ..form import SECONDS, Form, lengths
+from ..parsing.form import SECONDS, Form, lengths
 
 VIDUR = Form(
     "Vidur",

@@ -25,7 +25,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from ...errors import SimulationFault
+from ...types.errors import SimulationFault
 from .history import BlockHistory
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...content import Run, TokenRuns
+from ...workload.content import Run, TokenRuns
 
 _NOTHING = 0
 _LENGTH_BITS = 32

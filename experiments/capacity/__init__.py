@@ -1,0 +1,1 @@
+"""Capacity plans: candidates, highest rates, objectives, prices, questions."""

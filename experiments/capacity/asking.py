@@ -1,0 +1,59 @@
+"""From the flags of ``fragmeter plan --ask`` to the load that is asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...sim import Settings
+from ...sim.types.errors import SettingError
+from ...sim.engine.unread import only_read
+from ...traces import Pacing, Reading, Trace
+from ..runs.inputs import Inputs, Requests
+from ..runs.output import Report
+from .questions import SAMPLES, Asked, answer, questions
+from ..runs.trace_flags import left_out_told
+from ..runs.unread import LOAD_FIELDS, refuse_unread
+
+Flags = tuple[Requests, Reading, Pacing]
+NO_FLAGS: Flags = (Requests(), Reading(), Pacing())
+
+
+def questions_of(ask: str | None, flags: Flags) -> list[str]:
+    """The questions that are asked.
+
+    Raises:
+        SettingError: One is not known, or there is a load and no question.
+    """
+    if ask is None and flags != NO_FLAGS:
+        remedy = "is missing: flags of a load are given, and nothing is asked of it; give --ask, or leave them out"
+        raise SettingError("ask", None, remedy)
+    return [] if ask is None else questions(ask)
+
+
+def asked_of(settings: Settings, mean_tokens: int | None, flags: Flags) -> tuple[Asked, Trace | None]:
+    """What questions are about, and where its requests are from, if there are any.
+
+    Raises:
+        UserError: The load cannot be read or made, or a flag of it is not read.
+    """
+    requests, reading, pacing = flags
+    if flags == NO_FLAGS:
+        return Asked(settings, None, mean_tokens), None
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    lengths = inputs.lengths()
+    work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)], LOAD_FIELDS)
+    return Asked(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES), lengths
+
+
+def answers(names: list[str], asked: Asked, trace: Trace | None, report: Report) -> dict[str, Any]:
+    """Answer questions; nothing where nothing is asked.
+
+    Raises:
+        UserError: A question does not go with the load.
+    """
+    if not names:
+        return {}
+    for text in left_out_told(trace):
+        report.say(text)
+    return answer(names, asked, report)

@@ -1,0 +1,177 @@
+"""What could be bought and how it could be set: every combination of the choices that a user leaves open.
+
+A candidate is a ``vllm serve`` line with some of its flags changed, on a GPU; so number formats, ranks, memory and
+what vLLM refuses are reckoned as for a pasted line (``serve_start``). Other policies get the same KV cache, in their
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.cost import profile_names
+from ...sim.types.errors import SettingError
+from ...sim.engine.replica import build
+from ...sim.engine.settings import Settings, settings
+from ...sim.spec.launch import capacity
+from ..runs.grid import MOST_POINTS, NONE, axis_values
+from ..vllm_serve.checks import refusal
+from ..vllm_serve.line import ServeLine
+from ..vllm_serve.log import StartupLog
+from ..vllm_serve.remedies import remedies
+from ..vllm_serve.start import Started, started
+
+_VLLM = "vllm-v1"
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Choices:
+    """What candidates differ in: values with commas between them, or FIRST:LAST:STEP; none is vLLM's default.
+
+    Attributes:
+        tensor_parallel_size, pipeline_parallel_size: GPUs that share a layer, and stages.
+        quantization: Number format of the weights: fp8, awq, gptq, int8; none is the checkpoint's.
+        kv_cache_dtype: auto, fp8.
+        block_size: Tokens a KV block.
+        max_num_seqs: Most sequences in a step.
+        max_num_batched_tokens: Most tokens in a step.
+        max_model_len: Longest prompt and output; by default the longest that fits.
+        gpu_memory_utilization: Share of the GPU's memory.
+        policy: Scheduler and allocator, by the name of a system; by default vllm-v1.
+    """
+
+    tensor_parallel_size: list[str] | None = None
+    pipeline_parallel_size: list[str] | None = None
+    quantization: list[str] | None = None
+    kv_cache_dtype: list[str] | None = None
+    block_size: list[str] | None = None
+    max_num_seqs: list[str] | None = None
+    max_num_batched_tokens: list[str] | None = None
+    max_model_len: list[str] | None = None
+    gpu_memory_utilization: list[str] | None = None
+    policy: list[str] | None = None
+
+    def axes(self) -> dict[str, list[str]]:
+        """The values of what is left open, by name."""
+        asked = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: values_of(name, texts) for name, texts in asked.items() if texts}
+
+
+CHOICES = Annotated[Choices, Parameter(name="*", negative_iterable="", group=Group("Candidates", sort_key=0))]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that could be bought.
+
+    Attributes:
+        asked: Its value on each axis, the GPU first.
+        settings: What is simulated; None where it does not start.
+        refused: Why it does not start, in vLLM's words, and what would start it.
+        started: With everything that vLLM fills in; None where the flags are at odds.
+    """
+
+    asked: dict[str, str]
+    settings: Settings | None
+    refused: str | None
+    started: Started | None
+
+    @property
+    def name(self) -> str:
+        """Its values, to tell it from the others."""
+        gpu, *others = self.asked.items()
+        return ", ".join([gpu[1], *(f"{name}={value}" for name, value in others)])
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica."""
+        return self.started.launch.num_gpus
+
+
+def values_of(name: str, texts: Iterable[str]) -> list[str]:
+    """The values of an axis, given once or several times, each once."""
+    return list(dict.fromkeys(value for text in texts for value in axis_values(text, name)))
+
+
+def candidates(
+    line: ServeLine,
+    gpus: Sequence[str],
+    axes: dict[str, list[str]],
+    model_name: str | None = None,
+    log: StartupLog | None = None,
+    cost: str | None = None,
+) -> list[Candidate]:
+    """Every combination, the last axis changing first.
+
+    Args:
+        line: What every candidate begins from.
+        model_name, log: As for ``started``.
+        cost: Step time of all; None takes each GPU's profile where it covers the candidate, else the roofline.
+
+    Raises:
+        SettingError: A value that cannot be, or more candidates than anybody waits for.
+    """
+    whole = {"gpu": list(gpus), **axes}
+    total = 1
+    for values in whole.values():
+        total *= len(values)
+    if total > MOST_POINTS:
+        raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
+    combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
+    return [_candidate(line, asked, model_name, log, cost) for asked in combinations]
+
+
+def _candidate(
+    line: ServeLine, asked: dict[str, str], model_name: str | None, log: StartupLog | None, cost: str | None
+) -> Candidate:
+    flags = dict(line.flags)
+    for name, value in asked.items():
+        if name not in ("gpu", "policy"):
+            flag = name.replace("_", "-")
+            flags.pop(flag, None)
+            flags |= {} if value == NONE else {flag: value}
+    found = started(replace(line, flags=flags), asked["gpu"], model_name, log)
+    allow_long = line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    refused = refusal(found.launch, found.fits_length, allow_long)
+    if refused is not None:
+        return Candidate(asked, None, refused.text + _remedy(found), found)
+    policy = asked.get("policy", _VLLM)
+    chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
+    return Candidate(asked, _with_cost(chosen, cost), None, found)
+
+
+def _remedy(found: Started) -> str:
+    """A single change with which it would start, if there is one."""
+    first = next(iter(remedies(found.launch, found.fits_length)), None)
+    return "" if first is None else f" With {first.flag} {first.value} it would."
+
+
+def _under(policy: str, found: Started, flags: dict) -> Settings:
+    """Another policy with the same KV cache, in its own blocks, and with its own limits where none are asked for."""
+    own = {} if "max-num-seqs" in flags else {"max_num_seqs": None}
+    own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}
+    own |= {} if "block-size" in flags else {"block_size": None}
+    base = settings(**found.settings().as_dict() | own | {"policy": policy, "watermark": Settings.watermark})
+    slots = capacity(found.launch).num_blocks * found.launch.block_size
+    return replace(base, num_gpu_blocks_override=slots // build(base).block_size)
+
+
+def _with_cost(chosen: Settings, cost: str | None) -> Settings:
+    """With a step time that covers it."""
+    if cost is None:
+        cost = "roofline"
+        if chosen.gpu in profile_names():
+            try:
+                build(replace(chosen, cost="fitted"))
+                cost = "fitted"
+            except SettingError:
+                # The profile lacks this number format: its data sheet has it.
+                pass
+    return replace(chosen, cost=cost)

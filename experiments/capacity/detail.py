@@ -1,0 +1,110 @@
+"""What a replica does at its recommended rate, and what stands in the way of a higher one.
+
+At 1.15 times the highest rate of a seed its goal is missed. What limits is told by two things: which objective most
+requests miss there, and why somebody waits, by time: because every seat is taken (``max_num_seqs``), because the KV
+cache lacks the blocks of another prompt, or neither, and then it is the time that steps take. Preemptions, too, mean
+memory.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from ...sim.engine.run import Run, simulate
+from ...sim.engine.settings import Settings
+from ...sim.metrics.summary import summary
+from .load import Load
+from ..runs.slo_check import Goal, compiled_cost, verdict_of
+
+#: Shares of the recommended rate at which latency and price are told, for the picture.
+SHARES = (0.25, 0.5, 0.75, 1.0)
+#: How much above the recommended rate is looked, as in the check of the recommendation.
+BEYOND = 1.15
+#: Share of the time with a queue above which what the queue waits for is what limits.
+_MOSTLY = 0.5
+_TIMES = tuple(f"{rank}_{name}_ms" for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99"))
+_RATES = (
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "mean_batch",
+    "num_gpu_blocks",
+    "block_size",
+)
+
+
+def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:
+    """The run of one seed at a rate, and what limits it.
+
+    Of an infinite rate, at which all requests come at once, no shares are told.
+
+    Args:
+        highest: The seed's own highest rate.
+
+    Raises:
+        UserError, SimulationFault: As ``simulate``.
+    """
+    drawn, cost = load.draw(seed), compiled_cost(settings)
+    shares = SHARES[:-1] if rate < inf else ()
+    told = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in shares}
+    run = simulate(settings, drawn.at(rate), cost)
+    told[1.0] = whole = summary(run)
+    ledger = whole["waste"]["mean_over_time_pct"]
+    return {
+        "attained": verdict_of(run, goal).attained,
+        **{name: whole[name] for name in (*_RATES, *_TIMES)},
+        "preemptions": sum(whole["preemptions"].values()),
+        "refused": whole["refused"],
+        "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
+        "buckets_pct": ledger["buckets"],
+        "paper_view_pct": ledger["paper_view"],
+        "limit": limit(simulate(settings, drawn.at(highest * BEYOND), cost), goal),
+        "curve": [_point(rate * share, of_share) for share, of_share in told.items()] if shares else [],
+    }
+
+
+def _point(rate: float, told: dict[str, Any]) -> dict[str, float]:
+    """A rate, and what users see at it."""
+    tpot = told["median_tpot_ms"]
+    return {
+        "request_rate": rate,
+        "tokens_per_s_per_user": 1000 / tpot if tpot else 0.0,
+        "p90_ttft_ms": told["p90_ttft_ms"],
+    }
+
+
+def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
+    """What a run that misses its goal misses, and why; ``missed`` are shares of the requests that count."""
+    found = verdict_of(beyond, goal)
+    missed = {name: number / found.counted for name, number in found.missed.items()}
+    preemptions = sum(summary(beyond)["preemptions"].values())
+    waits = waiting_shares(beyond)
+    return {
+        "objective": max(missed, key=missed.get) if not found.meets else None,
+        "missed": missed,
+        "cause": _cause(waits, preemptions),
+        "preemptions": preemptions,
+        "waiting": waits,
+    }
+
+
+def _cause(waits: dict[str, float], preemptions: int) -> str:
+    queued = sum(waits.values())
+    for cause in ("seats", "memory"):
+        if queued and waits[cause] > _MOSTLY * queued:
+            return cause
+    return "memory" if preemptions else "steps"
+
+
+def waiting_shares(run: Run) -> dict[str, float]:
+    """Share of the run's time in which somebody waits for a seat, for memory, and for steps to be over."""
+    book, limits = run.book, run.replica.policy.limits
+    rows, ticks = book.rows, book.rows["ticks"] / max(book.end_ticks, 1)
+    queued = rows["waiting"] > 0
+    seats = queued & (rows["width"] >= limits.max_num_seqs)
+    # A prompt of the mean length, in whole blocks, and one more for those that run.
+    room = (1 - -int(run.workload.prompt_tokens.mean()) // book.block_size) * book.block_size
+    memory = queued & ~seats & (book.capacity_slots - rows["held"] < room)
+    steps = queued & ~seats & ~memory
+    return {name: float(ticks[some].sum()) for name, some in (("seats", seats), ("memory", memory), ("steps", steps))}

@@ -1,0 +1,178 @@
+"""A load that can be served at any rate and drawn anew for every seed.
+
+    from a trace        requests drawn from it with replacement; or, as traced, blocks of 64 in a row with their gaps
+                        (a moving-block bootstrap, Kuensch 1989), which keeps what is bursty within some ten seconds
+    from a fitted load  drawn by ``traces synth``'s rules
+    from a data set     drawn from its summary
+
+Where a trace says which prompts begin alike, its first requests are served in their order, as a draw would tear apart
+what they share; then a seed draws their gaps alone. Gaps have mean 1 and are divided by the rate: the same seed
+serves the same requests at every rate (common random numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from ...sim.types import ticks
+from ...sim.types.errors import SettingError
+from ...sim.workload.workload import Workload
+from ...traces import Pacing, Trace, holds_load, stream, workload
+from ...traces.arrivals.pacing import at_rate, unit_gaps
+from ..runs.inputs import Inputs, Requests
+
+#: Requests of a run.
+DEFAULT_PROMPTS = 5000
+#: With fewer, one request is more than a percent of those that count.
+FEWEST_PROMPTS = 100
+_BLOCK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Requests of one seed, and the gaps between them at rate 1 (float64 [n])."""
+
+    trace: Trace
+    gaps: np.ndarray
+    told: str | int | None
+    n: int | None
+
+    def at(self, rate: float) -> Workload:
+        """The requests at so many requests/s."""
+        paced = replace(self.trace, arrival_ticks=at_rate(rate, self.gaps))
+        return workload(paced, max_tokens=self.told, n=self.n)
+
+    def first(self, requests: int) -> Drawn:
+        """The first requests alone."""
+        return replace(self, trace=self.trace.first(requests), gaps=self.gaps[:requests])
+
+
+class Load:
+    """What a plan serves.
+
+    Args:
+        inputs: As ``simulate`` takes them. ``request_rate`` and ``burstiness`` draw gaps; ``rate_scale`` keeps the
+        trace's.
+
+    Raises:
+        UserError: A trace that cannot be read, or arrivals that have no rate.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.pacing = inputs.pacing
+        for name in ("rate_curve", "max_concurrency"):
+            if getattr(self.pacing, name) is not None:
+                raise SettingError(
+                    name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
+                )
+        if self.pacing.think_time is not None:
+            remedy = "is of users who wait for answers, and a plan's requests come at a rate; leave it out"
+            raise SettingError("think_time", self.pacing.think_time, remedy)
+        wanted = self.pacing.request_rate
+        if wanted is not None and not 0 < wanted < inf:
+            raise SettingError("request_rate", wanted, "must be above 0 and finite: it is what is to be served")
+        asked = inputs.requests
+        count = DEFAULT_PROMPTS if asked.num_prompts is None else asked.num_prompts
+        if count < FEWEST_PROMPTS:
+            raise SettingError("num_prompts", count, f"must be {FEWEST_PROMPTS} or more, for shares to mean anything")
+        self._inputs = replace(inputs, pacing=Pacing(), requests=replace(asked, num_prompts=count))
+        self.is_drawn = asked.trace is None or holds_load(asked.trace)
+        if self.pacing.rate_scale is not None and self._found.arrival_ticks is None:
+            raise SettingError(
+                "rate_scale", self.pacing.rate_scale, f"{self._found.name} has no arrivals; give a request rate"
+            )
+
+    @cached_property
+    def _found(self) -> Trace:
+        """The whole trace; of what is drawn, the first seed's."""
+        asked = self._inputs.requests
+        return (self._inputs if self.is_drawn else replace(self._inputs, requests=_whole(asked))).lengths()
+
+    @property
+    def name(self) -> str:
+        return self._found.name
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether requests share prefixes, and are served as they stand."""
+        return not self.is_drawn and (self._found.content is not None or self._found.dialogue is not None)
+
+    @property
+    def num_prompts(self) -> int:
+        """Requests of a run."""
+        count = self._inputs.requests.num_prompts
+        return min(count, len(self._found)) if self.keeps_order else count
+
+    @property
+    def trace_rate(self) -> float | None:
+        """Requests/s of the trace's own arrivals; None where it has none."""
+        arrivals = self._found.arrival_ticks
+        if arrivals is None or arrivals[-1] == arrivals[0]:
+            return None
+        return (len(arrivals) - 1) * ticks.PER_SECOND / int(arrivals[-1] - arrivals[0])
+
+    @property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Mean prompt and output of a request; of parallel samples all are counted."""
+        found, asked = self._found, self._inputs.requests
+        samples = asked.n or (1 if found.n is None else found.n)
+        return float(found.prompt_tokens.mean()), float((found.output_tokens * samples).mean())
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and output of the longest request."""
+        return int((self._found.prompt_tokens + self._found.output_tokens).max())
+
+    def told(self) -> str:
+        """What it is, in words."""
+        pacing = self.pacing
+        if pacing.rate_scale is not None:
+            return f"{self.name}, its gaps as traced"
+        shape = f"gamma gaps of burstiness {pacing.burstiness:g}" if pacing.burstiness else "Poisson arrivals"
+        return f"{self.name}, {shape}"
+
+    def draw(self, seed: int) -> Drawn:
+        """The requests of a seed.
+
+        Raises:
+            UserError: As ``Inputs.lengths``.
+        """
+        asked, n, rng = self._inputs.requests, self.num_prompts, stream(seed, "plan requests")
+        if self.is_drawn:
+            trace = replace(self._inputs, settings=replace(self._inputs.settings, seed=seed)).lengths()
+            rows = np.arange(n)
+        elif self.keeps_order:
+            trace, rows = self._found.first(n), np.arange(n)
+        else:
+            rows = self._rows(n, rng)
+            trace = _taken(self._found, rows)
+        return Drawn(trace, self._gaps(rows, seed), asked.told, asked.n)
+
+    def _rows(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Which rows of the trace are served, int64 [n]."""
+        if self.pacing.rate_scale is None:
+            return rng.integers(len(self._found), size=n)
+        starts = rng.integers(len(self._found), size=-(-n // _BLOCK))
+        return ((starts[:, None] + np.arange(_BLOCK)) % len(self._found)).ravel()[:n]
+
+    def _gaps(self, rows: np.ndarray, seed: int) -> np.ndarray:
+        if self.pacing.rate_scale is None:
+            return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
+        # Of the trace's first request, and so of one that follows its last, the gap is the mean one.
+        own = np.diff(self._found.arrival_ticks) / 1e12
+        return (np.insert(own, 0, own.mean()) / own.mean())[rows]
+
+
+def _whole(asked: Requests) -> Requests:
+    return replace(asked, num_prompts=None)
+
+
+def _taken(trace: Trace, rows: np.ndarray) -> Trace:
+    """Some rows of a trace whose prompts share nothing, again and again."""
+    columns = (trace.max_tokens, trace.n)
+    told, n = (None if column is None else column[rows] for column in columns)
+    return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], max_tokens=told, n=n)

@@ -1,0 +1,91 @@
+"""The files of ``fragmeter plan --out``: page, table and data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...reports.figures import figures
+from ...reports.page.page import Section, write_page
+from ...sim.output.files import as_json
+from ...sim.output.folders import FolderKind, OutputFolder
+from .text import memory_rows, view_rows
+from .planning import Answer, Bill
+from ..runs.points import FINISHED, as_parquet, flat
+
+PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))
+
+
+def write_plan(
+    out: OutputFolder,
+    document: dict[str, Any],
+    ranks: Sequence[tuple[Answer, Bill]],
+    explained: Sequence[str],
+    assumptions: Sequence[str],
+) -> Path:
+    """Write plan.json, plan.parquet (a row a candidate) and the page, and say where that lies.
+
+    Raises:
+        UserError: They cannot be written.
+    """
+    out.write(DATA, as_json(document))
+    rows = [{name: value for name, value in each.items() if name not in _LONG} for each in document["candidates"]]
+    out.write(TABLE, as_parquet([dict(flat(row)) for row in rows]))
+    sections = [Section("What else there is", "\n\n".join(explained))]
+    if ranks:
+        points = pareto_rows(ranks)
+        drawn = [figures.pareto(points, document["currency"])] if points else []
+        memory = "Of each GPU. Activations are estimated."
+        slots = (
+            "Means over time at the recommended rate, in percent of the pool: in the paper's view, and slot by slot."
+        )
+        sections = [
+            Section("The choices", figures=drawn, rows=[_row(*each) for each in ranks]),
+            *sections,
+            Section("Where memory goes", memory, rows=memory_rows(ranks)),
+            Section("What the KV cache holds", slots, rows=view_rows(ranks, "paper_view_pct")),
+            Section("What each slot is used for", slots, rows=view_rows(ranks, "buckets_pct")),
+        ]
+    sections.append(Section("What this rests on", "\n\n".join(assumptions)))
+    return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
+
+
+#: Parts of a candidate's data that are no cells.
+_LONG = ("curve", "seed_rates")
+
+
+def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
+    """The points of the picture: a token's price is that at the recommended rate over the point's share.
+
+    Where every rate meets there are none.
+    """
+    return [
+        {
+            "candidate": answer.candidate.name,
+            **point,
+            "cost_per_million_tokens": bill.full_per_million * answer.rate / point["request_rate"],
+            "recommended": point is answer.detail["curve"][-1],
+        }
+        for answer, bill in ranks
+        for point in answer.detail["curve"]
+    ]
+
+
+def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
+    at, limit = answer.detail, answer.detail["limit"]
+    return {
+        "Candidate": answer.candidate.name,
+        "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.rate,
+        "GPUs": bill.gpus,
+        "An hour": bill.per_hour,
+        "A million tokens": f"{bill.per_million['total']:.3g}",
+        "Of outputs": f"{bill.per_million['output']:.3g}",
+        "Meet, %": 100 * at["attained"],
+        "p90 TTFT, ms": at["p90_ttft_ms"],
+        "p90 TPOT, ms": at["p90_tpot_ms"],
+        "KV cache, % full": at["kv_cache_pct"],
+        "Preemptions": at["preemptions"],
+        "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
+    }

@@ -1,0 +1,114 @@
+"""Swap a preempted sequence to the host, or compute it again: both simulated, and one preemption in closed form.
+
+One preemption of a sequence of L tokens costs, with B blocks of them,
+
+    swap        out(B) + in(B): the copies over PCIe, there and back
+    recompute   a step that prefills L tokens alone: L (L + 1) / 2 pairs
+
+Where the cheaper one changes is a break-even. vLLM swaps up to V0; V1 only recomputes, so that swapping can be had
+in older releases alone, which are the policies ``vllm-v0`` and ``vllm-sosp23`` here. Those releases know no KV
+groups: layers with a window keep every token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...sim import Settings, Workload, simulate, summary
+from ...sim.cost import StepCost
+from ...sim.engine.replica import build
+from ...sim.engine.settings import settings as checked
+from ...sim.types.ticks import PER_MS
+from ...sim.engine.unread import only_read
+
+MODES = ("recompute", "swap")
+SWAPPING = ("vllm-v0", "vllm-sosp23")
+#: Defaults of the releases that swap: --swap-space in GiB (vllm/config, V0), the watermark of the block manager.
+SWAP_SPACE_GIB, WATERMARK = 4.0, 0.01
+#: vLLM V0 without chunked prefill takes at least so many tokens into a step.
+_LEAST_BATCHED_TOKENS = 2048
+_METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms")
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """What one preemption costs.
+
+    Attributes:
+        tokens: Of the sequence.
+        swap_ms, recompute_ms: By either way.
+    """
+
+    tokens: int
+    swap_ms: float
+    recompute_ms: float
+
+    @property
+    def cheaper(self) -> str:
+        """The way that costs less; recompute where both cost the same, as it needs no host memory."""
+        return "swap" if self.swap_ms < self.recompute_ms else "recompute"
+
+
+def one_preemption(cost: StepCost, block_size: int, tokens: int) -> Preemption:
+    """What a preemption of a sequence of so many tokens costs."""
+    blocks = -(-tokens // block_size)
+    swap = cost.swap_out_ticks(blocks) + cost.swap_in_ticks(blocks)
+    recompute = cost.step_ticks(0, 0, tokens, tokens * (tokens + 1) // 2)
+    return Preemption(tokens, swap / PER_MS, recompute / PER_MS)
+
+
+def preemptions(settings: Settings, lengths: list[int]) -> list[Preemption]:
+    """What preemptions of those lengths cost on that replica."""
+    replica = build(settings)
+    return [one_preemption(replica.cost, replica.block_size, tokens) for tokens in lengths]
+
+
+def break_evens(settings: Settings) -> list[tuple[int, str]]:
+    """From which lengths on which way is the cheaper one, in whole blocks, from one up to the longest sequence."""
+    replica = build(settings)
+    size, found = replica.block_size, []
+    for tokens in range(size, max(replica.max_model_len, size) + 1, size):
+        cheaper = one_preemption(replica.cost, size, tokens).cheaper
+        if not found or found[-1][1] != cheaper:
+            found.append((tokens, cheaper))
+    return found
+
+
+def simulated(settings: Settings, work: Workload) -> list[dict[str, Any]]:
+    """The load under each release that swaps, both ways, and as V1 has it; a row each."""
+    rows = [_row(_older(settings, policy, mode), work) for policy in SWAPPING for mode in MODES]
+    return rows + [_row(settings, work)]
+
+
+def _older(settings: Settings, policy: str, mode: str) -> Settings:
+    budget = max(build(settings).max_model_len, _LEAST_BATCHED_TOKENS)
+    return checked(
+        **replace(settings, policy=policy, preemption_mode=mode, enable_prefix_caching=None).as_dict()
+        | {"swap_space": SWAP_SPACE_GIB, "watermark": WATERMARK, "max_num_batched_tokens": budget}
+        | {"disable_hybrid_kv_cache_manager": True}
+    )
+
+
+def _row(settings: Settings, work: Workload) -> dict[str, Any]:
+    told = summary(simulate(only_read(settings, work), work))
+    done, counts = told["work"], told["preemptions"]
+    return {
+        "policy": settings.policy,
+        "preemption_mode": settings.preemption_mode,
+        "recomputed": counts["recompute"],
+        "swapped": counts["swap"],
+        "recomputed_tokens": done["tokens"]["recomputed"],
+        "swapping_s": done["seconds"].get("swapping", 0.0),
+        **{name: told[name] for name in _METRICS},
+    }
+
+
+def lengths_of(work: Workload | None, mean_tokens: int | None, longest: int) -> list[int]:
+    """Lengths of which a preemption's cost is told: the load's median and longest, or those that were asked for."""
+    if work is None:
+        return sorted({mean_tokens, longest})
+    tokens = work.prompt_tokens + work.output_tokens
+    return sorted({int(np.median(tokens)), int(tokens.max())})

@@ -1,0 +1,221 @@
+"""``fragmeter plan --ask``: what people ask of a server by name, answered for a load.
+
+    max-num-seqs      which one runs without preemption
+    preemption-mode   swap or recompute
+    samples           how much memory n samples of each prompt cost
+
+Where no load is given but a length is (--mean-tokens), arithmetic answers alone: every sequence is that long, half of
+it prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ...sim import Settings, Workload, simulate, summary
+from ...sim.types.errors import SettingError
+from ...sim.engine.replica import Replica, build
+from . import max_num_seqs as plan_max_num_seqs, preemption as plan_preemption, samples as plan_samples
+from ..runs.output import Report, track
+
+#: Samples that are asked about where the load does not say.
+SAMPLES = 4
+#: Metrics that every run is told with.
+METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")
+_SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
+#: Turns from one way to the other that are told.
+_MOST_TURNS = 3
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked, and of what.
+
+    Attributes:
+        settings: The replica.
+        work: The load; None where there is a length only.
+        mean_tokens: That length.
+        n: Samples of a request.
+    """
+
+    settings: Settings
+    work: Workload | None
+    mean_tokens: int | None
+    n: int = SAMPLES
+
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Prompts and outputs in tokens, int64 [requests]."""
+        if self.work is not None:
+            return self.work.prompt_tokens, self.work.output_tokens
+        prompt = max(1, self.mean_tokens // 2)
+        return np.array([prompt]), np.array([max(1, self.mean_tokens - prompt)])
+
+    def replica(self) -> Replica:
+        """As it is built."""
+        return build(self.settings)
+
+
+def questions(text: str) -> list[str]:
+    """The questions that a list names.
+
+    Raises:
+        SettingError: One is not known.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in ANSWERS:
+            raise SettingError("ask", name, f"one of {', '.join(ANSWERS)}, or several with commas between them")
+    return list(dict.fromkeys(names))
+
+
+def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
+    """Answer each, on the terminal and as data.
+
+    Raises:
+        SettingError: There is neither a load nor a length, or a question does not go with the model.
+    """
+    if asked.work is None and asked.mean_tokens is None:
+        remedy = "is of a load; give --trace, or --dataset with --request-rate, or --mean-tokens"
+        raise SettingError("ask", ",".join(names), remedy)
+    found = {}
+    for name in names:
+        report.say()
+        found[name] = ANSWERS[name](asked, report)
+    return found
+
+
+def _answer_seats(asked: Asked, report: Report) -> Data:
+    own = asked.settings.max_num_seqs
+    if asked.work is None:
+        replica = asked.replica()
+        null = getattr(replica.policy, "null_blocks", 0)
+        sure = (replica.num_blocks - null) // -(-max(1, asked.mean_tokens - 1) // replica.block_size)
+        report.say(
+            f"max-num-seqs: up to {sure:,} sequences of {asked.mean_tokens:,} tokens each cannot preempt, however"
+            " they come. What a load does beyond that is found with one."
+        )
+        return {"in_any_order": sure}
+    seats = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
+    report.say(_seats_told(seats))
+    values = [own] if seats.largest in (None, own) else [own, seats.largest]
+    rows = [_seats_row(asked, value) for value in values if value is not None]
+    table = _table("max-num-seqs", "preemptions", *_SERVING)
+    for row in rows:
+        table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
+    report.console.print(table)
+    return seats.as_dict() | {"runs_of": rows}
+
+
+def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
+    sure = f"Up to {seats.in_any_order:,} its requests cannot preempt, however they come."
+    if seats.largest is None:
+        return "max-num-seqs: with every value some request of this load is preempted, with one too."
+    if seats.unlimited:
+        return (
+            f"max-num-seqs: no limit is needed. With {seats.most:,}, which limits nobody, none of this load is"
+            f" preempted; no more than {seats.peak:,} run at once. {sure}"
+        )
+    return (
+        f"max-num-seqs: {seats.largest:,} is the largest with which none of this load is preempted, by {seats.runs:,}"
+        f" simulations. {sure}"
+    )
+
+
+def _seats_row(asked: Asked, value: int) -> Data:
+    told = summary(simulate(replace(asked.settings, max_num_seqs=value), asked.work))
+    metrics = {name: told[name] for name in METRICS}
+    return {"max_num_seqs": value, "preemptions": sum(told["preemptions"].values()), **metrics}
+
+
+def _answer_mode(asked: Asked, report: Report) -> Data:
+    replica = asked.replica()
+    breaks = plan_preemption.break_evens(asked.settings)
+    longest = asked.settings.max_model_len or replica.max_model_len
+    lengths = plan_preemption.lengths_of(asked.work, asked.mean_tokens, longest)
+    single = plan_preemption.preemptions(asked.settings, lengths)
+    report.say(f"preemption-mode: {_breaks_told(breaks)}")
+    table = _table("one preemption of", "swap, ms", "recompute, ms")
+    for one in single:
+        table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
+    report.console.print(table)
+    # vllm-project/vllm#18115: with --preemption-mode releases that had both fell back to V0.
+    report.say("vLLM V1 only recomputes; to swap takes the V0 engine of older releases.")
+    rows = [] if asked.work is None else plan_preemption.simulated(asked.settings, asked.work)
+    if rows:
+        report.say()
+        report.console.print(_modes_table(rows))
+    if rows and not any(row["recomputed"] + row["swapped"] for row in rows):
+        report.say("Nobody is preempted on this load: either will do.")
+    if replica.layout:
+        report.say("Layers with a window are not swapped here: rows that swap recompute.")
+    return {
+        "break_evens": [{"from_tokens": tokens, "cheaper": mode} for tokens, mode in breaks],
+        "one_preemption": [asdict(one) | {"cheaper": one.cheaper} for one in single],
+        "runs": rows,
+    }
+
+
+def _breaks_told(breaks: list[tuple[int, str]]) -> str:
+    """Which way is cheaper, from which length on."""
+    first, *rest = (mode for _, mode in breaks)
+    if not rest:
+        return f"one preemption costs less by {first} whatever the sequence's length."
+    turns = ", ".join(f"from {tokens:,} tokens on by {mode}" for tokens, mode in breaks[1 : 1 + _MOST_TURNS])
+    return f"one preemption costs less by {first}, {turns}."
+
+
+def _modes_table(rows: list[Data]) -> Table:
+    table = _table("policy", "mode", "swapped", "recom-\nputed", *_SERVING)
+    for row in rows:
+        counts = (f"{row['swapped']:,}", f"{row['recomputed']:,}")
+        table.add_row(row["policy"], row["preemption_mode"], *counts, *_serving(row))
+    return table
+
+
+def _answer_samples(asked: Asked, report: Report) -> Data:
+    replica = asked.replica()
+    if replica.layout:
+        remedy = "is not told where layers have windows; add --disable-hybrid-kv-cache-manager to the line"
+        raise SettingError("ask", "samples", remedy)
+    found = plan_samples.memory_of_samples(*asked.lengths(), asked.n, replica.block_size)
+    report.say(
+        f"samples: a request holds {found.one:,.1f} blocks with one sample and {found.separate:,.1f} with"
+        f" n = {asked.n}, {found.separate / found.one:.2f} times as many, as V1 finds their prompt in its prefix cache"
+        f" ({found.forking:,.1f} where they fork as up to V0). Requests that share nothing would hold"
+        f" {found.unshared:,.1f}: sharing saves {1 - found.separate / found.unshared:.0%}."
+    )
+    rows = [] if asked.work is None else plan_samples.simulated(asked.settings, asked.work, asked.n)
+    if rows:
+        table = _table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
+        for row in rows:
+            usage = (f"{row[name]:.1%}" for name in ("mean_kv_cache_usage", "max_kv_cache_usage"))
+            table.add_row(row["policy"], str(row["n"]), *usage, f"{row['preemptions']:,}", *_serving(row))
+        report.console.print(table)
+    return asdict(found) | {"runs": rows}
+
+
+def _serving(row: Data) -> Iterator[str]:
+    """The cells of ``_SERVING``."""
+    yield f"{row['request_throughput']:,.2f}"
+    yield from (f"{row[name] / 1e3:,.2f}" for name in ("mean_ttft_ms", "mean_e2el_ms"))
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+ANSWERS: dict[str, Callable[[Asked, Report], Data]] = {
+    "max-num-seqs": _answer_seats,
+    "preemption-mode": _answer_mode,
+    "samples": _answer_samples,
+}

@@ -1,0 +1,277 @@
+"""``fragmeter plan --goodput``: from flags to the plan, and the plan told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.types.errors import SettingError
+from ...sim.output.folders import OutputFolder
+from ...sim.metrics.objectives import objectives
+from ...sim.spec.launch import capacity
+from .candidates import Candidate, Choices, candidates
+from ..runs.inputs import Inputs
+from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
+from ..runs.output import Report
+from ..runs.parallel import Workers
+from .load import Load
+from .page import write_plan
+from .text import EVERY_RATE, candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
+from .planning import Answer, Bill, Planner, ranked
+from ..runs.points import Store
+from .prices import Prices, prices
+from ..vllm_serve.line import ServeLine
+from ..vllm_serve.log import StartupLog
+from ..runs.unread import LOAD_FIELDS, refuse_unread
+from ..runs.slo_check import Goal
+
+#: Of fewer the tolerance limit is more than five standard deviations away.
+_FEWEST_SEEDS = 4
+_GROUP = Group("Goal", sort_key=-1)
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Aims:
+    """What is to be met, how surely, and at what price.
+
+    Attributes:
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
+        attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 0.9.
+        seeds: Draws of the load, from --seed on, by which a rate is found that holds for others: 4 or more. One says
+            nothing of others.
+        verify_seeds: Other draws, at the recommended rate and at 1.15 times it: how many meet the goal is told.
+        prices: JSON or TOML with per_gpu_hour, a price for each GPU. By default examples, with sources.
+        explain: Say of every candidate why it is not the one to buy.
+        cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
+            candidate, else the roofline.
+        seed: Of the first draw.
+    """
+
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
+    attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
+    seeds: Annotated[int, Field(ge=1, le=1000)] = DEFAULT_SEEDS
+    verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
+    prices: Path | None = None
+    explain: Annotated[bool, Parameter(negative="")] = False
+    cost: str | None = None
+    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Aims:
+        if 1 < self.seeds < _FEWEST_SEEDS:
+            raise SettingError(
+                "seeds", self.seeds, f"tell too little of other seeds; give {_FEWEST_SEEDS} or more, or 1"
+            )
+        return self
+
+
+AIMS = Annotated[Aims, Parameter(name="*", group=_GROUP)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is planned: the lines to begin from, and the load."""
+
+    line: ServeLine
+    gpus: Sequence[str]
+    choices: Choices
+    model: str | None
+    log: StartupLog | None
+    inputs: Inputs
+
+
+def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None, report: Report) -> None:
+    """Find the plan, and tell it.
+
+    Raises:
+        UserError: What cannot be, before anything is simulated.
+    """
+    goal = Goal(objectives(aims.goodput), aims.attainment)
+    priced = prices(aims.prices)
+    # A line without a length takes the longest that fits, so that the choice of a GPU is left open.
+    flags = {"max-model-len": "auto"} | asked.line.flags if not asked.line.flags else asked.line.flags
+    line = replace(asked.line, flags=flags)
+    found = candidates(line, asked.gpus, asked.choices.axes(), asked.model, asked.log, aims.cost)
+    for candidate in found:
+        priced.of(candidate.started.launch.gpu.name)
+    able = [candidate for candidate in found if candidate.settings]
+    load = _load(asked.inputs, able or found, aims.seed)
+    _refuse_unread(asked, able, load, aims.seed)
+    found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
+    wanted = _wanted(load)
+    seeds = range(aims.seed, aims.seed + aims.seeds)
+    planner = Planner(load, goal, seeds, workers, None if out is None else Store(out))
+    answers = planner.answers(found)
+    if aims.verify_seeds:
+        answers = planner.verified(answers, aims.verify_seeds)
+    _Teller(aims, goal, load, wanted, priced, answers).tell(report, out)
+
+
+def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
+    """The load, of which no request may be longer than the model."""
+    launch = able[0].started.launch
+    settings = replace(inputs.settings, model=launch.model.name, max_model_len=None, seed=seed)
+    return Load(replace(inputs, settings=settings))
+
+
+def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: int) -> None:
+    """Refuse choices and flags of the load that no candidate reads; the pasted line may have any."""
+    work = load.draw(seed).at(1.0)
+    runs = [(replace(asked.inputs, settings=candidate.settings), work) for candidate in able]
+    refuse_unread(runs, {*asked.choices.axes(), *LOAD_FIELDS})
+
+
+def _wanted(load: Load) -> float | None:
+    """Requests/s to be served; None where nobody says."""
+    pacing = load.pacing
+    if pacing.request_rate is not None:
+        return pacing.request_rate
+    return load.trace_rate and load.trace_rate * (pacing.rate_scale or 1)
+
+
+def _long_enough(candidate: Candidate, tokens: int) -> Candidate:
+    """The candidate, refused where the longest request does not fit."""
+    if candidate.settings is None or candidate.settings.max_model_len >= tokens:
+        return candidate
+    fits = f"max_model_len is {candidate.settings.max_model_len}"
+    return replace(candidate, settings=None, refused=f"The load's longest request has {tokens:,} tokens, and {fits}.")
+
+
+class _Teller:
+    """Tells a plan to people, and as data."""
+
+    def __init__(
+        self, aims: Aims, goal: Goal, load: Load, wanted: float | None, priced: Prices, answers: Sequence[Answer]
+    ) -> None:
+        self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
+        self._answers = answers
+        self._ranks = ranked(answers, load, priced, wanted)
+        priced_answers = [answer for answer, _ in self._ranks]
+        # Those that could serve before those that could not.
+        self._others = sorted(
+            (answer for answer in answers if answer not in priced_answers), key=lambda each: not each.every_rate_meets
+        )
+
+    def tell(self, report: Report, out: OutputFolder | None) -> None:
+        """The recommendation, the table, and what was asked besides; the page and the data."""
+        currency = self._priced.currency
+        text = self._recommendation()
+        report.say(text)
+        if self._ranks:
+            report.line(f"Set: {flags_told(self._ranks[0][0])}")
+        report.say()
+        report.console.print(candidates_table(self._ranks, self._others, currency))
+        explained = self._explained()
+        for told in explained if self._aims.explain or not self._ranks else ():
+            report.line(told)
+        for answer, _ in self._ranks if self._aims.verify_seeds else ():
+            report.line(verified_told(answer, self._aims.verify_seeds))
+        assumptions = self._assumptions()
+        report.say()
+        for told in assumptions:
+            report.say(told)
+        document = self._document(text, explained)
+        if out is not None:
+            report.point_to("Plan", write_plan(out, document, self._ranks, explained, assumptions))
+        report.data(document)
+
+    def _recommendation(self) -> str:
+        unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
+        beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
+        if self._ranks:
+            told = recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
+            return f"{told} {beside}" if unpriced else told
+        if unpriced:
+            return beside
+        tried = [answer for answer in self._answers if answer.found]
+        if not tried:
+            return "Buy none of these: of no candidate a rate can be told; the reasons follow."
+        best = max(tried, key=lambda answer: answer.found.alone.attained)
+        return f"Buy none of these. The nearest, {best.candidate.name}: {why_none(best, self._goal)}."
+
+    def _explained(self) -> list[str]:
+        lines = [
+            f"{answer.candidate.name}: {why_loses(answer, bill, self._ranks[0], self._wanted, self._priced.currency)}"
+            for answer, bill in self._ranks[1:]
+        ]
+        return lines + [f"{answer.candidate.name}: {why_none(answer, self._goal)}" for answer in self._others]
+
+    def _assumptions(self) -> list[str]:
+        load, aims, prompts = self._load, self._aims, self._load.num_prompts
+        wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
+        costs = sorted({answer.candidate.settings.cost for answer in self._answers if answer.candidate.settings})
+        seeds = (
+            f"{aims.seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%}"
+            " confidence."
+            if aims.seeds > 1
+            else "one seed, of whose rate nothing says that it holds for others."
+        )
+        return [
+            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
+            " A router is taken to share requests evenly among replicas.",
+            f"Step times: {', '.join(costs) or 'none'}. Prices: {self._priced.origin}"
+            f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
+        ]
+
+    def _document(self, text: str, explained: Sequence[str]) -> dict[str, Any]:
+        told = {answer.candidate.name: bill for answer, bill in self._ranks}
+        return {
+            "recommendation": text,
+            "recommended": self._ranks[0][0].candidate.asked if self._ranks else None,
+            "flags": flags_told(self._ranks[0][0]) if self._ranks else None,
+            "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
+            "load": self._load.told(),
+            "wanted_request_rate": self._wanted,
+            "num_prompts": self._load.num_prompts,
+            "seeds": self._aims.seeds,
+            "seed": self._aims.seed,
+            "currency": self._priced.currency,
+            "prices": {
+                name: {"price": price, "source": self._priced.sources.get(name)}
+                for name, price in self._priced.per_gpu_hour.items()
+            },
+            "explained": list(explained),
+            "candidates": [_data(answer, told.get(answer.candidate.name)) for answer in self._by_rank()],
+        }
+
+    def _by_rank(self) -> list[Answer]:
+        return [answer for answer, _ in self._ranks] + self._others
+
+
+def _finite(rate: float) -> float | None:
+    """A rate as data: None where every one meets."""
+    return None if rate == inf else rate
+
+
+def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
+    """Everything about a candidate."""
+    candidate, found = answer.candidate, answer.found
+    told: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
+    if candidate.settings is not None:
+        pool = capacity(candidate.started.launch)
+        told |= {
+            "settings": candidate.settings.as_dict(),
+            "memory": asdict(pool.stage),
+            "kv_cache_tokens": pool.num_tokens,
+        }
+    if found is not None:
+        told |= {
+            "request_rate": _finite(found.rate),
+            "every_rate_meets": found.rate == inf,
+            "seed_rates": [_finite(each) for each in found.seed_rates],
+            "spread": found.spread,
+            "saturated_request_rate": found.saturated,
+            "attained_alone": found.alone.attained,
+            "runs": found.runs,
+        }
+    told |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    if answer.verified is not None:
+        told["verified"] = [{"factor": factor, "share": share} for factor, share in answer.verified.items()]
+    return told

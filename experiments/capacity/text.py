@@ -1,0 +1,222 @@
+"""A plan in words: what to buy, the table, and why each of the others loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from ...sim.spec.launch import capacity
+from .max_rate import CONTENT
+from .detail import BEYOND
+from .load import Load
+from .planning import Answer, Bill
+from ..vllm_serve.checks import gib
+from ..runs.slo_check import Goal
+
+CAUSES = {
+    "seats": "requests wait for a seat (max_num_seqs)",
+    "memory": "requests wait for KV cache",
+    "steps": "steps take too long",
+}
+#: What a user sets in vLLM, of all settings of a candidate.
+_FLAGS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "block_size", "max_num_seqs",
+    "max_num_batched_tokens", "max_model_len",
+)  # fmt: skip
+#: Values that go without saying.
+_PLAIN = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "block_size": (None, 16)}
+
+
+def flags_told(answer: Answer) -> str:
+    """The settings of a candidate, as flags."""
+    chosen = answer.candidate.settings
+    values = ((name, getattr(chosen, name)) for name in _FLAGS)
+    told = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in values
+        if value not in _PLAIN.get(name, (None, "auto"))
+    ]
+    return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + told)
+
+
+EVERY_RATE = "every rate meets the objectives: all requests at once do"
+
+
+def rate_told(answer: Answer) -> str:
+    """The rate that one replica takes, in words."""
+    return "every rate" if answer.every_rate_meets else f"{answer.rate:.3g} requests/s"
+
+
+def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: float | None, currency: str) -> str:
+    """What to buy, how to set it, and what to expect, in one paragraph."""
+    found, at, launch = answer.found, answer.detail, answer.candidate.started.launch
+    replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
+    each = "s" if launch.num_gpus > 1 else ""
+    need = "" if wanted is None else f" for {wanted:.3g} requests/s"
+    if answer.every_rate_meets:
+        takes = f"Here {EVERY_RATE}, of every seed"
+    else:
+        takes = f"A replica takes {found.rate:.3g} requests/s, {_sure(answer)}"
+    return (
+        f"Buy {bill.gpus} x {launch.gpu.name}{need}: {replicas}{each} of {launch.model.name}."
+        f" {takes}; there {at['attained']:.1%} of the requests meet"
+        f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
+        f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
+        f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
+        f" alone are charged). {limit_told(answer)}"
+    )
+
+
+def _sure(answer: Answer) -> str:
+    """What other seeds will do with the rate."""
+    found = answer.found
+    return (
+        f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
+        " other seeds meet the goal, too"
+        if len(found.seed_rates) > 1
+        else "by one seed, of which nothing is sure"
+    )
+
+
+def limit_told(answer: Answer) -> str:
+    """What stands in the way of a higher rate."""
+    at, limit = answer.detail, answer.detail["limit"]
+    kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
+    if limit["objective"] is None:
+        most = answer.found.saturated
+        delivers = "so few requests do not fill it" if most is None else f"it delivers {most:.3g} requests/s at most"
+        return f"No objective limits it: {delivers}; {kv}."
+    missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
+    beyond = _preemptions(limit["preemptions"])
+    return (
+        f"{limit['objective'].upper()} limits it: at {BEYOND} times the highest rate {missed}, as"
+        f" {CAUSES[limit['cause']]} ({beyond}); {kv}."
+    )
+
+
+def _preemptions(count: int) -> str:
+    return f"{count:,} preemptions" if count else "no preemptions"
+
+
+def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answer], currency: str) -> Table:
+    """A row a candidate, the one to buy first, and those without a rate last."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("candidate", overflow="fold", min_width=10)
+    for heading in (
+        "requests/s\neach",
+        "GPUs",
+        f"{currency}\n/h",
+        f"{currency}\n/M tok",
+        "p90\nTTFT",
+        "p90\nTPOT",
+        "KV\nfull",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("limit", min_width=9)
+    for answer, bill in ranks:
+        at, limit = answer.detail, answer.detail["limit"]
+        table.add_row(
+            answer.candidate.name,
+            "every" if answer.every_rate_meets else f"{answer.rate:,.3g}",
+            f"{bill.gpus:,}",
+            f"{bill.per_hour:,.2f}",
+            f"{bill.per_million['total']:,.3g}",
+            f"{at['p90_ttft_ms']:,.0f}",
+            f"{at['p90_tpot_ms']:,.1f}",
+            f"{at['kv_cache_pct']:.0f}%",
+            _limit_in_short(limit),
+        )
+    for answer in others:
+        table.add_row(answer.candidate.name, *["-"] * 7, _none_in_short(answer))
+    return table
+
+
+def _none_in_short(answer: Answer) -> str:
+    if answer.candidate.refused:
+        return "does not start"
+    if answer.error:
+        return "cannot be simulated"
+    return "every rate meets" if answer.every_rate_meets else "no rate meets"
+
+
+def _limit_in_short(limit: dict[str, Any]) -> str:
+    return f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}"
+
+
+def why_none(answer: Answer, goal: Goal) -> str:
+    """Why a candidate has no rate, or no price, in a line."""
+    if answer.candidate.refused:
+        return f"does not start: {answer.candidate.refused}"
+    if answer.error:
+        return f"cannot be simulated: {answer.error}"
+    if answer.every_rate_meets:
+        return f"{EVERY_RATE}; for a price give more requests a run (--num-prompts), or say what is to be served"
+    alone = answer.found.alone
+    if not alone.meets:
+        missed = ", ".join(
+            f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items()
+        )
+        return (
+            f"no rate meets {goal.objectives}: alone on the replica {alone.attained:.1%} of the requests do,"
+            f" {goal.attainment:.0%} are asked for ({missed})"
+        )
+    return "no rate meets the goal with every seed; give fewer objectives, or more requests a run"
+
+
+def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: float | None, currency: str) -> str:
+    """Why a candidate that could serve is not the one to buy, in a line."""
+    winner, cheapest = best
+    limited = _limit_in_short(answer.detail["limit"])
+    rates = f"a replica takes {rate_told(answer)} ({rate_told(winner)} there), limited by {limited}"
+    if wanted is not None and bill.per_hour > cheapest.per_hour:
+        return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
+    if wanted is not None and bill.gpus > cheapest.gpus:
+        return f"as cheap, but {_gpus(bill)} against {cheapest.gpus}; {rates}"
+    if cheapest.full_per_million is None:
+        return f"as cheap, with as many GPUs; {rates}"
+    tokens = f"{bill.full_per_million:.3g} {currency} a million tokens at the full rate"
+    return f"{tokens} against {cheapest.full_per_million:.3g}; {rates}"
+
+
+def _gpus(bill: Bill) -> str:
+    return f"{bill.gpus:,} GPU{'s' if bill.gpus > 1 else ''}"
+
+
+def verified_told(answer: Answer, count: int) -> str:
+    """What other seeds say, in a line."""
+    shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in answer.verified.items())
+    if answer.every_rate_meets:
+        return f"{answer.candidate.name}: of {count} other seeds {answer.verified[1.0]:.1%} meet the goal at every rate"
+    return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares} {answer.rate:.3g} requests/s"
+
+
+def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
+    """Where the memory of each GPU goes, in GiB."""
+    rows = []
+    for answer, _ in ranks:
+        stage = capacity(answer.candidate.started.launch).stage
+        parts = {
+            "Weights": stage.weight_bytes,
+            "Activations": stage.activation_bytes,
+            "Other": stage.non_torch_bytes + stage.cuda_graph_bytes,
+            "KV cache": stage.kv_cache_bytes,
+        }
+        rows.append(
+            {"Candidate": answer.candidate.name} | {f"{name}, GiB": float(gib(part)) for name, part in parts.items()}
+        )
+    return rows
+
+
+def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
+    """What the KV cache holds at the recommended rate, in percent."""
+    return [
+        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.detail[view].items()}
+        for answer, _ in ranks
+    ]
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").capitalize()

@@ -1,0 +1,216 @@
+"""Claims about who runs when, in static and in continuous batches.
+
+Stories are runs of a handful of requests, a second a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...sim.types.ticks import PER_SECOND
+from ...traces import stream
+from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .runs import Trial, few, story
+from ..paper.stories import all_stories
+
+STORY = "simulated: a story of a few requests, one second a step"
+_DRAWS, _BATCH = 20, 4
+
+
+def _three_sources(trial: Trial) -> Values:
+    """A (7 prompt tokens, 3 to come, told 2,041) and B (3, 2, told 509) run; C (told as A) finds no room for
+    2,048.
+    """
+    work = few([7, 3, 7], [3, 2, 1], [2041, 509, 2041], [0, 0, 1])
+    run = story("orca", work, block_size=1, num_gpu_blocks_override=2048 + 512 + 1024)
+    second = {bucket: int(slots[1]) for bucket, slots in run.accounts.at_rows().items()}
+    return {
+        "reserved": second["reserved"],
+        "over_estimate": second["over_estimate"],
+        "free_and_too_small": second["stranded"] + second["free"],
+        "waiting": int(run.book.rows["waiting"][1]),
+    }
+
+
+def judge_three_sources(values: Mapping[str, float]) -> Judged:
+    """Each kind of waste has at least one slot, and somebody waits for the third."""
+    blocked = values["free_and_too_small"] if values["waiting"] else 0
+    return Judged(
+        (
+            Part("slots reserved for tokens to come", values["reserved"], 1),
+            Part("slots for an output that never comes", values["over_estimate"], 1),
+            Part("free slots, too few for who waits", blocked, 1),
+        ),
+        f"reserved {values['reserved']:.0f} (2 + 1), never used {values['over_estimate']:.0f} (2,038 + 507 in the"
+        f" paper's Fig 3), free and too few for a third request {blocked:.0f}",
+        "A contiguous piece of the longest length must be had at once, and is empty but for the tokens so far.",
+    )
+
+
+def _static_of_four(trial: Trial) -> Values:
+    static = next(found for found in all_stories() if found.title == "Static batching")
+    states = {(row["sequence"], row["iteration"]): row["state"] for row in static.rows}
+    works = {"prefill", "decode"}
+    last = {
+        name: max(step for (who, step), state in states.items() if who == name and state in works)
+        for name in ("S2", "S3")
+    }
+    idle = sum(state == "finished_hold" for (who, _), state in states.items() if who in ("S1", "S3", "S4"))
+    return {"s3_ends_after": last["S3"], "s2_ends_after": last["S2"], "idle_seat_iterations": idle}
+
+
+def judge_static_of_four(values: Mapping[str, float]) -> Judged:
+    """S3 ends after two iterations, S2 after six, and seats idle in between."""
+    third, second, idle = (values[name] for name in ("s3_ends_after", "s2_ends_after", "idle_seat_iterations"))
+    return Judged(
+        (
+            Part("S3, which ends after two iterations", third, 2, 2),
+            Part("S2, which ends after six", second, 6, 6),
+            Part("seats that idle", idle, 1),
+        ),
+        f"S3 ends after {third:.0f} iterations, S2 after {second:.0f}; seats idle for {idle:.0f} iterations in all",
+        "Nobody starts, and nothing is freed, before the last of a batch has ended.",
+    )
+
+
+def _equal_lengths(trial: Trial) -> Values:
+    random = stream(trial.seed, "claims equal lengths")
+    unequal = [_finished_hold(random.integers(1, 20, 2 * _BATCH)) for _ in range(_DRAWS)]
+    equal = [_finished_hold(np.full(2 * _BATCH, length)) for length in random.integers(1, 20, _DRAWS)]
+    return {"most_equal": max(equal), "least_unequal": min(unequal)}
+
+
+def _finished_hold(outputs: np.ndarray) -> int:
+    work = few([4] * len(outputs), outputs.tolist(), [20] * len(outputs))
+    run = story("static", work, max_num_seqs=_BATCH, max_model_len=64)
+    return run.window.slot_steps["finished_hold"]
+
+
+def judge_equal_lengths(values: Mapping[str, float]) -> Judged:
+    """No slot is held by who has ended where all lengths are equal, and some are in every draw where they are not."""
+    equal, unequal = values["most_equal"], values["least_unequal"]
+    return Judged(
+        (
+            Part("equal lengths, which lose nothing", equal, most=0),
+            Part("unequal ones, which lose something", unequal, 1),
+        ),
+        f"slots held by who has ended, summed over iterations: at most {equal:.0f} in {_DRAWS} draws of equal"
+        f" lengths, at least {unequal:.0f} in {_DRAWS} of unequal ones",
+        "A batch waits for its longest output; nobody waits where all are that long.",
+    )
+
+
+def _seven_in_turn(trial: Trial) -> Values:
+    continuous = next(found for found in all_stories() if found.title == "Continuous batching")
+    runs = {
+        name: [
+            row["iteration"]
+            for row in continuous.rows
+            if row["sequence"] == name and row["state"] in ("prefill", "decode")
+        ]
+        for name in ("S1", "S3", "S4", "S5", "S6", "S7")
+    }
+    pairs = {"s5_after_s3": ("S3", "S5"), "s6_after_s1": ("S1", "S6"), "s7_after_s4": ("S4", "S7")}
+    return {name: runs[new][0] - runs[old][-1] for name, (old, new) in pairs.items()}
+
+
+def judge_seven_in_turn(values: Mapping[str, float]) -> Judged:
+    """Each starts in the iteration after the one whose seat it takes has ended."""
+    names = {"s5_after_s3": "S5 for S3", "s6_after_s1": "S6 for S1", "s7_after_s4": "S7 for S4"}
+    return Judged(
+        tuple(Part(text, values[name], 1, 1) for name, text in names.items()),
+        "iterations between the end of one and the start of the next: "
+        + ", ".join(f"{text} {values[name]:.0f}" for name, text in names.items()),
+        "The queue is looked at in every iteration.",
+    )
+
+
+#: Waiting requests on ten running ones at which TGI's rule and the claim's are told apart.
+_RUNNING, _RATIO, _WAITING = 10, 1.3, (12, 13, 14)
+
+
+def _pauses(trial: Trial) -> Values:
+    found = {f"pauses_at_{waiting}": float(_paused_after(waiting) <= 2) for waiting in _WAITING}
+    return found | {"steps_until_one_is_taken": float(_paused_after(1))}
+
+
+def _paused_after(waiting: int) -> int:
+    """Steps from the arrival of so many requests until decoding pauses for them; ten run, of which none ends."""
+    long, arrival_s = 100, 4.5
+    prompts, told = [4] * (_RUNNING + waiting), [long] * (_RUNNING + waiting)
+    work = few(prompts, told, told, [0.0] * _RUNNING + [arrival_s] * waiting)
+    run = story("tgi", work, waiting_served_ratio=_RATIO, max_num_seqs=64)
+    started = int(run.book.stays["start_ticks"][_RUNNING])
+    return -(-started // PER_SECOND) - int(arrival_s)
+
+
+def judge_pauses(values: Mapping[str, float]) -> Judged:
+    """Decoding pauses where the claim says so, and only there."""
+    parts = [
+        Part(
+            f"{waiting} waiting on {_RUNNING}",
+            values[f"pauses_at_{waiting}"],
+            *[float(waiting / _RUNNING > _RATIO)] * 2,
+        )
+        for waiting in _WAITING
+    ]
+    taken = values["steps_until_one_is_taken"]
+    return Judged(
+        (*parts, Part("one waiting, however long", taken, least=50)),
+        ", ".join(
+            f"{waiting} on {_RUNNING}: {'pauses' if values[f'pauses_at_{waiting}'] else 'goes on'}"
+            for waiting in _WAITING
+        )
+        + f"; one waiting is taken after {taken:.0f} steps",
+        f"TGI asks for floor({_RUNNING} * {_RATIO:g}) = {int(_RUNNING * _RATIO)} that fit, not for more, and after"
+        " 20 decode steps for none.",
+    )
+
+
+PROBES = (
+    Probe(
+        2,
+        STORY,
+        "each of the three has at least one slot",
+        _three_sources,
+        judge_three_sources,
+        foreseen=(Foreseen("reserved", 3, 3), Foreseen("over_estimate", 2545, 2545)),
+        verdict=HOLDS,
+    ),
+    Probe(
+        15,
+        STORY,
+        "S3 ends after two iterations, S2 after six, seats idle",
+        _static_of_four,
+        judge_static_of_four,
+        verdict=HOLDS,
+    ),
+    Probe(
+        16,
+        STORY,
+        "slots held by who has ended are none where lengths are equal, some where they are not",
+        _equal_lengths,
+        judge_equal_lengths,
+        "least_unequal",
+        stretches=False,
+        verdict=HOLDS,
+    ),
+    Probe(
+        17,
+        STORY,
+        "each starts one iteration after the one whose seat it takes",
+        _seven_in_turn,
+        judge_seven_in_turn,
+        verdict=HOLDS,
+    ),
+    Probe(
+        19,
+        STORY,
+        "decoding pauses where waiting / running exceeds 1.3, and only there",
+        _pauses,
+        judge_pauses,
+        verdict=HOLDS_ONLY,
+    ),
+)

@@ -1,0 +1,146 @@
+"""What is said of paged attention in four popular texts, put to the test: each claim a verdict that numbers decide.
+
+The claims are those of ``facts/claims.json``, with the letters of their texts. Each has a probe (``claim``) in one of
+the modules named here. What is drawn is drawn for several seeds, and the rule of a probe gets the means; the number
+that decides is told with its range over the seeds, and with how far it moves where all steps take 1 % longer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from statistics import fmean
+from typing import Any
+
+from . import (
+    bandwidth as claims_bandwidth,
+    batching as claims_batching,
+    beyond as claims_beyond,
+    blocks as claims_blocks,
+    overhead as claims_overhead,
+    room as claims_room,
+)
+from . import sharing as claims_sharing, throughput as claims_throughput, waste as claims_waste
+from . import systems_goodput, systems_latency, systems_memory, systems_throughput
+from .claim import VERDICTS, Measured, Probe, Source, table_row
+from .runs import Trial
+from ..paper.comparison import Payload
+from ..runs.kept import Kept, key
+from ..runs.output import track
+
+FIGURE = "claims"
+SEEDS = 3
+_LONGER = 1.01
+_CLAIMS = (
+    *(claims_waste, claims_batching, claims_throughput, claims_sharing, claims_blocks),
+    *(claims_overhead, claims_bandwidth, claims_room, claims_beyond),
+)
+_SYSTEMS = (systems_throughput, systems_latency, systems_goodput, systems_memory)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Things that are said, and how each is tested.
+
+    Attributes:
+        name: Of the files in which rows are kept.
+        sources: What is said, by number.
+        probes: One for each, in their order.
+    """
+
+    name: str
+    sources: Mapping[int, Source]
+    probes: Sequence[Probe]
+
+    def row(self, probe: Probe, numbers: Measured) -> dict[str, Any]:
+        """One line, from its numbers."""
+        return table_row(self.sources[probe.number], probe, numbers)
+
+
+@cache
+def claims() -> Table:
+    """The claims of the four texts."""
+    facts = json.loads(resources.files(__package__).joinpath("facts/claims.json").read_text("utf-8"))
+    sources = {number: Source(**fact) for number, fact in enumerate(facts["claims"], start=1)}
+    return Table("claim", sources, _in_order(_CLAIMS))
+
+
+@cache
+def systems() -> Table:
+    """What other systems' own texts say of themselves."""
+    sources = {number: source for module in _SYSTEMS for number, source in module.SOURCES.items()}
+    return Table("system", dict(sorted(sources.items())), _in_order(_SYSTEMS))
+
+
+def _in_order(modules: Iterable[Any]) -> list[Probe]:
+    return sorted((probe for module in modules for probe in module.PROBES), key=lambda probe: probe.number)
+
+
+def measured(probe: Probe, seeds: Sequence[int]) -> Measured:
+    """The numbers of a probe: means over the seeds, and of the one that decides its range and how it hangs on the
+    step.
+    """
+    if probe.decides is None:
+        return Measured(probe.measure(Trial()))
+    found = [probe.measure(Trial(seed)) for seed in seeds]
+    deciding = [values[probe.decides] for values in found]
+    return Measured(
+        {name: fmean(values[name] for values in found) for name in found[0]},
+        min(deciding),
+        max(deciding),
+        probe.measure(Trial(seeds[0], _LONGER))[probe.decides] - deciding[0] if probe.stretches else None,
+    )
+
+
+def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many rows have each verdict; every verdict is there."""
+    found = [row["verdict"] for row in rows]
+    return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def compare_claims(seeds: tuple[int, ...], kept: Kept) -> Payload:
+    """Everything that is said, put to the test; what is kept already is not measured again."""
+    tables = claims(), systems()
+    total = sum(len(table.probes) for table in tables)
+    found = list(track((_row(*line, seeds, kept) for line in _lines(tables)), FIGURE, total))
+    rows, others = found[: len(tables[0].probes)], found[len(tables[0].probes) :]
+    drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    return {
+        "figure": FIGURE,
+        "workload": f"{len(rows)} claims of four texts, {len(others)} of other systems; synthetic lengths, {drawn}",
+        "rows": rows,
+        "totals": totals(rows),
+        "other_systems": others,
+        "other_systems_totals": totals(others),
+        "seeds": list(seeds),
+        "basis": list(_basis()),
+    }
+
+
+def _lines(tables: Iterable[Table]) -> Iterator[tuple[Table, Probe]]:
+    return ((table, probe) for table in tables for probe in table.probes)
+
+
+def _row(table: Table, probe: Probe, seeds: tuple[int, ...], kept: Kept) -> dict[str, Any]:
+    name = f"{table.name}-{probe.number:02}"
+    follows_from = key(name, None, seeds)
+    found = kept.find(name, follows_from)
+    if found is None:
+        found = kept.keep(name, follows_from, {"row": table.row(probe, measured(probe, seeds))})
+    return found["row"]
+
+
+def _basis() -> Iterator[str]:
+    yield (
+        "Verdicts follow from the numbers by the rule beside each claim: it holds if all its parts do, holds only"
+        " for those that do, and does not hold if none does. A number that only bounds what is claimed from below,"
+        " because something is not modelled that raises it, refutes nothing."
+    )
+    yield (
+        "Numbers are means over the seeds; beside the one that decides stand its range over them, and how far it"
+        " moves if all steps take 1 % longer (step times fitted to OPT-13B only)."
+    )
+    yield "No GPU was used. What needs one is not decided here, and the row names the experiment."

@@ -1,0 +1,253 @@
+"""Claims about sequences that have tokens in common: samples, beams, forks, rollbacks, copies on write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from ...sim.workload.dialogue import NO_PARENT, Dialogue
+from ...sim.recording.plans import Plan, record
+from ...sim.engine.run import simulate
+from ...sim.engine.settings import FITTED_BEAM_SURVIVAL, settings
+from ...sim.types.ticks import PER_SECOND
+from ...sim.workload.workload import Workload
+from ..paper.figures import fig14
+from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .runs import Trial, few
+from .throughput import ROUNDED
+from .waste import EARLIER
+from ..paper.paper import ALPACA_SET, FIG15, Source
+from .plan_contents import wrong_rows
+from ..paper.rate_sweep.panels import ORACLE, VLLM
+from ..paper.rate_sweep.rate_sweep import Crossing, Search, crossing_of, stretched
+from ..paper.sharing import SAVED, SharingCase, measure
+
+STORY = "simulated: block tables of a few requests"
+_PANEL, _SAMPLES, _BLOCK = "f", 4, 4
+_BEAMS, _REQUESTS = fig14.PANELS[_PANEL][1], fig14.MOST_REQUESTS[fig14.BEAMS]
+BEAMS = (
+    f"simulated: Fig 14{_PANEL} ({_BEAMS} beams, Alpaca's lengths, up to {_REQUESTS:,} requests), requests/s at a mean"
+    " normalised latency of 0.5 s/token"
+)
+#: Fig 14's step time is fitted with it, whatever seed its requests are of.
+_FIRST_SEED = 0
+_SAVING = replace(FIG15, duration_s=200, window_s=(100, 200))
+_HISTORY = 1000
+#: Requests of a burst.
+_BURST = 200
+#: Whether the parent is rolled back, and for how many tokens its child goes on.
+_BRANCHES = {"fork": (False, 40), "longer rollback": (True, 40), "shorter rollback": (True, 10)}
+
+
+def beam_searches(seed: int) -> dict[str, Search]:
+    """By series, the search that Fig 14f makes for its requests of a seed."""
+    source = Source(tuple(dict.fromkeys((_FIRST_SEED, seed))))
+    panel = fig14.asked_panel(_PANEL, source, _REQUESTS)
+    return {series: panel.search(series, seed) for series in panel.systems}
+
+
+@lru_cache(8)
+def _crossings(seed: int) -> dict[str, Crossing]:
+    return {series: crossing_of(search) for series, search in beam_searches(seed).items()}
+
+
+def beam_rates(trial: Trial) -> Values:
+    """Requests/s by series at which Fig 14f's mean normalised latency crosses its target."""
+    return {series: stretched(found, trial.stretch) for series, found in _crossings(trial.seed).items()}
+
+
+def _beams(trial: Trial) -> Values:
+    rates = beam_rates(trial)
+    return {f"over {name}": rates[VLLM] / rates[name] for name in EARLIER} | {"vllm_requests_per_s": rates[VLLM]}
+
+
+def judge_beams(values: Mapping[str, float]) -> Judged:
+    """More than ten times the rate of each baseline."""
+    return Judged(
+        tuple(Part(name, values[f"over {name}"], 10) for name in EARLIER),
+        f"with {_BEAMS} beams vLLM serves {values['vllm_requests_per_s']:.2f} req/s; "
+        + ", ".join(f"{values[f'over {name}']:.1f}x {name}" for name in EARLIER),
+        "Who reserves the model's maximum for each of six beams has room for one request; who knows the outputs has"
+        " room for many.",
+    )
+
+
+def _one_prompt(trial: Trial) -> Values:
+    """Samples of a prompt that leaves its last block half full, and of one that fills it."""
+    found = {}
+    for name, prompt in {"half_full": _BLOCK + 2, "full": 2 * _BLOCK}.items():
+        plan = _samples_plan(prompt)
+        tables = [plan.block_table(plan.num_steps - 1, row)[: prompt // _BLOCK] for row in range(_SAMPLES)]
+        found[f"copies_of_full_prompt_blocks_{name}"] = float(len({tuple(table.tolist()) for table in tables}))
+        found[f"blocks_copied_{name}"] = float(len(plan.copies))
+    return found
+
+
+def _samples_plan(prompt: int) -> Plan:
+    chosen = settings(model="toy-opt", policy="vllm-sosp23", block_size=_BLOCK, num_gpu_blocks_override=64)
+    return record(chosen, few([prompt], [4], n=[_SAMPLES]))[1]
+
+
+def judge_one_prompt(values: Mapping[str, float]) -> Judged:
+    """One copy of the full blocks; n - 1 copies of a block that is half full, and none where the prompt fills it."""
+    kept = [values[f"copies_of_full_prompt_blocks_{name}"] for name in ("half_full", "full")]
+    half, full = values["blocks_copied_half_full"], values["blocks_copied_full"]
+    return Judged(
+        (
+            Part("one copy of the prompt's full blocks", max(kept), 1, 1),
+            Part("copies where outputs begin in a shared block", half, _SAMPLES - 1, _SAMPLES - 1),
+            Part("none elsewhere", full, most=0),
+        ),
+        f"{_SAMPLES} samples: full blocks of the prompt held {max(kept):.0f} time; copied {half:.0f} blocks where"
+        f" the prompt ends within one, {full:.0f} where it fills it",
+        "A shared block is copied when somebody is about to write to it; full blocks are never written to again.",
+    )
+
+
+def _branches(trial: Trial) -> Values:
+    found = {}
+    for name, policy in {"paged": "vllm-v0", "contiguous": "orca-oracle"}.items():
+        for kind, branch in _BRANCHES.items():
+            run = simulate(settings(policy=policy), _branch(*branch))
+            copies = run.book.copies
+            found[f"{kind}_{name}_slots"] = int(copies["slots"].sum())
+            found[f"{kind}_{name}_us"] = int(copies["ticks"].sum()) * 1e6 / PER_SECOND
+    return found
+
+
+def _branch(rolls_back: bool, more_tokens: int) -> Workload:
+    """A request of 1,010 tokens, and one that goes on from the first 1,000 when it is done, for so many more."""
+    base = few([_HISTORY - 10, _HISTORY + 1], [20, more_tokens - 1], arrivals_s=[0, 60])
+    tree = Dialogue(np.array([NO_PARENT, 0]), np.array([0, _HISTORY]), np.array([False, rolls_back]))
+    return replace(base, dialogue=tree)
+
+
+def judge_branches(values: Mapping[str, float]) -> Judged:
+    """Contiguous memory copies the whole history, paged memory no more than a block."""
+    contiguous = {kind: values[f"{kind}_contiguous_slots"] for kind in _BRANCHES}
+    paged = max(values[f"{kind}_paged_slots"] for kind in _BRANCHES)
+    return Judged(
+        (
+            *(
+                Part(f"{kind}s, which copy all without paging", copied, _HISTORY)
+                for kind, copied in contiguous.items()
+            ),
+            Part("paged memory, which copies a block at most", paged, most=16),
+        ),
+        f"slots copied of a history of {_HISTORY:,} tokens, contiguous: "
+        + ", ".join(f"{kind} {copied:,.0f}" for kind, copied in contiguous.items())
+        + f" ({values['fork_contiguous_us']:,.0f} us for all of it); paged at most {paged:.0f}"
+        f" ({values['fork_paged_us']:.0f} us)",
+        "Contiguous memory copies what two must hold, and what no longer fits the piece that it lies in.",
+    )
+
+
+def _race(trial: Trial) -> Values:
+    plan = _samples_plan(_BLOCK + 2)
+    return {
+        "rows": float(len(plan.sequence)),
+        "wrong_rows": float(wrong_rows(plan)),
+        "wrong_rows_without_a_copy": float(wrong_rows(plan, skipped_copy=0)),
+    }
+
+
+def judge_race(values: Mapping[str, float]) -> Judged:
+    """Every table holds its sequence's tokens; with one copy left out some do not."""
+    wrong, without = values["wrong_rows"], values["wrong_rows_without_a_copy"]
+    return Judged(
+        (
+            Part("tables with counts and copies, which are right", wrong, most=0),
+            Part("a copy left out, which is noticed", without, 1),
+        ),
+        f"of {values['rows']:.0f} table reads {wrong:.0f} find another sequence's tokens; with one copy left out"
+        f" {without:.0f}",
+        "Two tables that name one block overwrite each other's token unless one of them gets a copy first.",
+    )
+
+
+@lru_cache(8)
+def saving(trial: Trial) -> Values:
+    """Memory that beams and samples save on Alpaca, and what they gain of throughput."""
+    source = Source((trial.seed,), drawn_from=ALPACA_SET)
+    work = source.workload(_SAVING, trial.seed)
+    beams = measure(work, SharingCase(_SAVING, trial.seed, _BEAMS, FITTED_BEAM_SURVIVAL)).values[SAVED]
+    samples = measure(work, SharingCase(_SAVING, trial.seed, _BEAMS)).values[SAVED]
+    together, apart, swapped = samples_per_s(trial), unshared_per_s(trial), unshared_per_s(trial, "swap")
+    rates = beam_rates(trial)
+    return {
+        "beams_saved_pct": beams,
+        "samples_saved_pct": samples,
+        "beams_over_oracle": rates[VLLM] / rates[ORACLE],
+        "samples_over_unshared": together / apart,
+        "samples_over_unshared_swapped": together / swapped,
+    }
+
+
+def samples_per_s(trial: Trial) -> float:
+    """Output tokens/s of 200 requests for six samples each, which share their prompt."""
+    return trial.burst(ALPACA_SET, _BURST, "vllm-sosp23", _BEAMS)
+
+
+def unshared_per_s(trial: Trial, preemption_mode: str = "recompute") -> float:
+    """The same sequences, each a request of its own, preempted by ``preemption_mode``."""
+    return trial.burst(ALPACA_SET, _BURST, "vllm-sosp23", copies=_BEAMS, preemption_mode=preemption_mode)
+
+
+def judge_saving(values: Mapping[str, float]) -> Judged:
+    """55 % within 5 points and 2.2 times, from 95 % on, for beams and for samples."""
+    return Judged(
+        (
+            Part("memory of beams, 55 %", values["beams_saved_pct"], 50, 60),
+            Part("memory of samples, 55 %", values["samples_saved_pct"], 50, 60),
+            Part("throughput of beams, 2.2x Orca (Oracle)", values["beams_over_oracle"], 2.2 * ROUNDED),
+            Part(
+                "throughput of samples, 2.2x what sharing nothing gives",
+                values["samples_over_unshared"],
+                2.2 * ROUNDED,
+            ),
+        ),
+        f"{_BEAMS} sequences a request on Alpaca: beams save {values['beams_saved_pct']:.1f} % of the blocks,"
+        f" samples {values['samples_saved_pct']:.1f} %; throughput of beams {values['beams_over_oracle']:.2f}x Orca"
+        f" (Oracle), of samples {values['samples_over_unshared']:.2f}x the same engine without sharing, and"
+        f" {values['samples_over_unshared_swapped']:.2f}x if that swaps, too",
+        "Samples have the prompt in common and nothing else; beams also most of what they generated. Samples of one"
+        " request are swapped where single sequences are computed again, which is quicker here.",
+    )
+
+
+PROBES = (
+    Probe(
+        5,
+        BEAMS,
+        "ten times the rate of a baseline, or more; rates are found within 2 %",
+        _beams,
+        judge_beams,
+        "over Orca (Max)",
+        foreseen=(Foreseen("over Orca (Max)", 13, 26), Foreseen("over Orca (Oracle)", 1.8, 2.2)),
+        verdict=HOLDS_ONLY,
+    ),
+    Probe(6, STORY, "full blocks once; n - 1 copies of a half-full block, else none", _one_prompt, judge_one_prompt),
+    Probe(9, STORY, "contiguous copies 1,000 slots, paged 16 at most", _branches, judge_branches),
+    Probe(
+        10,
+        STORY,
+        "no table holds another's token; one does where a copy is left out",
+        _race,
+        judge_race,
+        verdict=HOLDS,
+        experiment="the same tables on a card: `fragmeter validate --plan plan.npz --check`, part of the GPU runbook",
+    ),
+    Probe(
+        13,
+        "simulated: Fig 15's load on Alpaca, 200 s; rates of beams as for claim 5",
+        "55 % within 5 points; 2.2x, from 95 % on; rates are found within 2 %",
+        saving,
+        judge_saving,
+        "beams_over_oracle",
+        foreseen=(Foreseen("beams_saved_pct", 53, 57), Foreseen("samples_saved_pct", 6, 10)),
+        verdict=HOLDS_ONLY,
+    ),
+)

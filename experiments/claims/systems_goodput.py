@@ -1,0 +1,171 @@
+"""What DeepSpeed-FastGen says of its effective throughput, put to the test as its benchmark measures it.
+
+Published (github.com/microsoft/DeepSpeed, blogs/deepspeed-fastgen, section 4; scripts: microsoft/DeepSpeedExamples,
+benchmarks/inference/mii): LLaMA-2 70B on four A100-80GB, prompts normal around 2,600 tokens (4,000 at most), outputs
+around 60, both with a deviation of 30 %. 1 to 32 clients, each with one request under way, send 512 requests. One is
+successful if
+
+    its first token comes at 512 prompt tokens/s or faster, and
+    the exponential moving average (span 16) of the gaps between its tokens stays below 1/4 s to the last one.
+
+Effective throughput is that of the successful ones, at the number of clients where it is highest. FastGen's steps have
+768 tokens. The model here is LLaMA-3.1 70B, which differs by its vocabulary.
+
+Step times are rooflines, times one factor, the same for both: it is fitted on the effective throughput that FastGen
+was published with, and vLLM's is predicted. So what is compared is who runs when; that either's software may take
+more time than the other's is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ...sim.output import frames as pd
+from ...sim.metrics.requests import request_times
+from ...sim.engine.run import Run, simulate
+from ...sim.engine.settings import settings
+from ...sim.types.ticks import PER_SECOND
+from ...sim.workload.users import Users
+from ...sim.workload.workload import Workload
+from ...traces import stream
+from .claim import Judged, Part, Probe, Source, Values
+from .runs import Trial
+from .throughput import ROUNDED
+from ..runs.crossing import crossing
+from .systems_throughput import published
+
+_REQUESTS, _CLIENTS = 512, (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
+_PROMPT_TOKENS, _OUTPUT_TOKENS, _DEVIATION, _LONGEST_PROMPT = 2600, 60, 0.3, 4000
+_PROMPT_TOKENS_PER_S, _TOKENS_PER_S, _SPAN = 512, 4, 16
+#: Where the search for the slowness begins.
+_SLOWNESS_START = 1.5
+#: Policy and tokens of a step: FastGen's benchmark's, and vLLM's where none is asked for, the model's length.
+_SYSTEMS = {"vllm": ("vllm-v0", 4096), "fastgen": ("fastgen", 768)}
+_CARDS = {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tensor_parallel_size": 4, "max_model_len": 8192}
+
+
+def _requests(trial: Trial, clients: int) -> Workload:
+    random, nobody_waits = stream(trial.seed, "systems fastgen"), np.zeros(_REQUESTS, dtype=np.int64)
+    prompts, outputs = (
+        np.clip(np.rint(random.normal(mean, _DEVIATION * mean, _REQUESTS)).astype(np.int64), 2, most)
+        for mean, most in ((_PROMPT_TOKENS, _LONGEST_PROMPT), (_OUTPUT_TOKENS, 4 * _OUTPUT_TOKENS))
+    )
+    return Workload("fastgen", nobody_waits, prompts, outputs, outputs, users=Users(clients, nobody_waits))
+
+
+def gap_seconds(run: Run) -> pd.DataFrame:
+    """Every gap between two tokens of a request, in their order.
+
+    Returns:
+        Columns ``index`` (the request) and ``gap_s``. Of runs with one sequence a request.
+    """
+    book = run.book
+    stays = book.stays["index"], book.stays["start_clock"], book.stay_end, book.first_token_ticks
+    ticks = {"index": [], "ticks": []}
+    for index, start, end, first in zip(*(column.tolist() for column in stays), strict=True):
+        later = book.end_of(np.arange(start + 2, end + 1))
+        ticks["index"].append(np.full(1 + len(later), index))
+        ticks["ticks"].append(np.append(first, later))
+    table = pd.DataFrame({name: np.concatenate(columns) for name, columns in ticks.items()})
+    table = table.sort_values(["index", "ticks"], ignore_index=True)
+    table["gap_s"] = table.groupby("index")["ticks"].diff() / PER_SECOND
+    return table.dropna()[["index", "gap_s"]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """How some number of clients was served.
+
+    Attributes:
+        clients: The number.
+        lateness: Of each request the larger of its two times over their limits, float64 [requests].
+        per_s: Requests/s, successful or not.
+    """
+
+    clients: int
+    lateness: np.ndarray
+    per_s: float
+
+    def share(self, stretch: float = 1.0) -> float:
+        """Of the requests, those that are successful where all steps take ``stretch`` times as long: so do all times,
+        as nobody comes by the clock.
+        """
+        return float((self.lateness * stretch < 1).mean())
+
+    def effective(self, stretch: float = 1.0) -> float:
+        """Successful requests/s."""
+        return self.share(stretch) * self.per_s / stretch
+
+
+def lateness(run: Run) -> np.ndarray:
+    """The larger of each request's two times over their limits, float64 [requests]."""
+    averages = gap_seconds(run).groupby("index")["gap_s"].ewm(span=_SPAN).mean()
+    slowest = averages.groupby("index").max().reindex(np.arange(len(run.workload)), fill_value=0).to_numpy()
+    first_token = request_times(run).ttft_ms / 1e3 / (run.workload.prompt_tokens / _PROMPT_TOKENS_PER_S)
+    return np.maximum(first_token, slowest * _TOKENS_PER_S)
+
+
+def served(trial: Trial, policy: str, step_tokens: int, clients: int) -> Served:
+    """All requests, sent by so many clients."""
+    chosen = settings(policy=policy, max_num_batched_tokens=step_tokens, **_CARDS)
+    run = simulate(chosen, _requests(trial, clients))
+    return Served(clients, lateness(run), _REQUESTS * PER_SECOND / run.book.end_ticks)
+
+
+def best(numbers: Sequence[Served], stretch: float = 1.0) -> Served:
+    """At the number of clients at which it is highest."""
+    return max(numbers, key=lambda one: one.effective(stretch))
+
+
+def slowness(numbers: Sequence[Served], per_s: float) -> float:
+    """How much longer all steps must take for the effective throughput to be ``per_s`` requests/s."""
+    return crossing(lambda stretch: 1 / best(numbers, stretch).effective(stretch), 1 / per_s, _SLOWNESS_START).at
+
+
+def _fastgen(trial: Trial) -> Values:
+    runs = {name: [served(trial, *chosen, clients) for clients in _CLIENTS] for name, chosen in _SYSTEMS.items()}
+    fitted = slowness(runs["fastgen"], published()["fastgen"]["fastgen_requests_per_s"])
+    found: Values = {"slowness": fitted}
+    for step, stretch in (("roofline", 1.0), ("fitted", fitted)):
+        rates = {name: best(numbers, stretch).effective(stretch) for name, numbers in runs.items()}
+        found |= {f"{name}_per_s_{step}": rate for name, rate in rates.items()}
+        found[f"times_{step}"] = rates["fastgen"] / rates["vllm"]
+    return found | {"vllm_failed_pct": 100 * (1 - best(runs["vllm"], fitted).share(fitted))}
+
+
+def judge_fastgen(values: Mapping[str, float]) -> Judged:
+    """2.3 times the effective throughput, from 95 % on; less leaves the rest to the software."""
+    said, times = published()["fastgen"], values["times_fitted"]
+    return Judged(
+        (Part("effective throughput", times, said["vs_vllm_x"] * ROUNDED, up_to=inf),),
+        f"with steps {values['slowness']:.2f} times the roofline's, fitted on FastGen's published"
+        f" {said['fastgen_requests_per_s']:g} req/s, vLLM serves {values['vllm_per_s_fitted']:.2f} successfully"
+        f" ({values['vllm_failed_pct']:.0f} % fail; published: {said['vllm_requests_per_s']:g},"
+        f" {said['vllm_failed_pct']:g} %): {times:.2f} times; said: {said['vs_vllm_x']:g}. With the roofline's steps"
+        f" {values['fastgen_per_s_roofline']:.2f} over {values['vllm_per_s_roofline']:.2f}:"
+        f" {values['times_roofline']:.2f} times",
+        "A prompt pauses all decodes for as long as it takes to compute; the longer a step, the more that costs. Who"
+        " runs when is all that differs here: what vLLM's software took beside FastGen's is left, a factor of"
+        f" {said['vs_vllm_x'] / times:.2f}.",
+    )
+
+
+SOURCES = {10: Source("DeepSpeed-FastGen", "2.3 times vLLM's effective throughput", "simulate", "2.3")}
+PROBES = (
+    Probe(
+        10,
+        "simulated: roofline, FastGen's benchmark: 1 to 32 clients, 512 requests, limits on the first token and on the"
+        " moving average of gaps",
+        "2.3, from 95 % on; less is a lower bound, as only who runs when is modelled",
+        _fastgen,
+        judge_fastgen,
+        "times_fitted",
+        stretches=False,
+        experiment="both servers of November 2023 on four A100-80GB by the benchmark's scripts, each step's time beside"
+        " what it computed",
+    ),
+)

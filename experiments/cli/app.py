@@ -1,0 +1,137 @@
+"""The program ``fragmeter``: verbs, and what becomes of errors.
+
+Exit status: 0 done; 2 the user's mistake, one line on standard error; 1 a fault of ours, one line and
+how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, what is finished
+stays; 141 the reader of the output has gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from io import TextIOWrapper
+from typing import NoReturn
+
+import psutil
+import pydantic
+from cyclopts import App, CycloptsError
+
+from ... import __version__
+from ...sim.types.errors import UserError
+from ...sim.output.interrupts import INTERRUPTED, handle, message_of, status_of
+from ...sim.engine.settings import setting_error
+from ..runs.output import Terminal
+from .whole_numbers import whole_numbers
+
+DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
+#: Seconds after which a program that was interrupted ends, whatever it waits for.
+MOST_UNWINDING_S = 5
+
+app = App(
+    name="fragmeter",
+    help="Every slot of an LLM server's KV cache, accounted for.",
+    help_epilogue="Start with: fragmeter reproduce all --out results",
+    version=__version__,
+    config=whole_numbers,
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+    console=Terminal(),
+    result_action="return_none",
+)
+VERBS = {
+    "reproduce": "Rerun the PagedAttention paper's figures, published beside simulated.",
+    "simulate": "Serve a trace on a simulated replica, or on several, and write what happened.",
+    "sweep": "Run every combination of some settings, into one Parquet file.",
+    "compare": "Say by how much each metric moves from one run or setting to another.",
+    "report": "Draw a run, or several side by side: one HTML page with the block map.",
+    "plan": "Find what to buy and how to set it; say whether a vllm serve line starts.",
+    "validate": "Hold what is simulated against a device, or against a benchmark of a real server.",
+    "traces": "Look at request traces, and convert them.",
+    "calibrate": "Measure what the operations of a step take on a device.",
+    "doctor": "Say what works on this machine, and why not.",
+}
+# Verbs are imported when they are called: pictures and tables take a second to load.
+for _place, (_verb, _help) in enumerate(VERBS.items()):
+    app.command(f"{__package__}.{_verb}:{_verb}", name=_verb, help=_help, sort_key=_place)
+
+
+def main() -> None:
+    """Entry point: run the command line and exit."""
+    if hasattr(signal, "alarm"):
+        # Runs after all that modules of verbs register: later on an alarm would end the program by its signal.
+        atexit.register(signal.alarm, 0)
+    handle(_leave_in_time)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names that the encoding lacks, such as those that are no UTF-8, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(status(sys.argv[1:]))
+
+
+def _leave_in_time(status: int) -> None:
+    """An interrupted program unwinds, but not for ever."""
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGALRM, partial(_leave, status))
+        signal.alarm(MOST_UNWINDING_S)
+
+
+def _leave(status: int, *_: object) -> NoReturn:
+    """End the workers and be gone, without the interpreter's own way out, which would wait for them."""
+    # Trackers of shared memory, which tidy up behind us, heed no SIGTERM.
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
+    os._exit(status)
+
+
+def status(tokens: Sequence[str]) -> int:
+    """Run the command line; the exit status."""
+    try:
+        app(tokens)
+    except CycloptsError as error:
+        return _refuse(_one_line(error))
+    except UserError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt as interrupt:
+        _complain(message_of(interrupt))
+        return status_of(interrupt)
+    except BrokenPipeError:
+        # Python would complain again when it flushes standard output on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except MemoryError as error:
+        return _refuse(f"more memory than this machine has ({error}); ask for fewer requests, or for less time")
+    except Exception as error:
+        return _fault(error)
+    return DONE
+
+
+def _one_line(error: CycloptsError) -> str:
+    if isinstance(error.__cause__, pydantic.ValidationError):
+        return str(setting_error(error.__cause__))
+    return " ".join(str(error).split())
+
+
+def _refuse(text: str) -> int:
+    _complain(text)
+    return MISTAKE
+
+
+def _fault(error: Exception) -> int:
+    if os.environ.get("FRAGMETER_DEBUG") == "1":
+        traceback.print_exc()
+    summary = " ".join(f"{type(error).__name__}: {error}".split())
+    _complain(f"a fault of ours ({summary}); please report it with what FRAGMETER_DEBUG=1 prints")
+    return FAULT
+
+
+def _complain(text: str) -> None:
+    """Print one line, whatever names are in it: what would break it, or steer the terminal, is escaped."""
+    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    print(f"fragmeter: {shown}", file=sys.stderr)

@@ -1,0 +1,74 @@
+"""``fragmeter calibrate``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich import box
+from rich.table import Table
+
+from ...gpu.devices import devices
+from ...sim.types.errors import SettingError
+from ...sim.output.files import as_json, require_apart, write_whole
+from ...sim.spec import model as model_of
+from ..runs.named_files import named_files
+from ..runs.output import RESULT_FILE, JsonTarget, Report, track
+
+
+def calibrate(
+    *,
+    device: str = "cpu",
+    model: str = "toy-llama",
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None,
+    block_size: int = 16,
+    quick: bool = False,
+    seed: int = 0,
+    out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
+    json: JsonTarget = None,
+) -> None:
+    """Measure what the operations of a step take on a device, and fit models to them.
+
+    Args:
+        device: cpu, cuda, or cuda: and a number.
+        model: Preset, or path to a config.json, whose shapes are measured: one like OPT or Llama. toy-llama and toy-opt
+            are small enough for a CPU.
+        dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
+        block_size: Tokens a KV block.
+        quick: A few points, to try things with.
+        seed: Seed of weights, block tables and lengths.
+        out: The calibration, as --cost of other verbs takes it.
+    """
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, named_files(model=model))
+    if block_size < 1:
+        raise SettingError("block_size", block_size, "must be at least 1 slot")
+    spec = model_of(model)
+    opened = devices.open_timed(device)
+    # Needs torch, which is there once a device is open.
+    from ...gpu.calibrate.calibrate import calibrate as measure
+
+    found = measure(spec, opened, dtype, block_size, quick, seed, partial(track, subject="Measuring"))
+    write_whole(out, as_json(found))
+    _tell(found, report)
+    report.point_to("Calibration", out)
+    report.data({name: value for name, value in found.items() if name != "points"} | {"path": str(out)})
+
+
+def _tell(found: dict[str, Any], report: Report) -> None:
+    report.say(f"{found['model']} in {found['dtype']} on {found['device']['name']}", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("", "points", "median error", "mean error", "held out", "bias"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, entry in found["ops"].items():
+        fit = entry["fit"]
+        held = max((error["median_error"] for error in fit["held_out"].values()), default=None)
+        errors = (fit["median_error"], fit["mape"], held, fit["bias"])
+        table.add_row(name, str(fit["points"]), *map(_percent, errors))
+    report.console.print(table)
+    report.say("Errors are of the fitted models at the points they were fitted to, and held out: at points left out.")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"

@@ -1,0 +1,264 @@
+"""``fragmeter compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from rich import box
+from rich.table import Table
+
+from ...reports.data.results import read_documents
+from ...sim.types.errors import SettingError, UserError
+from ...sim.output.files import require_apart
+from ...sim.engine.settings import Settings
+from ...traces import Pacing, Reading
+from ..runs.grid import Point, changed, known_name
+from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.named_files import named_files
+from ..runs.output import RESULT_FILE, JsonTarget, Report
+from ..sweep.paired import Difference, differences
+from ..runs.parallel import Workers
+from ..runs.points import flat
+from ..runs.sweeping import sweep_points
+from ..runs.trace_flags import READING
+from ..runs.unread import given
+from .sweep import WORKERS
+from ..sweep.waste_cost_table import BASIS, check, page, tables, waste_costs
+from ..sweep.waste_cost_table import Side as WasteSide
+
+COMPARISON = Group("Comparison", sort_key=-1)
+DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
+#: Metrics that the terminal shows, and what it calls them.
+_SHOWN = {
+    "request_throughput": "requests/s",
+    "output_throughput": "tokens/s",
+    "mean_ttft_ms": "mean TTFT, ms",
+    "p99_ttft_ms": "p99 TTFT, ms",
+    "mean_tpot_ms": "mean TPOT, ms",
+    "p99_tpot_ms": "p99 TPOT, ms",
+    "p99_itl_ms": "p99 ITL, ms",
+    "mean_e2el_ms": "mean E2EL, ms",
+    "mean_normalized_latency_s": "latency/token, s",
+    "mean_batch": "mean batch",
+    "preemptions.recompute": "recomputed",
+    "preemptions.swap": "swapped",
+    "refused": "refused",
+    "waste.mean_over_time_pct.buckets.live": "live, % of pool",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared: a name, the metrics of its runs, and the hashes of what they served."""
+
+    name: str
+    runs: list[dict[str, float]]
+    works: list[str]
+
+
+def compare(
+    *folders: Annotated[Path, Parameter(group=COMPARISON)],
+    settings: SETTINGS = Settings(),
+    reading: READING = Reading(),
+    pacing: PACING = Pacing(),
+    requests: REQUESTS = Requests(),
+    workers: WORKERS = Workers(),
+    sets: Annotated[list[str] | None, Parameter(name="--set", group=COMPARISON, negative_iterable="")] = None,
+    seeds: Annotated[int, Parameter(group=COMPARISON)] = DEFAULT_SEEDS,
+    confidence: Annotated[float, Parameter(group=COMPARISON)] = DEFAULT_CONFIDENCE,
+    waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
+    price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
+    out: Annotated[Path | None, RESULT_FILE] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Say by how much each metric moves from the first to each of the others.
+
+    Give result folders of simulate --out, or two or more --set, which are run here over the same seeds: then each
+    difference has a confidence interval (Student's t over the pairs of runs with one seed). The other flags are those
+    of simulate, and hold for every run.
+
+    Args:
+        folders: Result folders.
+        sets: Settings as NAME=VALUE, or several with commas between them.
+        seeds: Runs of each side, with seeds from --seed on.
+        confidence: Of the intervals, between 0 and 1.
+        waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the
+            same load with the slots of that bucket given back. All requests are there at the start.
+        price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
+        out: With --waste, a file for the page with the picture.
+    """
+    report = Report(json, out=out)
+    read = named_files(folders=folders, settings=settings, requests=requests, pacing=pacing, reading=reading, sets=sets)
+    require_apart({"out": out, "json": json}, read)
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    if waste:
+        if confidence != DEFAULT_CONFIDENCE:
+            raise SettingError("confidence", confidence, "--waste gives no intervals; leave it out")
+        _tell_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
+        return
+    unused = next((name for name, value in (("price", price), ("out", out)) if value is not None), None)
+    if unused:
+        raise UserError(f"--{unused} goes with --waste; add it, or leave --{unused} out")
+    if not 0 < confidence < 1:
+        raise SettingError("confidence", confidence, "must lie between 0 and 1, such as 0.95")
+    if bool(folders) == bool(sets) or len(folders or sets) < 2:
+        raise UserError("compare takes two or more result folders, or --set two or more times")
+    if folders:
+        _refuse_flags_of_runs(inputs, seeds, confidence)
+        sides = [_read(folder) for folder in folders]
+    else:
+        sides = _run(inputs, sets, seeds, workers)
+    base, *others = sides
+    found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
+    for other, moved in found:
+        report.console.print(_table(base, other, moved, confidence))
+        report.say()
+        for text in _remarks(base, other):
+            report.say(text)
+    report.data(
+        {
+            "base": base.name,
+            "runs": len(base.runs),
+            "confidence": confidence,
+            "compared": [
+                {"other": other.name, "same_requests": base.works == other.works, "metrics": _described(moved)}
+                for other, moved in found
+            ],
+        }
+    )
+
+
+def _tell_waste(
+    report: Report,
+    inputs: Inputs,
+    folders: Sequence[Path],
+    sets: Sequence[str],
+    seeds: int,
+    workers: Workers,
+    price: float | None,
+    out: Path | None,
+) -> None:
+    """What each kind of waste costs each side."""
+    if folders:
+        raise UserError("compare --waste runs settings again; give them by --set, not as result folders")
+    check(seeds, price)
+    _check_twice(sets)
+    asked = [(text, changed(inputs, _values(text))) for text in sets] or [(inputs.settings.policy, inputs)]
+    if any(side.pacing != Pacing() for _, side in asked):
+        raise UserError("compare --waste lets all requests come at once; leave out what says when they come")
+    rows = waste_costs([WasteSide(*each) for each in asked], seeds, workers, price)
+    for found in tables(rows):
+        report.console.print(found)
+        report.say()
+    report.say(BASIS)
+    if out is not None:
+        load = f"Means over {seeds} seeds, the first of them {inputs.settings.seed}."
+        report.point_to("Page", page(rows, load, out))
+    report.data({"seeds": seeds, "first_seed": inputs.settings.seed, "price_per_gpu_hour": price, "rows": rows})
+
+
+def _read(folder: Path) -> Side:
+    """The one run of a result folder."""
+    summary, about = read_documents(folder)
+    return Side(str(folder), [_metrics(summary)], [about["workload"]["sha256"]])
+
+
+def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
+    """Refuse flags of simulate, seeds and a confidence where results are compared that are there already."""
+    own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
+    asked = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
+    if asked:
+        raise SettingError(*asked[0], "result folders are compared as they are; give --set, or leave it out")
+
+
+def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
+    """Each side's runs, with the same seeds."""
+    if seeds < 1:
+        raise SettingError("seeds", seeds, "must be 1 or more")
+    _check_twice(sets)
+    numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
+    asked = [{**_values(text), "seed": number} for text in sets for number in numbers]
+    swept = sweep_points([Point(values, changed(inputs, values)) for values in asked], workers)
+    for each in swept:
+        if each.outcome.error:
+            raise UserError(f"{each.point.asked}: {each.outcome.error}")
+    sides = []
+    for place, text in enumerate(sets):
+        runs = swept[place * seeds : (place + 1) * seeds]
+        metrics = [_metrics(each.outcome.summary) for each in runs]
+        sides.append(Side(text, metrics, [each.work_sha256 for each in runs]))
+    return sides
+
+
+def _check_twice(sets: Sequence[str]) -> None:
+    if len(set(sets)) < len(sets):
+        raise SettingError("set", sets[0], "is compared with itself; change one of the two")
+
+
+def _values(text: str) -> dict[str, str]:
+    """The settings of a side."""
+    values = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not value:
+            raise SettingError("set", text, "say NAME=VALUE, such as block_size=8, or several with commas between")
+        name = known_name(name, "set", text)
+        if name == "seed":
+            raise SettingError("set", text, "both sides have the same seeds; say the first by --seed")
+        values[name] = value.strip()
+    return values
+
+
+def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Every number of a summary, by its path."""
+    numbers = {name: value for name, value in summary.items() if name != "refused_requests"}
+    return {
+        name: value
+        for name, value in flat(numbers)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _described(moved: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [each.describe() for each in moved]
+
+
+def _table(base: Side, other: Side, moved: Sequence[Difference], confidence: float) -> Table:
+    """What the terminal shows: a difference that is sure has a star."""
+    title = f"{base.name}  ->  {other.name}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(("", "base", "other", "difference", "%", f"{confidence:.0%} interval")):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for each in moved:
+        if each.metric in _SHOWN and (each.base or each.other):
+            table.add_row(_SHOWN[each.metric], *_cells(each))
+    return table
+
+
+def _cells(moved: Difference) -> tuple[str, ...]:
+    interval = moved.interval
+    return (
+        _short(moved.base),
+        _short(moved.other),
+        f"{_short(moved.difference)}{'*' if moved.is_sure else ''}",
+        "" if moved.percent is None else f"{moved.percent:+.1f}",
+        "" if interval is None else f"{_short(interval[0])} to {_short(interval[1])}",
+    )
+
+
+def _short(value: float) -> str:
+    """Three digits or so; whole where it is large."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _remarks(base: Side, other: Side) -> list[str]:
+    """How far the figures can be trusted."""
+    if base.works != other.works:
+        return ["The two served different requests: some of the difference is theirs."]
+    if len(base.runs) == 1:
+        return ["One run each: how sure this is, only more seeds can say (--set and --seeds)."]
+    return [f"* beyond chance: the interval over {len(base.runs)} pairs of runs leaves out 0."]

@@ -1,0 +1,105 @@
+"""``fragmeter doctor``."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ... import __version__
+from ...gpu.check.parts import Part, every_part
+from ...gpu.devices.probe import probe
+from ...sim.engine.run import simulate
+from ...sim.engine.settings import settings
+from ...sim.metrics.summary import summary
+from ...sim.workload.workload import Workload
+from ..runs.output import JsonTarget, Report
+
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)(\[[^]]*\])?(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
+)
+
+
+def doctor(*, json: JsonTarget = None) -> None:
+    """Say what works on this machine, and why not."""
+    report = Report(json)
+    parts = [simulator(), reports(), *every_part()]
+    findings = {
+        "fragmeter": __version__,
+        "python": platform.python_version(),
+        "parts": [part.as_dict() for part in parts],
+        "packages": packages(),
+        "gpu": probe().as_dict(),
+    }
+    for part in parts:
+        _tell(report, part)
+    report.say()
+    report.console.print(_packages_table(findings["packages"]))
+    report.data(findings)
+
+
+def simulator() -> Part:
+    """Serves a request."""
+    one = np.array([0]), np.array([16]), np.array([4])
+    try:
+        served = summary(simulate(settings(policy="vllm-sosp23"), Workload("one request", *one)))["completed"]
+    except Exception as error:
+        return Part("simulator", False, f"{type(error).__name__}: {error}", "a fault of ours; please report it")
+    return Part("simulator", served == 1, f"fragmeter {__version__}, Python {platform.python_version()}")
+
+
+def reports() -> Part:
+    """Pages and pictures: what they are drawn with can be imported. No browser is needed."""
+    try:
+        importlib.import_module("...reports.page.page", __package__)
+    except ImportError as error:
+        return Part("reports", False, f"{error.name} is missing", "pip install fragmeter again")
+    return Part("reports", True, f"plotly {version('plotly')}, jinja2 {version('jinja2')}")
+
+
+def _tell(report: Report, part: Part) -> None:
+    """A line, and one more where something helps."""
+    report.line(f"{'yes' if part.works else 'no ':<5}{part.name:<14}{part.found}")
+    if part.remedy:
+        report.line(f"{'':<19}{part.remedy}")
+
+
+def _packages_table(found: list[dict[str, str | None]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("package", "found", "asked for", "needed by"):
+        table.add_column(heading)
+    for package in found:
+        needed_by = f"extra {package['extra']}" if package["extra"] else "fragmeter"
+        table.add_row(package["name"], package["found"] or "not installed", package["asked_for"], needed_by)
+    return table
+
+
+def packages() -> list[dict[str, str | None]]:
+    """Every package that fragmeter or one of its extras asks for, and the version found, if any."""
+    try:
+        asked = requires("fragmeter") or []
+    except PackageNotFoundError:
+        return []
+    matches = (_REQUIREMENT.match(requirement) for requirement in asked)
+    return [
+        {
+            "name": match["name"],
+            "found": _found(match["name"]),
+            "asked_for": match["bounds"].strip(),
+            "extra": match["extra"],
+        }
+        for match in matches
+        if match
+    ]
+
+
+def _found(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,282 @@
+"""``fragmeter plan``: what to buy and how to set it (``plan_search``), or whether a pasted ``vllm serve`` line starts
+and what is asked of it by name."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from rich import box
+from rich.table import Table
+
+from ...sim.types.errors import SettingError, UserError
+from ...sim.output.files import require_apart
+from ...sim.output.folders import OutputFolder
+from ...sim.engine.settings import Settings
+from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
+from ...sim.engine.unread import only_read
+from ...traces import Pacing, Reading
+from ..capacity.candidates import CHOICES, Choices, values_of
+from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
+from ..runs.named_files import named_files
+from ..runs.output import RESULTS, JsonTarget, Report
+from ..runs.parallel import Workers
+from ..capacity.asking import answers, asked_of, questions_of
+from ..capacity.page import PLAN
+from ..capacity.search import AIMS, Aims, Asked, search
+from ..vllm_serve.checks import Refusal, gib, refusal
+from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
+from ..vllm_serve.log import StartupLog, read_log
+from ..vllm_serve.remedies import Remedy, remedies
+from ..vllm_serve.start import Started, started
+from ..runs.trace_flags import READING
+from .sweep import WORKERS
+
+_LINE_GROUP = Group("Command line", sort_key=-2)
+_LINE = Parameter(group=_LINE_GROUP)
+
+
+def plan(
+    *,
+    serve: Annotated[str | None, _LINE] = None,
+    gpu: Annotated[list[str], Parameter(group=_LINE_GROUP, negative_iterable="")],
+    model: Annotated[str | None, _LINE] = None,
+    vllm: Annotated[str | None, _LINE] = None,
+    startup_log: Annotated[str | None, _LINE] = None,
+    mean_tokens: Annotated[int | None, _LINE] = None,
+    ask: Annotated[str | None, _LINE] = None,
+    aims: AIMS = Aims(),
+    choices: CHOICES = Choices(),
+    requests: REQUESTS = Requests(),
+    pacing: PACING = Pacing(),
+    reading: READING = Reading(),
+    workers: WORKERS = Workers(),
+    out: Annotated[Path | None, RESULTS] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Find what to buy and how to set it, or say whether a vllm serve command line starts.
+
+    With --goodput every combination of --gpu and of the candidates' flags is simulated under the load; found are the
+    highest request rate that meets the objectives, how many GPUs the wanted rate (--request-rate, or the trace's own)
+    needs, what they cost, and what limits each. Without it, --serve is answered alone.
+
+    Args:
+        serve: The command line as it is pasted into a shell, or a file that holds it: vllm serve, python -m
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai.
+            Of a plan, what candidates begin from.
+        gpu: Presets, with commas between them or given again.
+        model: Preset or config.json, where the line names a model that is no preset, or where there is no line.
+        vllm: Release, as 0.16; by default the one of a container's tag, or the latest that is known here.
+        startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
+            holds them; they count in place of the reckoning.
+        mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
+        ask: max-num-seqs (which one runs without preemption), preemption-mode (swap or recompute), samples (how much
+            memory n samples cost, 4 where --n does not say), or several with commas between them: of a load, given as
+            to simulate, or of sequences of --mean-tokens.
+        out: Folder for plan.html, plan.json, plan.parquet and what is finished, from which a plan goes on.
+    """
+    report = Report(json)
+    described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
+    read = described | named_files(requests=requests, pacing=pacing, reading=reading)
+    require_apart({"out": out, "json": json}, read)
+    load = (requests, reading, pacing)
+    planned = aims.goodput is not None
+    if planned and ask is not None:
+        raise SettingError("ask", ask, "is of one server; leave it out, or --goodput")
+    if planned and mean_tokens is not None:
+        raise SettingError("mean_tokens", mean_tokens, "is of one server; leave it out, or --goodput")
+    if mean_tokens is not None and mean_tokens < 1:
+        raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
+    log = None if startup_log is None else read_log(pasted(startup_log))
+    line = _line(serve, model)
+    line = line if vllm is None else replace(line, version=version(vllm))
+    gpus = values_of("gpu", gpu)
+    if planned:
+        _require_one_launch(log, gpus, choices)
+        inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
+        folder = None if out is None else OutputFolder(out, PLAN)
+        search(aims, Asked(line, gpus, choices, model, log, inputs), workers, folder, report)
+        return
+    _refuse_unused(serve, gpus, aims, choices, out)
+    asked = questions_of(ask, load)
+    answer = started(line, gpus[0], model, log)
+    allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    refused = refusal(answer.launch, answer.fits_length, allow_long)
+    if refused is None:
+        # Before anything is told: a load may be none.
+        about = asked_of(answer.settings(), mean_tokens, load)
+        data = _tell_start(answer, log, mean_tokens, report)
+        data["answers"] = answers(asked, *about, report)
+    else:
+        data = _tell_refusal(answer, refused, report)
+    _tell_flags(answer, report)
+    report.data(_facts(answer) | data)
+
+
+def _line(serve: str | None, model: str | None) -> ServeLine:
+    """The pasted line, or one that names the model alone."""
+    if serve is not None:
+        return parse_serve(pasted(serve))
+    if model is None:
+        raise UserError("plan needs a model: --model a preset or config.json, or --serve a vllm serve line")
+    return ServeLine(model, {})
+
+
+def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:
+    """A log is of one server."""
+    if log is not None and (len(gpus) > 1 or any(len(values) > 1 for values in choices.axes().values())):
+        raise SettingError("startup_log", "given", "is of one server; plan for its GPU and flags alone")
+
+
+def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
+    """Without objectives there is no plan, and flags of one mean nothing."""
+    remedy = "give objectives, such as --goodput ttft:500 tpot:50"
+    if serve is None or len(gpus) > 1:
+        raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
+    if aims != Aims() or choices != Choices() or out is not None:
+        raise UserError(f"flags of a plan are of no use without objectives; {remedy}")
+
+
+def _facts(answer: Started) -> dict[str, Any]:
+    launch = answer.launch
+    return {
+        "model": launch.model.name,
+        "gpu": launch.gpu.name,
+        "num_gpus": launch.num_gpus * answer.replicas,
+        "replicas": answer.replicas,
+        "tensor_parallel_size": launch.tensor_parallel,
+        "pipeline_parallel_size": launch.deployment.pipeline_parallel,
+        "quantization": launch.deployment.quantization,
+        "kv_cache_dtype": launch.deployment.kv_dtype,
+        "gpu_memory_utilization": launch.gpu_memory_utilization,
+        "max_model_len": launch.max_model_len,
+        "max_num_seqs": launch.max_num_seqs,
+        "max_num_batched_tokens": launch.max_num_batched_tokens,
+        "block_size": launch.block_size,
+        "vllm_since": ".".join(map(str, launch.release.since)),
+        "ignored": answer.line.ignored,
+        "not_simulated": answer.line.not_simulated,
+    }
+
+
+def _tell_start(
+    answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report
+) -> dict[str, Any]:
+    launch = answer.launch
+    if mean_tokens is not None and mean_tokens > launch.max_model_len:
+        raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
+    found = capacity(launch)
+    lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
+    held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
+    settings = answer.settings()
+    source = "by vLLM's own log" if log else "reckoned"
+    fitting = ", ".join(f"{number:,} with {tokens:,} tokens" for tokens, number in held.items())
+    report.say(
+        f"It starts: {_where(answer)} has a KV cache of {found.num_blocks:,} blocks ({found.num_tokens:,} tokens,"
+        f" {source}), which holds {found.max_concurrency:.2f} sequences of {launch.max_model_len:,} tokens."
+        f" Users that fit at once: {fitting}."
+    )
+    report.say()
+    report.console.print(_memory_table(launch, found))
+    report.line(f"As a simulation: {_simulate(only_read(settings))}")
+    return {
+        "starts": True,
+        "refusal": None,
+        "remedies": [],
+        "memory": asdict(found.stage) | {"correction_bytes": launch.correction_bytes},
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+        "users": [{"tokens": tokens, "users": number} for tokens, number in held.items()],
+        "settings": settings.as_dict(),
+    }
+
+
+def _where(answer: Started) -> str:
+    launch = answer.launch
+    pipeline = launch.deployment.pipeline_parallel
+    stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
+    each = f" (each of {answer.replicas} replicas)" if answer.replicas > 1 else ""
+    return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
+
+
+def _memory_table(launch: Launch, found: Capacity) -> Table:
+    stage = found.stage
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
+    table.add_column("GiB", justify="right")
+    for what, count_bytes in (
+        ("memory", stage.total_bytes),
+        (f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes),
+        ("weights", stage.weight_bytes),
+        ("activations (estimated)", stage.activation_bytes),
+        ("outside of torch", stage.non_torch_bytes),
+        ("CUDA graphs", stage.cuda_graph_bytes),
+        ("more than reckoned, by the log", launch.correction_bytes),
+        ("KV cache", stage.kv_cache_bytes),
+    ):
+        if count_bytes:
+            table.add_row(what, gib(count_bytes))
+    return table
+
+
+def _simulate(settings: Settings) -> str:
+    """The command that simulates what was reckoned."""
+    default = Settings()
+    words = ["fragmeter", "simulate"]
+    for name, value in settings.as_dict().items():
+        if value != getattr(default, name):
+            flag = name.replace("_", "-")
+            words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def _tell_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str, Any]:
+    found = remedies(answer.launch, answer.fits_length)
+    report.say(f"It does not start: {_where(answer)}. {refused.text}")
+    report.say()
+    if found:
+        report.say("Each of these alone would start:")
+        for remedy in found:
+            report.line(f"  {remedy.flag} {remedy.value:<8} {_told(answer, remedy)}")
+    else:
+        report.say("No single change of ranks, length, number formats or utilisation starts it; take a larger GPU.")
+    return {
+        "starts": False,
+        "refusal": asdict(refused),
+        "remedies": [_remedy_data(answer, remedy) for remedy in found],
+    }
+
+
+def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
+    found = capacity(_auto(answer, remedy))
+    return {
+        "flag": remedy.flag,
+        "value": remedy.value,
+        "num_gpus": remedy.launch.num_gpus,
+        "num_gpu_blocks": found.num_blocks,
+        "kv_cache_tokens": found.num_tokens,
+        "max_concurrency": found.max_concurrency,
+    }
+
+
+def _auto(answer: Started, remedy: Remedy) -> Launch:
+    """The remedy's launch, with the longest sequence that fits where the line leaves that to vLLM."""
+    launch = remedy.launch
+    return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
+
+
+def _told(answer: Started, remedy: Remedy) -> str:
+    data = _remedy_data(answer, remedy)
+    length = _auto(answer, remedy).max_model_len
+    gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""
+    return f"{gpus}{data['kv_cache_tokens']:,} tokens, {data['max_concurrency']:.2f} sequences of {length:,}"
+
+
+def _tell_flags(answer: Started, report: Report) -> None:
+    for label, flags in (("Not simulated", answer.line.not_simulated), ("Of no effect here", answer.line.ignored)):
+        if flags:
+            report.line(f"{label}: {', '.join(flags)}")

@@ -1,0 +1,192 @@
+"""``fragmeter report``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
+from ...reports.data.results import Result, read_result
+from ...reports.page.run_report import Asked, figures, write_report
+from ...reports.page.sweep_report import write_sweep_report
+from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.output.files import STDOUT, as_utf8, require_apart, user_paths
+from ...sim.output.folders import check_folder
+from ...sim.metrics.objectives import objectives
+from ..runs.named_files import named_files
+from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
+from ..measured.report import is_against, read_measured, write_against_report
+from ..sweep.report import is_sweep, read_sweep
+
+FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."
+#: Runs that stand beside each other on a page and can still be read.
+MOST_FOLDERS = 4
+
+
+def report(
+    *folders: Annotated[Path, Parameter(help=FOLDERS)],
+    request: int | None = None,
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None,
+    measured: Path | None = None,
+    out: Annotated[Path, RESULT_FILE] = Path("report.html"),
+    perfetto: Annotated[Path | None, RESULT_FILE] = None,
+    images: Annotated[Path | None, RESULTS] = None,
+    image_format: Annotated[ImageFormat, RESULTS] = "png",
+    json: JsonTarget = None,
+) -> None:
+    """Draw a run, or several beside each other: an HTML page that needs no network; timelines and pictures too.
+
+    With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it
+    has the block tables of a request and its siblings, step by step.
+
+    Of the folder of a sweep: goodput and latency against the request rate, and throughput against the speed that users
+    see. Of one of validate --against: every request, simulated against measured.
+
+    Args:
+        request: Whose block tables are shown, counted from 0. By default the first request that shares blocks.
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
+        measured: What vllm bench serve --save-result --save-detailed wrote of a real server that was sent the same
+            requests.
+        out: The page; - for standard output.
+        perfetto: Write the runs as a timeline for ui.perfetto.dev too, into this file (.pftrace): requests, steps,
+            preemptions and memory. Needs the extra perfetto.
+        images: Write every figure of the page as a picture too, into this folder. Needs the extra images, and Chrome
+            or Chromium.
+        image_format: What the pictures are.
+    """
+    for path in (out, perfetto):
+        _make_folder_of(path)
+    told = Report(json, out=out, perfetto=perfetto)
+    read = named_files(folders=folders, measured=measured)
+    require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, read)
+    if not 1 <= len(folders) <= MOST_FOLDERS:
+        raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
+    goal = None if goodput is None else objectives(goodput)
+    for is_one, draw in ((is_sweep, _sweep), (is_against, _against)):
+        for folder in filter(is_one, folders):
+            flags = {"request": request, "goodput": goodput, "measured": measured}
+            _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
+            draw(folder, out, told)
+            return
+    write_timeline = _timeline_writer(perfetto)
+    if images is not None:
+        check_folder(images, IMAGES, "images")
+        require_kaleido()
+    results = [read_result(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    _check_request(request, results)
+    asked = Asked(results, request, goal, None if measured is None else read_measured(measured, results))
+    pictures = write_images(images, figures(asked), image_format) if images is not None else []
+    if perfetto is not None:
+        write_timeline(perfetto, results)
+    write_report(out, asked)
+    _tell(told, folders, asked, out, perfetto, pictures)
+
+
+def _tell(
+    told: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
+) -> None:
+    """Say what was drawn, and where it lies."""
+    for result in asked.results:
+        told.say(_told(result))
+    for folder, result in zip(folders, asked.results, strict=True):
+        if result.blocks is None:
+            told.say(f"{folder} has no block map; simulate --record-blocks records one.")
+    if asked.measured is not None and asked.measured.warning:
+        told.say(asked.measured.warning)
+    if perfetto is not None:
+        told.point_to("Timeline for ui.perfetto.dev", perfetto)
+    if pictures:
+        told.point_to(f"{len(pictures)} pictures", pictures[0].parent)
+    told.point_to("Report", out)
+    told.data(
+        {
+            "report": str(out),
+            "timeline": None if perfetto is None else str(perfetto),
+            "pictures": [str(picture) for picture in pictures],
+            "runs": [_described(result) for result in asked.results],
+        }
+    )
+
+
+def _make_folder_of(path: Path | None) -> None:
+    if path is not None and path != Path(STDOUT):
+        with user_paths(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:
+    """What writes the timeline, where one is wanted; a place that takes no file is refused before other work."""
+    if path is None:
+        return None
+    try:
+        from ...reports.perfetto.timeline import write_timeline
+    except ImportError:
+        text = "perfetto: the package perfetto is not installed; pip install 'fragmeter[perfetto]'"
+        raise MissingExtra(text) from None
+    return write_timeline
+
+
+def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:
+    """Refuse what belongs to runs, beside a folder that is none."""
+    if len(folders) > 1:
+        raise SettingError("folders", str(folder), "is no run; name it alone")
+    for name, value in flags.items():
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            remedy = "is of runs; leave it out" + (", and give it to fragmeter sweep" if name == "goodput" else "")
+            raise SettingError(name, shown, remedy)
+
+
+def _sweep(folder: Path, out: Path, told: Report) -> None:
+    sweep = read_sweep(folder)
+    write_sweep_report(out, sweep)
+    told.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    told.point_to("Report", out)
+    told.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
+
+
+def _against(folder: Path, out: Path, told: Report) -> None:
+    about = write_against_report(folder, out)
+    told.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    told.point_to("Report", out)
+    told.data({"report": str(out), **about})
+
+
+def _check_request(request: int | None, results: list[Result]) -> None:
+    """Refuse a request of which nobody recorded tables."""
+    if request is None:
+        return
+    for result in results:
+        plan = result.plan
+        if plan is not None and plan.is_paged and request in result.request_of_sequence[plan.sequence]:
+            return
+    remedy = "no plan has block tables of it; record one with simulate --record-plan, or name another request"
+    raise SettingError("request", request, remedy)
+
+
+def _names(folders: tuple[Path, ...]) -> list[str]:
+    """One by its policy, several by their folders, numbered where these are called alike."""
+    if len(folders) == 1:
+        return [""]
+    names = [as_utf8(folder.resolve().name) for folder in folders]
+    return names if len(set(names)) == len(names) else [f"{place}: {name}" for place, name in enumerate(names, 1)]
+
+
+def _told(result: Result) -> str:
+    kept = [kind for kind in ("blocks", "plan") if getattr(result, kind) is not None]
+    besides = f", with {' and '.join(kept)}" if kept else ""
+    return f"{result.name}: {result.policy}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"
+
+
+def _described(result: Result) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "policy": result.policy,
+        "requests": len(result.requests),
+        "end_s": result.end_s,
+        "has_blocks": result.blocks is not None,
+        "has_plan": result.plan is not None,
+    }

@@ -1,0 +1,191 @@
+"""``fragmeter simulate``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress
+
+from ...sim.recording.blocks import BlockMap, record_again
+from ...sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
+from ...sim.types.errors import SettingError, UserError
+from ...sim.output.files import require_apart
+from ...sim.recording.plans import Plan, record
+from ...sim.metrics.result import check_target, write
+from ...sim.engine.run import Run
+from ...sim.engine.run import simulate as serve
+from ...sim.engine.settings import Settings
+from ...sim.metrics.summary import summary
+from ...sim.engine.unread import refuse_unread_in_cluster
+from ...sim.workload.workload import Workload
+from ...traces import Pacing, Reading, Trace
+from ..runs.inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.named_files import named_files
+from ..runs.output import RESULTS, JsonTarget, Report
+from .recording_flags import WantedPlan, wanted_plan
+from .summaries import print_summary
+from ..runs.trace_flags import READING, left_out_told
+from ..runs.unread import refuse_unread
+
+#: Refused requests that are named on the terminal.
+REFUSED_SHOWN = 5
+
+
+def simulate(
+    settings: SETTINGS = Settings(),
+    reading: READING = Reading(),
+    pacing: PACING = Pacing(),
+    requests: REQUESTS = Requests(),
+    cluster: CLUSTER = Cluster(),
+    *,
+    out: Annotated[Path | None, RESULTS] = None,
+    record_plan: Annotated[bool | Path | None, Parameter(negative=""), RESULTS] = None,
+    record_steps: Annotated[str | None, RESULTS] = None,
+    shuffle_ids: Annotated[bool, Parameter(negative=""), RESULTS] = False,
+    record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
+    json: JsonTarget = None,
+) -> None:
+    """Serve a trace on a simulated replica, or on several, and write what happened.
+
+    Flags and units are vLLM's wherever vLLM has one.
+
+    Args:
+        out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
+        record_plan: Record what the block tables do, step by step, into this file, or into plan.npz of --out where
+            none is named. The run goes step by step until the window is over, and each sequence of a step costs its
+            block table.
+        record_steps: The steps to record, as START:COUNT; by default all.
+        shuffle_ids: Of a recorded plan: hand out block ids in a random order.
+        record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
+            block map of ``fragmeter report``. The run is served once more for it.
+    """
+    report = Report(json)
+    if out is not None:
+        check_target(out)
+    wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
+    plan_file = None if wanted is None else wanted.file
+    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading)
+    require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
+    if record_blocks and out is None:
+        raise SettingError("record_blocks", True, "has no place; give --out")
+    inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    lengths = inputs.lengths()
+    work = inputs.workload(lengths)
+    refuse_unread([(inputs, work)])
+    refuse_unread_in_cluster(cluster, work)
+    if cluster != Cluster():
+        _refuse_recordings(record_plan, record_blocks)
+        with _progress(len(work)) as progress:
+            served = simulate_cluster(settings, work, cluster, progress=progress)
+        _keep(partial(write_cluster, served), out, inputs.describe(work))
+        _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out)
+        return
+    with _progress(len(work)) as progress:
+        run, plan = _served(settings, work, wanted, progress)
+        blocks = record_again(run, work, progress=progress) if record_blocks else None
+    if plan is not None and not plan.num_steps:
+        remedy = "no step is in the window; begin earlier, or serve more"
+        raise SettingError("record_steps", record_steps or "0:", remedy)
+    if plan_file is not None:
+        plan.save(plan_file)
+    recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
+    recordings = {name: recording for name, recording in recorded.items() if recording is not None}
+    _keep(partial(write, run, recordings=recordings), out, inputs.describe(work))
+    _tell(settings, work, summary(run), lengths if requests.trace else None, report, out)
+    if plan is not None:
+        report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
+    if blocks is not None:
+        report.point_to(f"Block map of {_map_told(blocks)}", out / "blocks.npz")
+
+
+def _map_told(found: BlockMap) -> str:
+    """How many moments and blocks a map has, and of how many."""
+    rows, blocks = len(found.block_ids), int(found.block_ids[-1]) + 1
+    told = f"{found.num_columns:,} moments and {rows:,} "
+    return told + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
+
+
+def _served(
+    settings: Settings, work: Workload, wanted: WantedPlan | None, progress: Callable[[int], None] | None
+) -> tuple[Run, Plan | None]:
+    """The run, and the plan if one is wanted."""
+    if wanted is None:
+        return serve(settings, work, progress=progress), None
+    return record(settings, work, *wanted[1:], progress=progress)
+
+
+def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> None:
+    """What is recorded is what one replica does."""
+    for field, value in (("record_plan", record_plan), ("record_blocks", record_blocks)):
+        if value:
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
+
+
+def _keep(write_to: Callable[..., Path], out: Path | None, request: dict[str, Any]) -> None:
+    """Write the results; beside ``out`` where it has become somebody else's, or read-only, during the run."""
+    if out is None:
+        return
+    try:
+        write_to(directory=out, request=request)
+    except UserError as error:
+        beside = out.with_name(f"{out.name}.new")
+        write_to(directory=beside, request=request)
+        raise UserError(f"{error}; the results of this run are in {beside}") from None
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
+    """On a terminal, a bar of the requests that have arrived."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        yield lambda arrived: bar.update(task, completed=arrived)
+
+
+def _tell(
+    chosen: Settings, work: Workload, content: dict[str, Any], trace: Trace | None, report: Report, out: Path | None
+) -> None:
+    """The summary; ``trace`` is where the requests are from, if it is a file."""
+    gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
+    report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
+    report.say(f"{work.name}, {len(work):,} requests")
+    print_summary(content, report.console)
+    for text in (*_thrashing_told(content["work"]), *_refused_told(content, trace), *left_out_told(trace)):
+        report.say(text)
+    if out is not None:
+        report.point_to("Results", out)
+    report.data(content)
+
+
+def _thrashing_told(work: dict[str, Any]) -> Iterator[str]:
+    """That most of the work was done again, if it was."""
+    if work["thrashing"]:
+        share = work["tokens"]["recomputed"] / sum(work["tokens"].values())
+        yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
+
+
+def _refused_told(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:
+    """How many requests were refused, and which and why of the first few."""
+    total = content["refused"]
+    if not total:
+        return
+    yield f"Refused: {total} requests that the pool of {content['num_gpu_blocks']} blocks cannot hold."
+    shown = content["refused_requests"][:REFUSED_SHOWN]
+    for refused in shown:
+        request = refused["request"]
+        where = f"request {request}"
+        if trace is not None:
+            where = f"{trace.rows.unit} {trace.rows.number(request)} of the trace"
+        yield f"  {where}: needs a pool of {refused['smallest_pool_blocks']} blocks"
+    if total > len(shown):
+        yield f"  and {total - len(shown)} more; requests.parquet of --out has them all"

@@ -1,0 +1,182 @@
+"""``fragmeter sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from rich import box
+from rich.table import Table
+
+from ...sim.types.errors import UserError
+from ...sim.output.files import require_apart
+from ...sim.output.folders import OutputFolder
+from ...sim.metrics.objectives import objectives
+from ...sim.engine.settings import Settings
+from ...traces import Pacing, Reading
+from ..runs.grid import axes, points
+from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.named_files import named_files
+from ..runs.output import RESULTS, JsonTarget, Report
+from ..runs.parallel import Workers
+from ..runs.points import SWEEP as SWEEP_FOLDER
+from ..runs.points import TABLE, Store, as_parquet, flat, row
+from ..sweep.searching import Wanted, check_found, limits, search_axes
+from ..sweep.searching import search as searched
+from ..runs.sweeping import Swept, sweep_points
+from ..runs.trace_flags import READING
+
+SWEEP = Group("Sweep", sort_key=-1)
+GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
+WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
+#: Results that the terminal shows, and what it calls them.
+_SHOWN = {
+    "request_throughput": "requests/s",
+    "mean_ttft_ms": "mean\nTTFT, ms",
+    "p99_ttft_ms": "p99\nTTFT, ms",
+    "mean_tpot_ms": "mean\nTPOT, ms",
+}
+#: Points that the terminal shows; the Parquet has them all.
+_MOST_SHOWN = 40
+#: Trials of a search that it shows, and how many are run where nobody says.
+_BEST_SHOWN, DEFAULT_TRIALS = 10, 50
+
+
+def sweep(
+    settings: SETTINGS = Settings(),
+    reading: READING = Reading(),
+    pacing: PACING = Pacing(),
+    requests: REQUESTS = Requests(),
+    workers: WORKERS = Workers(),
+    *,
+    grid: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    search: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    trials: Annotated[int, Parameter(group=SWEEP)] = DEFAULT_TRIALS,
+    maximize: Annotated[str | None, Parameter(group=SWEEP)] = None,
+    minimize: Annotated[str | None, Parameter(group=SWEEP)] = None,
+    at_most: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    goodput: Annotated[list[str] | None, GOODPUT] = None,
+    out: Annotated[Path, RESULTS],
+    json: JsonTarget = None,
+) -> None:
+    """Run every combination of some settings, or search for the best, a row of one Parquet file each.
+
+    What is finished is kept: the same command goes on where it was interrupted, and runs no point a second time.
+    The other flags are those of simulate, and hold for every point.
+
+    Args:
+        grid: An axis: NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, its end included, of any flag of simulate, seed and
+            trace among them; none leaves it to its default. Give it once for each axis.
+        search: In place of a grid, a setting to search, NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log
+            behind, of whole numbers where the ends are. Needs optuna.
+        trials: How many points to try, eight at a time; the same with any number of jobs.
+        maximize: What the search is for: a number of the summary, such as request_throughput.
+        minimize: As maximize, for what should be small, such as p99_ttft_ms.
+        at_most: The most that another number may be, METRIC=VALUE.
+        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. Each
+            row has the requests/s that meet them all, request_goodput.
+        out: Folder for sweep.parquet and the finished points.
+    """
+    report = Report(json)
+    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading, grid=grid)
+    require_apart({"out": out, "json": json}, read)
+    folder = OutputFolder(out, SWEEP_FOLDER)
+    goal = None if goodput is None else objectives(goodput)
+    base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    if search:
+        wanted = _wanted(grid, maximize, minimize, at_most or [])
+        found = searched(base, search_axes(search), wanted, trials, workers, Store(folder), goal)
+        _tell_search(report, folder, wanted, search, found)
+        return
+    if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
+        raise UserError("sweep takes --grid, or --search with what to --maximize or --minimize")
+    names = axes(grid)
+    chosen = points(base, names)
+    swept = sweep_points(chosen, workers, Store(folder), goal)
+    failed = [each for each in swept if each.outcome.error]
+    if len(failed) == len(swept):
+        raise UserError(failed[0].outcome.error)
+    rows = [_row(each) for each in swept]
+    path = folder.write(TABLE, as_parquet(rows))
+    report.console.print(_table(names, swept))
+    for text in _failures_told(failed):
+        report.say(text)
+    report.point_to(f"Sweep of {len(swept):,} points", path)
+    told = {"grid": names, "points": len(swept), "failed": len(failed)}
+    report.data(told | {"rows": [_plain(cells) for cells in rows]})
+
+
+def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
+    if grid or (maximize is None) == (minimize is None):
+        raise UserError("sweep --search takes either --maximize or --minimize, and no --grid")
+    return Wanted(maximize or minimize, maximize is not None, limits(at_most))
+
+
+def _tell_search(report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]) -> None:
+    """All trials into the Parquet, in their order, and the best of them."""
+    check_found(found)
+    rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
+    path = folder.write(TABLE, as_parquet(rows))
+    best = wanted.best(found)
+    if best:
+        report.console.print(_best_table(wanted, found, best))
+    else:
+        report.say("No trial is within the limits; raise them, search wider, or try more.")
+    failed = [each for each in found if each.outcome.error]
+    for text in _failures_told(failed):
+        report.say(text)
+    report.point_to(f"Search of {len(found):,} trials", path)
+    report.data({
+        "search": list(asked),
+        "metric": wanted.metric,
+        "maximize": wanted.maximize,
+        "at_most": dict(wanted.limits),
+        "trials": len(found),
+        "failed": len(failed),
+        "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
+        "rows": [_plain(cells) for cells in rows],
+    })
+
+
+def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    names, shown = list(found[0].point.asked), [wanted.metric, *wanted.limits]
+    for heading in ("trial", *names, *shown):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for place in best[:_BEST_SHOWN]:
+        each = found[place]
+        results = dict(flat(each.outcome.summary))
+        table.add_row(str(place), *each.point.asked.values(), *(f"{results[name]:,.3f}" for name in shown))
+    return table
+
+
+def _row(swept: Swept) -> dict[str, Any]:
+    outcome = swept.outcome
+    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {})
+    return cells | {"error": outcome.error} if outcome.error else cells
+
+
+def _plain(cells: dict[str, Any]) -> dict[str, Any]:
+    """As JSON can say it."""
+    return {name: "inf" if value == float("inf") else value for name, value in cells.items()}
+
+
+def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in (*names, *_SHOWN.values()):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in swept[:_MOST_SHOWN]:
+        told = each.outcome.summary
+        table.add_row(*each.point.asked.values(), *(f"{told[name]:,.2f}" if told else "-" for name in _SHOWN))
+    return table
+
+
+def _failures_told(failed: Sequence[Swept]) -> Iterable[str]:
+    """How many points cannot be run, and why the first cannot."""
+    if failed:
+        first = failed[0]
+        where = ", ".join(f"{name}={value}" for name, value in first.point.asked.items())
+        yield f"Cannot be run: {len(failed)} points; the column error says why."
+        yield f"  {where}: {first.outcome.error}"

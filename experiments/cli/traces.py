@@ -1,0 +1,205 @@
+"""``fragmeter traces``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App
+from rich import box
+from rich.table import Table
+
+from ...sim.output.files import require_apart, require_writable
+from ...traces import (
+    Reading,
+    catalogue,
+    check_target,
+    download,
+    draw,
+    fit,
+    read,
+    read_load,
+    read_with_content,
+    write,
+    write_load,
+)
+from ...traces import stats as stats_of
+from ..runs.named_files import named_files
+from ..runs.output import RESULT_FILE, JsonTarget, Report
+from ..runs.trace_flags import READING, left_out_told
+from .trace_page import write_trace_page
+
+traces = App(name="traces", help="Look at request traces, and convert them.")
+
+
+@traces.command(name="list")
+def list_sets(*, json: JsonTarget = None) -> None:
+    """List the sets that come with the package, to draw requests from, and the public traces that get fetches."""
+    report = Report(json)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("set", no_wrap=True)
+    for heading in ("pairs", "mean prompt", "mean output"):
+        table.add_column(heading, justify="right")
+    for entry in catalogue.describe():
+        means = (f"{entry.mean_prompt_tokens:,.1f}", f"{entry.mean_output_tokens:,.1f}")
+        table.add_row(entry.name, f"{entry.rows:,}", *means)
+    report.console.print(table)
+    for entry in catalogue.describe():
+        report.say(f"\n{entry.name}: {entry.description.rstrip('.')}.")
+        report.say(f"Source: {entry.source}. Licence: {entry.licence}.")
+    report.say("\nPublic traces, for traces get:", style="bold")
+    for public in download.PUBLIC:
+        report.say(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_told(public)}")
+    sets = [asdict(entry) for entry in catalogue.describe()]
+    report.data({"sets": sets, "public": [asdict(public) for public in download.PUBLIC]})
+
+
+def _checksum_told(public: download.Public) -> str:
+    return "" if public.requests_sha256 else " Unverified: no checksum of it is known here."
+
+
+@traces.command
+def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
+    """Fetch a public trace from where it is published, and hold its requests against a checksum.
+
+    Args:
+        name: One of traces list.
+        out: Folder. By default the current one.
+    """
+    report = Report(json)
+    public = download.public(name)
+    require_writable(out, out, create=True)
+    path = download.fetch(public, out)
+    report.point_to(public.name, path)
+    report.say(f"{public.description}. Licence: {public.licence}.")
+    known = "Its requests are those that are known here."
+    report.say(known if public.requests_sha256 else _checksum_told(public).strip())
+    report.data({"path": str(path), "licence": public.licence, "verified": public.requests_sha256 is not None})
+
+
+@traces.command
+def stats(
+    file: Path, /, reading: READING = Reading(), *, out: Annotated[Path | None, RESULT_FILE] = None, json: JsonTarget = None
+) -> None:
+    """Tell what a trace is like: its lengths, its arrivals, and how much of its prompts was seen before.
+
+    Args:
+        file: A trace in any form that we know.
+        out: A page with pictures of it, HTML.
+    """
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
+    trace = read_with_content(file, reading)
+    found = stats_of(trace)
+    lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("tokens")
+    for name in lengths:
+        table.add_column(name.removesuffix("_tokens"), justify="right")
+    for statistic in next(iter(lengths.values())):
+        table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
+    report.say(f"{found['name']}: {found['rows']:,} requests", style="bold")
+    report.console.print(table)
+    for text in (_arrivals_told(found), *_reuse_told(found), *left_out_told(trace)):
+        report.say(text)
+    if out is not None:
+        report.point_to("Page", write_trace_page(trace, found, out))
+    report.data(found)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def _arrivals_told(found: dict[str, Any]) -> str:
+    if found["request_rate"] is None:
+        return "No arrivals: give --request-rate to simulate it."
+    rate, span_s, spread = (found[name] for name in ("request_rate", "duration_s", "gap_cv"))
+    return f"{rate:,.3f} requests/s over {span_s:,.1f} s; the gaps' coefficient of variation is {spread:.2f}."
+
+
+def _reuse_told(found: dict[str, Any]) -> Iterator[str]:
+    if found["reuse"] is not None:
+        yield f"{found['reuse']['share']:.1%} of the prompts' tokens were seen before, by {found['reuse']['by']}."
+
+
+@traces.command
+def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json: JsonTarget = None) -> None:
+    """Convert a trace into our own columns: arrival_s, prompt_tokens, output_tokens, and what else it says.
+
+    Args:
+        source: A trace in any form that we know.
+        target: The new file; its ending says the form: .csv, .jsonl (both also .gz and .zst) or .parquet. CSV has no
+            room for hash_ids.
+    """
+    report = Report(json, target=target)
+    check_target(target)
+    require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
+    trace = read_with_content(source, reading)
+    write(trace, target)
+    report.say(f"{target}: {len(trace):,} requests")
+    for text in left_out_told(trace):
+        report.say(text)
+    report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
+
+
+@traces.command
+def synth(file: Path, /, reading: READING = Reading(), *, out: Annotated[Path, RESULT_FILE], json: JsonTarget = None) -> None:
+    """Fit a trace into a small file that can be shared: what the load is like, and none of its requests.
+
+    simulate --trace and traces sample draw from it. What prompts have in common is not kept.
+
+    Args:
+        file: A trace in any form that we know.
+        out: The load, JSON.
+    """
+    report = Report(json, out=out)
+    require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
+    trace = read(file, reading)
+    load = fit(trace)
+    write_load(load, out)
+    found, drawn = stats_of(trace), stats_of(draw(load))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("")
+    for heading in ("trace", "drawn"):
+        table.add_column(heading, justify="right")
+    for row in zip(_in_short(found), _in_short(drawn), strict=True):
+        (name, ours), (_, theirs) = row
+        table.add_row(name, ours, theirs)
+    report.console.print(table)
+    for text in left_out_told(trace):
+        report.say(text)
+    report.point_to("Load", out)
+    report.data({"path": str(out), "trace": found, "drawn": drawn})
+
+
+def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Numbers by which two traces are compared, and what they are."""
+    for field in ("prompt_tokens", "output_tokens", "total_tokens"):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            yield f"{field.removesuffix('_tokens')} {statistic}", f"{found[field][statistic]:,.1f}"
+    for name, label in (("request_rate", "requests/s"), ("gap_cv", "CV of the gaps")):
+        yield label, "-" if found[name] is None else f"{found[name]:,.3f}"
+
+
+@traces.command
+def sample(
+    load: Path, target: Path, /, *, num_prompts: int | None = None, seed: int = 0, json: JsonTarget = None
+) -> None:
+    """Draw requests from a load that synth has fitted.
+
+    Args:
+        load: What synth wrote.
+        target: The new trace; its ending says the form, as for convert.
+        num_prompts: How many requests. By default as many as the trace had.
+        seed: Seed of the draw.
+    """
+    report = Report(json, target=target)
+    check_target(target)
+    require_apart({"target": target, "json": json}, named_files(load=load))
+    trace = draw(read_load(load), num_prompts, seed)
+    write(trace, target)
+    report.say(f"{target}: {len(trace):,} requests")
+    report.data({"path": str(target), "rows": len(trace)})

@@ -1,0 +1,229 @@
+"""``fragmeter validate``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from ...gpu.devices import devices
+from ...gpu.devices.devices import Device
+from ...sim.types.errors import SettingError, UserError
+from ...sim.output.files import as_json, require_apart, write_whole
+from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.recording.plans import Plan, load
+from ...sim.spec import model as model_spec
+from ..runs.named_files import named_files
+from ..runs.output import RESULTS, JsonTarget, Report, track
+from .replica_flags import REPLICA, ReplicaFlags
+
+_PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
+_DEVICE = Parameter(group=Group("Device", sort_key=1))
+_SERVER = Parameter(group=Group("A real server", sort_key=2))
+SCHEMA_VERSION = 1
+VALIDATION = FolderKind("validation", ("validation.json", "steps.csv", "calibration.json"))
+
+
+def validate(
+    *,
+    plan: Annotated[Path | None, _PLAN] = None,
+    check: Annotated[bool, Parameter(group=_PLAN.group, negative="")] = False,
+    every: Annotated[int | None, _PLAN] = None,
+    device: Annotated[str | None, _DEVICE] = None,
+    calibration: Annotated[Path | None, _DEVICE] = None,
+    model: Annotated[str | None, _DEVICE] = None,
+    dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
+    quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
+    seed: Annotated[int | None, _DEVICE] = None,
+    against: Annotated[Path | None, _SERVER] = None,
+    metrics: Annotated[Path | None, _SERVER] = None,
+    serve: Annotated[str | None, _SERVER] = None,
+    vllm: Annotated[str | None, _SERVER] = None,
+    startup_log: Annotated[str | None, _SERVER] = None,
+    replica: REPLICA = ReplicaFlags(),
+    out: Annotated[Path | None, RESULTS] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Run on a device what was simulated, over the simulator's own block tables, and compare; or hold a simulated
+    replica against a benchmark of a real server.
+
+    Runs under static batching, continuous batching and paged memory are predicted by a calibration of the device,
+    and replayed step by step through a model of random weights. With --against the requests of vllm bench serve are
+    simulated, and what to calibrate first is found by trying.
+
+    Args:
+        plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
+        check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
+            status 1 where they differ.
+        every: Check every so many steps only, by default all; what all of them move and write is carried out.
+        device: cpu, the default; cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
+        calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
+        model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
+            check a plan, whose heads the caches have, toy-llama; of a server, the one that the benchmark names.
+        dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
+        quick: Short runs, to try things with.
+        seed: Seed of requests, block tables and weights, by default 1; not the calibration's.
+        against: What vllm bench serve --save-result --save-detailed, SGLang's bench_serving --output-details, AIPerf or
+            GuideLLM wrote.
+        metrics: The server's /metrics in a file: one scrape, or several one after the other.
+        serve: The server's command line as it is pasted into a shell, or a file that holds it. Flags of a replica
+            count in place of what it says.
+        vllm: Release of the server, as 0.16; by default that of a container's tag, or the latest that is known here.
+        startup_log: The server's own start-up log, or a file that holds it: its KV cache counts.
+        out: Folder for the report, the steps of every run, and the calibration; of a server, for its requests,
+            simulated beside measured.
+    """
+    report = Report(json)
+    if against is not None:
+        _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
+        _refuse_with_against(dtype=dtype, quick=quick or None)
+        from ..measured.run import AGAINST, hold_against
+        from ..measured.start import Server
+
+        given = replica.given() | ({} if seed is None else {"seed": seed})
+        read = named_files(against=against, metrics=metrics, serve=serve, model=model, startup_log=startup_log, given=replica)
+        require_apart({"out": out, "json": json}, read)
+        folder = None if out is None else OutputFolder(out, AGAINST)
+        hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
+        return
+    of_a_server = {"metrics": metrics, "serve": serve, "vllm": vllm, "startup_log": startup_log, **replica.given()}
+    for name, value in of_a_server.items():
+        if value is not None:
+            raise SettingError(name, str(value), "is of a real server; give its benchmark by --against")
+    if check and plan is None:
+        raise SettingError("check", True, "is of a recorded plan; give --plan")
+    if every is not None and not check:
+        raise SettingError("every", every, "is of checking a plan; give --check")
+    if plan is not None:
+        _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
+    recorded = None if plan is None else _loaded(plan)
+    require_apart({"out": out, "json": json}, named_files(plan=plan, calibration=calibration, model=model))
+    folder = None if out is None else OutputFolder(out, VALIDATION)
+    opened = (devices.open if check else devices.open_timed)(device or "cpu")
+    if check:
+        from ..measured.plan_check import check_plan
+
+        check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, 1 if every is None else every, report)
+        return
+    if recorded is not None:
+        _time_plan(recorded, plan.name, opened, model, dtype, report)
+        return
+    _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, folder, report)
+
+
+def _refuse_with_against(**flags: Any) -> None:
+    """What a benchmark of a real server has no use for.
+
+    Raises:
+        SettingError: One of them was given.
+    """
+    for name, value in flags.items():
+        if value is not None:
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(name, shown, "has no effect with --against; leave it out")
+
+
+def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:
+    """What a recorded plan has no use for.
+
+    Raises:
+        SettingError: One of them was given.
+    """
+    if calibration is not None:
+        remedy = "a recorded plan has its own prediction; leave it out, or record the plan with this as --cost"
+        raise SettingError("calibration", str(calibration), remedy)
+    if out is not None:
+        raise SettingError("out", str(out), "a recorded plan leaves no folder; leave it out, or take --json")
+    for name, given in (("quick", quick or None), ("seed", seed)):
+        if given is not None:
+            raise SettingError(name, given, "has no effect on a recorded plan; leave it out")
+
+
+def _loaded(path: Path) -> Plan:
+    try:
+        plan = load(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    if not plan.num_steps:
+        raise UserError(f"{path}: has no steps, of which nothing can be said; record others with --record-steps")
+    return plan
+
+
+def _watch(items: Any, subject: str, total: int) -> Any:
+    return track(items, subject, total)
+
+
+def _time_plan(
+    plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report
+) -> None:
+    from ..measured.validation import plan_timed
+    from ..measured.validation_text import tell_plan
+
+    spec = model_spec(model or plan.meta["model"])
+    found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch)
+    tell_plan(name, found, report)
+    report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
+
+
+def _validate(
+    device: Device,
+    calibration: Path | None,
+    model: str | None,
+    dtype: str | None,
+    quick: bool,
+    seed: int,
+    out: OutputFolder | None,
+    report: Report,
+) -> None:
+    from ..measured import validation
+    from ..measured.validation_text import tell
+
+    scale = validation.scale_of(device, quick)
+    scale = replace(scale, model=model) if model else scale
+    with _calibrated(device, calibration, scale.model, dtype, quick, seed, out) as path:
+        running = validation.Validation(device, path, scale, dtype, seed, _watch)
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}
+        for name, part in running.parts():
+            document[name] = part
+            # Whatever is finished stays.
+            report.data_so_far(document)
+            if out is not None:
+                out.write("validation.json", as_json(document))
+                out.write("steps.csv", running.steps_csv())
+    tell(document, report)
+    if out is not None:
+        report.point_to("Results", out.path)
+    report.data(document)
+
+
+@contextmanager
+def _calibrated(
+    device: Device, given: Path | None, model: str, dtype: str | None, quick: bool, seed: int, out: OutputFolder | None
+) -> Iterator[Path]:
+    """The path of a calibration: the one given, or a new one in ``out`` or, where there is none, for a while.
+
+    A new one has another seed than ``seed``, which is the validation's.
+    """
+    if given is not None:
+        yield given
+        return
+    from ...gpu.calibrate.calibrate import calibrate
+
+    watch = partial(track, subject="Calibrating")
+    found = calibrate(model_spec(model), device, dtype, quick=quick, seed=seed + 1, watch=watch)
+    # A skeleton and its graphs know each other, and the next one needs the memory.
+    gc.collect()
+    with TemporaryDirectory() as folder:
+        if out is not None:
+            yield out.write("calibration.json", as_json(found))
+        else:
+            path = Path(folder) / "calibration.json"
+            write_whole(path, as_json(found))
+            yield path

@@ -1,0 +1,1 @@
+"""A real server or device beside its simulation."""

@@ -1,0 +1,52 @@
+"""``fragmeter validate --check``: whether what a recorded plan says is what its tables hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...gpu.devices.devices import Device, usual_dtype
+from ...gpu.model.executor import Executor
+from ...gpu.check.replay import Checked, check
+from ...sim.types.errors import SettingError, SimulationFault
+from ...sim.recording.plans import Plan
+from ...sim.spec import model as model_spec
+from ..runs.output import Report, track
+
+#: A copy that leaves a layer out shows in two.
+CHECKED_LAYERS = 2
+#: Sequences that are named on the terminal.
+MISMATCHES_SHOWN = 20
+
+
+def check_plan(
+    plan: Plan, name: str, device: Device, model: str, dtype: str | None, every: int, report: Report
+) -> None:
+    """Carry the plan out in caches of two layers of the model, and tell.
+
+    Raises:
+        SettingError: ``every`` is below 1, or the plan leaves its own pool.
+        SimulationFault: A row is not what it should be.
+    """
+    if every < 1:
+        raise SettingError("every", every, "must be 1 or more")
+    shape = replace(model_spec(model), num_layers=CHECKED_LAYERS)
+    executor = Executor(plan, shape, device, dtype or usual_dtype(device))
+    found = check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
+    report.say(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
+    _tell(found, report)
+    report.data({"plan": dict(plan.meta), "device": device.describe(), **found.as_dict()})
+    if found.wrong_rows:
+        raise SimulationFault(f"{found.wrong_rows:,} of {found.checked_rows:,} rows are not what the plan says")
+
+
+def _tell(found: Checked, report: Report) -> None:
+    looked_at = f"{found.checked_rows:,} rows of {found.checked_steps:,} steps"
+    if not found.wrong_rows:
+        worst = f"attention is off by {found.worst_error:.1g} at most"
+        report.say(f"{looked_at}: what tables hold is what sequences hold; {worst}.")
+        return
+    report.say(f"{looked_at}: {found.wrong_rows:,} are wrong. The first of each sequence:")
+    for mismatch in found.mismatches[:MISMATCHES_SHOWN]:
+        report.console.print(f"  {mismatch}", markup=False, soft_wrap=True)
+    if len(found.mismatches) > MISMATCHES_SHOWN:
+        report.say(f"  and {len(found.mismatches) - MISMATCHES_SHOWN} more; --json has them all")

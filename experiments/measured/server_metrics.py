@@ -1,0 +1,193 @@
+"""What a server says of itself at ``/metrics``, dumped into a file: one scrape, or several one after the other.
+
+A scrape ends where a series comes a second time. Between scrapes there may be a line that says when: seconds since
+1970, or a date; it is passed over, and scrapes are taken to be evenly spaced. So this makes such a file:
+
+    while sleep 1; do date +%s; curl -s localhost:8000/metrics; done > metrics.txt
+
+Gauges are averaged over the scrapes in which a request runs or waits. Counters and histograms count from the first
+scrape to the last, or from the server's start where there is one scrape only.
+
+Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two is that of older releases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+
+from ...sim.types.errors import UserError
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SERVER = "vllm:"
+RUNNING, WAITING = ("vllm:num_requests_running",), ("vllm:num_requests_waiting",)
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+PREEMPTIONS = ("vllm:num_preemptions_total",)
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+TTFT = ("vllm:time_to_first_token_seconds",)
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+CONFIG = "vllm:cache_config_info"
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+Scrape = dict[Series, float]
+
+
+@dataclass(frozen=True)
+class ServerMetrics:
+    """What was found; None for what was not.
+
+    Attributes:
+        num_scrapes: How many.
+        num_gpu_blocks, block_size: Size of the KV pool.
+        kv_usage: Mean and largest share of the pool in use.
+        running, waiting: Mean number of requests.
+        preemptions: How many there were.
+        hit_rate: Share of the tokens looked up that the prefix cache had.
+        first_tokens: Requests that got one.
+        ttft_s, itl_s: Means as the server has them, without the way to the client.
+    """
+
+    num_scrapes: int
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    kv_usage: tuple[float, float] | None = None
+    running: float | None = None
+    waiting: float | None = None
+    preemptions: float | None = None
+    hit_rate: float | None = None
+    first_tokens: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
+    """The metrics in a file.
+
+    Raises:
+        UserError: It cannot be read, has none of vLLM's, those of several engines, or a line that is no metric.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is no text; give what the server answers at /metrics") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    scrapes = list(_scrapes(path, text))
+    if not scrapes:
+        raise UserError(f"{path}: has no metrics of vLLM; give what the server answers at /metrics")
+    return _Reader(path, scrapes).metrics()
+
+
+def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
+    """The samples that are vLLM's, scrape by scrape."""
+    scrape: Scrape = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#") or _is_time(line):
+            continue
+        found = _SAMPLE.fullmatch(line)
+        value = None if found is None else _number(found[3])
+        if value is None:
+            remedy = "is no metric; give what the server answers at /metrics"
+            raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
+        if not found[1].startswith(_SERVER):
+            continue
+        series = found[1], tuple(_LABEL.findall(found[2] or ""))
+        if series in scrape:
+            yield scrape
+            scrape = {}
+        scrape[series] = value
+    if scrape:
+        yield scrape
+
+
+def _is_time(line: str) -> bool:
+    try:
+        datetime.fromisoformat(line)
+    except ValueError:
+        return _number(line) is not None
+    return True
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+class _Reader:
+    """What scrapes say, under all names that it has had."""
+
+    def __init__(self, path: str | PathLike[str], scrapes: list[Scrape]) -> None:
+        self._path, self._scrapes = path, scrapes
+        engines = {dict(labels).get("engine") for name, labels in scrapes[-1] if name in (*RUNNING, CONFIG)} - {None}
+        if len(engines) > 1:
+            remedy = "one is simulated; benchmark and scrape a server with --data-parallel-size 1"
+            raise UserError(f"{path}: has metrics of {len(engines)} engines; {remedy}")
+        self._busy = [scrape for scrape in scrapes if (_sum(scrape, RUNNING) or 0) + (_sum(scrape, WAITING) or 0) > 0]
+
+    def metrics(self) -> ServerMetrics:
+        """What the scrapes say together."""
+        usage, config = self._gauge(KV_USAGE), self._config()
+        queries, hits = self._counted(QUERIES), self._counted(HITS)
+        return ServerMetrics(
+            num_scrapes=len(self._scrapes),
+            num_gpu_blocks=_whole(config.get("num_gpu_blocks")),
+            block_size=_whole(config.get("block_size")),
+            kv_usage=(_mean(usage), max(usage)) if usage else None,
+            running=_mean(self._gauge(RUNNING)),
+            waiting=_mean(self._gauge(WAITING)),
+            preemptions=self._counted(PREEMPTIONS),
+            hit_rate=hits / queries if hits is not None and queries else None,
+            first_tokens=self._counted(tuple(f"{name}_count" for name in TTFT)),
+            ttft_s=self._observed(TTFT),
+            itl_s=self._observed(ITL),
+        )
+
+    def _config(self) -> Mapping[str, str]:
+        return next((dict(labels) for name, labels in self._scrapes[-1] if name == CONFIG), {})
+
+    def _gauge(self, names: tuple[str, ...]) -> list[float]:
+        values = (_sum(scrape, names) for scrape in self._busy)
+        return [value for value in values if value is not None]
+
+    def _counted(self, names: tuple[str, ...]) -> float | None:
+        """By how much a counter has risen."""
+        last = _sum(self._scrapes[-1], names)
+        if last is None or len(self._scrapes) == 1:
+            return last
+        first = _sum(self._scrapes[0], names) or 0.0
+        if first > last:
+            remedy = "the server was started anew between scrapes; keep those of one benchmark"
+            raise UserError(f"{self._path}: {names[0]} falls from {first:g} to {last:g}; {remedy}")
+        return last - first
+
+    def _observed(self, names: tuple[str, ...]) -> float | None:
+        """Mean of what a histogram has seen."""
+        total, count = (self._counted(tuple(f"{name}_{part}" for name in names)) for part in ("sum", "count"))
+        return total / count if total is not None and count else None
+
+
+def _sum(scrape: Scrape, names: tuple[str, ...]) -> float | None:
+    """The series of the first name that is there, over all their labels; what is no number is not there."""
+    for wanted in names:
+        values = [value for (name, _), value in scrape.items() if name == wanted and isfinite(value)]
+        if values:
+            return sum(values)
+    return None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None

@@ -1,0 +1,99 @@
+"""From the flags of ``validate --against`` to a benchmark and the replica that it is replayed on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...sim import Settings, settings
+from ...sim.types.errors import SettingError, TraceError, UserError
+from ...sim.spec import model
+from ...traces import check_fits, measured, read
+from .replay import Benchmark
+from ..vllm_serve.checks import refusal
+from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
+from ..vllm_serve.log import read_log
+from ..vllm_serve.models import served_model
+from ..vllm_serve.start import started
+from .server_metrics import read_metrics
+
+#: What stands for the policy where neither a line nor a flag names one: the server that the benchmark is of.
+POLICY = "vllm-v1"
+
+
+@dataclass(frozen=True)
+class Server:
+    """How the user describes the server.
+
+    Attributes:
+        serve: Its command line, or a file that holds it; None where flags say what it is.
+        model, gpu, vllm, startup_log: As ``fragmeter plan`` takes them.
+        given: Settings that were named, which count in place of what the line says.
+    """
+
+    serve: str | None
+    model: str | None
+    gpu: str | None
+    vllm: str | None
+    startup_log: str | None
+    given: dict[str, Any]
+
+
+def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
+    """What a real server did, of which a replica with these settings can do all.
+
+    Raises:
+        UserError: A file cannot be read or holds what cannot be, or a request is longer than the model.
+    """
+    trace = read(path)
+    seen = measured(path, trace)
+    if trace.arrival_ticks is None and (seen.request_rate is None or seen.duration_s is None):
+        remedy = "is missing, and so is the request rate; benchmark with a later vllm bench serve, or at a rate"
+        raise TraceError(path, None, "start_times", None, remedy)
+    check_fits(trace, chosen.max_model_len or model(chosen.model).max_model_len, path)
+    return Benchmark(trace, seen, None if metrics is None else read_metrics(metrics))
+
+
+def replica(server: Server, model_id: str | None) -> Settings:
+    """The settings of the replica.
+
+    Args:
+        model_id: The model that the benchmark names, where the user names none.
+
+    Raises:
+        UserError: It is not known enough, cannot start, or a setting cannot be.
+    """
+    if server.serve is None:
+        return _by_flags(server, model_id)
+    if server.gpu is None:
+        raise SettingError("gpu", None, "is missing; say on which GPU the server ran")
+    log = None if server.startup_log is None else read_log(pasted(server.startup_log))
+    line = parse_serve(pasted(server.serve))
+    answer = started(_dated(line, server.vllm), server.gpu, server.model, log)
+    refused = refusal(answer.launch, answer.fits_length, line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1")
+    if refused is not None:
+        raise UserError(f"serve: by the reckoning it does not start: {refused.text} Paste its --startup-log.")
+    if answer.replicas > 1:
+        raise SettingError("--data-parallel-size", answer.replicas, "one replica is simulated; benchmark one")
+    return settings(**{**asdict(answer.settings()), **server.given})
+
+
+def _dated(line: ServeLine, vllm: str | None) -> ServeLine:
+    return line if vllm is None else replace(line, version=version(vllm))
+
+
+def _by_flags(server: Server, model_id: str | None) -> Settings:
+    for name in ("vllm", "startup_log"):
+        if getattr(server, name) is not None:
+            raise SettingError(name, getattr(server, name), "is of a command line; give --serve")
+    if server.gpu is None:
+        raise SettingError("gpu", None, "is missing; say what the server ran on, by --gpu or with --serve")
+    if server.model is None and model_id is None:
+        raise SettingError("model", None, "is missing, and the benchmark names none; give --model")
+    shape = {"model": server.model}
+    if server.model is None:
+        served = served_model(model_id)
+        own = served.quantization == model(served.name).quantization
+        shape = {"model": served.name, "quantization": None if own else served.quantization}
+    return settings(**{"policy": POLICY, **shape, **server.given})

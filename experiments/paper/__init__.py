@@ -1,0 +1,1 @@
+"""The PagedAttention paper: its measurements, and what was published."""

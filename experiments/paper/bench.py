@@ -1,0 +1,126 @@
+"""Runs of the paper's measurements, each done once, on as many cores as are worth their start."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...sim.output import frames as pd
+from ...sim.metrics.result import memory_table
+from ...sim.engine.run import Run, simulate, simulate_window
+from ...sim.engine.settings import settings
+from ...sim.metrics.summary import waste
+from ...sim.types.ticks import PER_SECOND
+from ...sim.workload.workload import Workload
+from .context_cost import ContextCost
+from ..runs.output import track
+from .paper import Experiment, Source
+from ..runs.parallel import in_parallel
+
+#: What only a case that is served to the end has.
+OVER_THE_RUN = ("requests_per_s", "output_tokens_per_s")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a measurement under a policy, with a seed and a scale of the step time.
+
+    Attributes:
+        by_context: Whether steps depend on the context (``ContextCost``).
+        to_the_end: Whether the last request is served, for rates over the whole run.
+    """
+
+    experiment: Experiment
+    seed: int
+    policy: str
+    scale: float
+    by_context: bool = False
+    to_the_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run came to.
+
+    Attributes:
+        values: Means over iterations in the window, by metric: ``*_pct`` of the paper's view and
+            ``popular_*_pct`` of the popular one, in percent of the pool; ``batched_requests``; and of a case that is
+            served to the end those of ``OVER_THE_RUN``.
+        over_time: The percentages as means over time.
+    """
+
+    num_blocks: int
+    block_size: int
+    values: dict[str, float]
+    over_time: dict[str, float]
+
+
+class Bench:
+    """Runs cases over one source of requests and remembers what they came to."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._workloads: dict[tuple[Experiment, int], Workload] = {}
+        self._measured: dict[Case, Measured] = {}
+        self._timelines: dict[Case, pd.DataFrame] = {}
+
+    def measure(self, cases: Sequence[Case], subject: str) -> list[Measured]:
+        """What the cases came to, in their order; ``subject`` is what the progress bar says."""
+        missing = [case for case in dict.fromkeys(cases) if case not in self._measured]
+        results = in_parallel(measure, [(self._workload(case), case) for case in missing])
+        for case, measured in zip(missing, track(results, subject, len(missing)), strict=True):
+            self._measured[case] = measured
+        return [self._measured[case] for case in cases]
+
+    def measure_groups(self, groups: Mapping[Key, Sequence[Case]], subject: str) -> dict[Key, list[Measured]]:
+        """As ``measure``, for cases that are kept in groups."""
+        results = iter(self.measure([case for group in groups.values() for case in group], subject))
+        return {key: [next(results) for _ in group] for key, group in groups.items()}
+
+    def timeline(self, case: Case) -> pd.DataFrame:
+        """The ledger of a case over the span in which requests arrive, a row a change, from ``start_s``."""
+        if case not in self._timelines:
+            table = memory_table(_run(self._workload(case), case))
+            start_s = table.pop("start_ticks") / PER_SECOND
+            table.insert(0, "start_s", start_s)
+            self._timelines[case] = table[start_s <= case.experiment.duration_s]
+        return self._timelines[case]
+
+    def _workload(self, case: Case) -> Workload:
+        key = case.experiment, case.seed
+        if key not in self._workloads:
+            self._workloads[key] = self.source.workload(*key)
+        return self._workloads[key]
+
+
+def measure(workload: Workload, case: Case) -> Measured:
+    """Serve a workload, as far as the case asks for it, and sum up."""
+    run = _run(workload, case)
+    views = waste(run.window)
+    return Measured(
+        run.replica.num_blocks,
+        run.replica.block_size,
+        _percentages(views["mean_over_iterations_pct"])
+        | {"batched_requests": run.window.mean_batch}
+        | (_rates(run) if case.to_the_end else {}),
+        _percentages(views["mean_over_time_pct"]),
+    )
+
+
+def _rates(run: Run) -> dict[str, float]:
+    seconds, served = run.book.end_ticks / PER_SECOND, ~run.refused
+    counts = int(served.sum()), int(run.workload.output_tokens[served].sum())
+    return {name: count / seconds for name, count in zip(OVER_THE_RUN, counts, strict=True)}
+
+
+def _run(workload: Workload, case: Case) -> Run:
+    chosen = settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
+    serve = simulate if case.to_the_end else simulate_window
+    return serve(chosen, workload, ContextCost(case.scale) if case.by_context else None)
+
+
+def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:
+    paper = {f"{group}_pct": value for group, value in views["paper_view"].items()}
+    return paper | {f"popular_{group}_pct": value for group, value in views["popular_view"].items()}

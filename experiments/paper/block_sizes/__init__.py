@@ -1,0 +1,1 @@
+"""Latency by block size, and by what is done with preempted requests."""

@@ -1,0 +1,155 @@
+"""Figs 2, 13a and 13b rerun: published beside simulated, and how each value hangs on the step time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from ...reports.style.labels import metric_label
+from .bench import Bench, Case, Measured
+from .published import published_mean_tokens, published_slots
+from .fit import FITTED_ON, SCALES, Fit
+from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
+from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
+
+Payload = dict[str, Any]
+_DECIMALS, _SCALE_DECIMALS = 3, 6
+
+
+def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[float] = SCALES) -> Payload:
+    """The figure as a document: design.md's table, and what it rests on.
+
+    Args:
+        scales: Scales of the step time at which every value is told, too.
+    """
+    source = bench.source
+    rows = compared_rows(experiment, bench, fit)
+    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.by_context)], "pool")[0]
+    told = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
+    return {
+        "figure": experiment.figure,
+        "workload": source.told(experiment),
+        "rows": rows,
+        "num_blocks": one.num_blocks,
+        "block_size": one.block_size,
+        "step_scale": fit.scale,
+        "fit": fit.describe(),
+        "seeds": list(source.seeds),
+        **told,
+        "basis": [pool_told(one), fit.told()],
+        "remarks": [*lengths_told(bench), *_wandering_told(rows, len(source.seeds))],
+    }
+
+
+def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]) -> dict[str, Any]:
+    seeds = bench.source.seeds[: len(WANDERING_SEEDS) if experiment is FIG2 else 1]
+    rows = sensitivity(experiment, bench, seeds, scales)
+    return {"workload": bench.source.told(experiment, seeds), "seeds": list(seeds), "rows": rows}
+
+
+def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
+    """Every value of the figure, published and simulated with all seeds of the source.
+
+    Where the source has but one seed, others say how far it wanders. What 1 % of step time moves is a mean over the
+    first seeds of the source.
+    """
+    seeds = bench.source.seeds
+    few = seeds[: len(WANDERING_SEEDS)]
+    wandering = seeds if len(seeds) > 1 else WANDERING_SEEDS
+    asked = {"asked": (seeds, 1), "wandering": (wandering, 1), "few": (few, 1)}
+    asked |= {change: (few, change) for change in STEP_CHANGES}
+    cases = {
+        (name, what): [
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context)
+            for seed in chosen
+        ]
+        for name, policy in SERIES.items()
+        for what, (chosen, change) in asked.items()
+    }
+    runs = bench.measure_groups(cases, experiment.figure)
+    return [row for name in SERIES for row in _rows(experiment, name, {what: runs[name, what] for what in asked})]
+
+
+def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) -> Iterator[Row]:
+    published = experiment.published()
+    for metric in experiment.metrics:
+        values = {what: [run.values[metric] for run in mine] for what, mine in runs.items()}
+        yield row(
+            series,
+            metric,
+            published[series, metric],
+            runs["asked"],
+            kind="fitted" if series in experiment.fitted else "predicted",
+            wandering=values["wandering"],
+            step_1pct=moved(values["few"], *(values[change] for change in STEP_CHANGES)),
+        )
+
+
+def row(series: str, metric: str, published: float | None, runs: list[Measured], **more: Any) -> Row:
+    """One value beside the published one, as ``value_row``, with its mean over time in place of iterations
+    (``over_time``)."""
+    cells = value_row(series, metric, published, [run.values[metric] for run in runs], **more)
+    if metric in runs[0].over_time:
+        cells["over_time"] = round(fmean(run.over_time[metric] for run in runs), _DECIMALS)
+    return cells
+
+
+def sensitivity(
+    experiment: Experiment, bench: Bench, seeds: Sequence[int], scales: Sequence[float] = SCALES
+) -> list[Row]:
+    """Every value of the figure at every scale, as a mean over the seeds."""
+    published = experiment.published()
+    cases = {
+        (scale, name): [Case(experiment, seed, policy, scale) for seed in seeds]
+        for name, policy in SERIES.items()
+        for scale in scales
+    }
+    measured = bench.measure_groups(cases, f"{experiment.figure}, s = {scales[0]:.2f} to {scales[-1]:.2f}")
+    return [
+        {
+            "scale": scale,
+            "series": name,
+            "metric": metric,
+            "published": published[name, metric],
+            "simulated": round(fmean(run.values[metric] for run in runs), _DECIMALS),
+        }
+        for (scale, name), runs in measured.items()
+        for metric in experiment.metrics
+    ]
+
+
+def pool_told(run: Measured) -> str:
+    """The size of the pool beside the published one."""
+    slots = run.num_blocks * run.block_size
+    told = f"Pool: {run.num_blocks} blocks of {run.block_size} slots, {slots:,} in all"
+    return f"{told}; the paper's Table 1 prints {published_slots():,.0f}."
+
+
+def asked_of_pairs(figure: str, source: Source) -> str:
+    """The subject of a finding whose limit is one for a file of pairs: of drawn lengths it says that it is not theirs.
+    """
+    return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
+
+
+def lengths_told(bench: Bench) -> Iterator[str]:
+    """Whether a file of pairs is the paper's."""
+    exact = bench.source.exact
+    if exact is not None:
+        held = exact.capped(MAX_MODEL_LEN, strict=False)
+        prompt, output = published_mean_tokens()
+        yield (
+            f"Lengths: {len(held):,} pairs fit the model, means {held.prompt_tokens.mean():.2f} and"
+            f" {held.output_tokens.mean():.2f} tokens; the paper's Fig 11 prints {prompt:g} and {output:g}."
+        )
+
+
+def _wandering_told(rows: list[Row], num_seeds: int) -> Iterator[str]:
+    """That one draw is not the truth."""
+    if num_seeds > 1:
+        widest = max(rows, key=lambda row: row["maximum"] - row["minimum"])
+        label = metric_label(widest["metric"])
+        yield (
+            f"Single seeds wander: {widest['series']}, {label}, from {widest['minimum']:.1f} to"
+            f" {widest['maximum']:.1f} over {num_seeds} seeds. Take the mean, and no one draw for the truth."
+        )

@@ -1,0 +1,61 @@
+"""The paper's step time with the reading of keys and values told apart, for loads whose contexts are not ShareGPT's.
+
+Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, of sequences whose length it does not say. Part of the 0.42 ms is
+the reading of each sequence's keys and values, which grows with its context. Here that part is what the A100's memory
+takes for it, by its data sheet, at the length that Fig 1's sequences are taken to have (half way through ShareGPT's
+mean request); the rest stays:
+
+    scale * (25.7 + (0.42 - reading(330)) * decodes + reading(all contexts) + 0.047 * prefill tokens) ms
+
+No number of it is fitted but ``scale``. A kernel that reads small blocks badly takes ``extra_ms`` more a context
+token.
+"""
+
+from __future__ import annotations
+
+from ...sim.cost import PaperCost
+from ...sim.cost.base import coefficient
+from ...sim.cost.paper import MS_PER_DECODE
+from ...sim.spec import block_bytes, gpu, model
+from ...sim.types.ticks import from_ms
+from .published import usual_length
+
+_MODEL, _GPU = "opt-13b", "a100-40gb"
+
+
+def reading_ms() -> float:
+    """ms in which the A100's memory reads the keys and values of one token of OPT-13B."""
+    return 1000 * block_bytes(model(_MODEL), block_size=1) / gpu(_GPU).memory_bytes_per_s
+
+
+class ContextCost(PaperCost):
+    """``PaperCost`` whose steps depend on the context.
+
+    Args:
+        scale: Factor on the whole step.
+        block_size: Tokens of a block, for swaps and copies.
+        extra_ms: What the kernel takes beyond the reading, a token of context.
+    """
+
+    name = "paper, by context"
+
+    def __init__(self, scale: float = 1.0, block_size: int = 16, extra_ms: float = 0.0) -> None:
+        super().__init__(scale, block_bytes(model(_MODEL), block_size=block_size), block_size=block_size)
+        per_token_ms = reading_ms()
+        self._per_decode = from_ms(scale * (MS_PER_DECODE - per_token_ms * usual_length()))
+        self._per_context_token = from_ms(scale * (per_token_ms + extra_ms))
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``; pairs change nothing."""
+        ticks = super().step_ticks(decodes, decode_context, prefill_tokens, prefill_pairs)
+        return ticks + self._per_context_token * decode_context
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``; one line for all contexts."""
+        base, _, until = super().decode_line(decodes, context)
+        return base, self._per_context_token, until
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        source = "data sheet of the A100-40GB, and what a kernel takes beyond"
+        return super().describe() | {"per_context_token": coefficient(self._per_context_token, "ticks", source)}

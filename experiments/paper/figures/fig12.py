@@ -1,0 +1,206 @@
+"""Fig 12: normalised latency by request rate, three models on ShareGPT (a-c) and Alpaca (d-f).
+
+The paper's: five systems, traces of an hour (900 s for OPT-175B; FasterTransformer has the hour there, too, by its
+script in the artifact, ft/run_175b.py), FasterTransformer's batch as large as fits. It is
+called with the number of tokens to generate and reserves no more: only so do Alpaca's 14 requests fit a batch of
+OPT-13B, where there is room for seven of the model's 2,048 tokens.
+Fitted are two scales of the step time for each model: one on vLLM's crossing on ShareGPT, which serves the three
+Orcas and all of Alpaca too, and one on FasterTransformer's there. Everything else is predicted. What a step is
+before it is scaled: ``rate_costs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....sim.engine.replica import FITTED_STEP_SCALE
+from ....sim.engine.settings import settings
+from ..bench import Bench
+from ..comparison import Payload
+from ..published import paper_figures
+from ..paper import FIG13A, SERIES, Source
+from ..rate_sweep.costs import Steps
+from ..rate_sweep.panels import (
+    ALPACA,
+    MAX,
+    ORACLE,
+    ORCAS,
+    SHAREGPT,
+    VLLM,
+    Panel,
+    Scale,
+    lengths_of,
+    panel_document,
+    published_markers,
+    published_panel,
+    ratio_told,
+    scale_fitted,
+    spare_seeds,
+)
+from ..rate_sweep.rate_sweep import Load, System
+from ..rows import ordered, within
+
+FIGURE, FT = "fig12", "FasterTransformer"
+_HOUR_S = 3600
+#: By model: GPU, how many, and the length of the traces in seconds.
+SERVERS = {
+    "OPT-13B": ("a100-40gb", 1, _HOUR_S),
+    "OPT-66B": ("a100-40gb", 4, _HOUR_S),
+    "OPT-175B": ("a100-80gb", 8, 900),
+}
+PANELS = {
+    letter: (model, dataset)
+    for letter, (dataset, model) in zip(
+        "abcdef", ((dataset, model) for dataset in (SHAREGPT, ALPACA) for model in SERVERS), strict=True
+    )
+}
+TITLES = {letter: f"{model}, {dataset}" for letter, (model, dataset) in PANELS.items()}
+_WITHIN = {SHAREGPT: 0.15, ALPACA: 0.20}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a scale is fitted for.
+
+    Attributes:
+        model: By its name in the paper.
+        source: Of ShareGPT's lengths.
+        duration_s: Length of the trace; None takes the paper's.
+    """
+
+    model: str
+    source: Source
+    duration_s: float | None = None
+
+
+def panel(letter: str, bench: Bench) -> Payload:
+    """The panel as a document."""
+    return panel_of(letter, bench.source)
+
+
+def panel_of(letter: str, source: Source, duration_s: float | None = None) -> Payload:
+    """As ``panel``, with the traces shorter than the paper's where a length is given."""
+    asked = asked_panel(letter, source, duration_s)
+    document = panel_document(asked)
+    return document | _said(document, letter, asked.scales[VLLM])
+
+
+def asked_panel(letter: str, source: Source, duration_s: float | None = None) -> Panel:
+    """What is asked for ``panel_of``; only the scales are fitted for it."""
+    model, dataset = PANELS[letter]
+    lengths = lengths_of(dataset, source)
+    published = published_panel(FIGURE, panel_name(letter))
+    wandering = spare_seeds(source.seeds)
+    asked = Asked(model, source, duration_s)
+    return Panel(
+        figure=f"{FIGURE}{letter}",
+        published=published,
+        systems={series: system(model, dataset, series) for series in published},
+        scales={FT: fitted_scale(asked, FT)} | dict.fromkeys((*ORCAS, VLLM), fitted_scale(asked, VLLM)),
+        loads={
+            (series, seed): load_of(series, lengths, rate, duration_s or span_s(model, series), seed)
+            for series, rate in published.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        fitted=(FT, VLLM) if dataset == SHAREGPT else (),
+        markers=published_markers(FIGURE, panel_name(letter)),
+        workload=told(model, dataset, lengths, duration_s),
+    )
+
+
+def panel_name(letter: str) -> str:
+    """What the facts call a panel."""
+    return f"{letter} {' '.join(PANELS[letter])}"
+
+
+def system(model: str, dataset: str, series: str) -> System:
+    """One of the five."""
+    card, num_gpus, _ = SERVERS[model]
+    name = model.lower()
+    steps = Steps(name, card, num_gpus, roofline=series == FT)
+    more: dict[str, Any] = {"model": name, "gpu": card, "tensor_parallel_size": num_gpus}
+    if series == FT:
+        batch = paper_figures()[FIGURE]["ft_max_batch"][model][dataset]
+        return System(settings(policy="fastertransformer", max_num_seqs=batch, **more), steps)
+    return System(settings(policy=SERIES[series], **more), steps)
+
+
+def span_s(model: str, series: str) -> float:
+    """How long requests come for, in seconds."""
+    return _HOUR_S if series == FT else SERVERS[model][2]
+
+
+def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
+    """The artifact's trace at a rate."""
+    # Of an experiment the trace takes the rate and the span alone.
+    return Load(lengths.workload(replace(FIG13A, request_rate=rate, duration_s=duration_s), seed), rate)
+
+
+def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
+    """As ``load``, for one of the five: FasterTransformer is told every output's length, and reserves no more."""
+    arriving = load(lengths, rate, duration_s, seed)
+    if series != FT:
+        return arriving
+    work = arriving.workload
+    return replace(arriving, workload=replace(work, max_tokens=work.output_tokens))
+
+
+def fitted_scale(asked: Asked, series: str) -> Scale:
+    """The scale of a model's steps, fitted on a series' crossing on ShareGPT with the first seed."""
+    letter = next(letter for letter, named in PANELS.items() if named == (asked.model, SHAREGPT))
+    rate = published_panel(FIGURE, panel_name(letter))[series]
+    duration_s = asked.duration_s or span_s(asked.model, series)
+    return scale_fitted(
+        system(asked.model, SHAREGPT, series),
+        _fitting_load(series, asked.source, rate, duration_s),
+        f"Fig 12{letter}'s {series} crossing ({rate:g} req/s)",
+    )
+
+
+_LOADS: dict[tuple, Load] = {}
+
+
+def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -> Load:
+    """The same object for the same load, by which fits are remembered."""
+    key = series, source, rate, duration_s
+    return _LOADS.setdefault(key, load_of(series, source, rate, duration_s, source.seeds[0]))
+
+
+def told(model: str, dataset: str, lengths: Source, duration_s: float | None = None) -> str:
+    """What is served, in words."""
+    card, num_gpus, whole_s = SERVERS[model]
+    seeds = lengths.seeds
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
+    longer = f" ({_HOUR_S:,} s for {FT})" if not duration_s and whole_s != _HOUR_S else ""
+    return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s or whole_s:g} s{longer}, {which}"
+
+
+def _text_told() -> str:
+    """What the paper's text makes of all six panels."""
+    said = paper_figures()[FIGURE]["text"]
+    (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
+    return (
+        f"The paper's text says {oracle_low:g} to {oracle_high:g} times the rate of {ORACLE} and {max_low:g} to"
+        f" {max_high:g} times that of {MAX} on {SHAREGPT}, and up to {said[f'{FT}, up to']:g} times that of {FT}."
+    )
+
+
+def _said(document: Payload, letter: str, scale: Scale) -> Payload:
+    """Findings, and what the comparison of scales comes to."""
+    rows, dataset = document["rows"], PANELS[letter][1]
+    served = [row for row in rows if row["series"] != FT]
+    limit = _WITHIN[dataset]
+    findings = [within(served, limit, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
+    if dataset == ALPACA:
+        findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
+    ratios = (ratio_told(rows, VLLM, below) for below in (ORACLE, MAX, FT))
+    remarks = [*document["remarks"], *ratios, _text_told()]
+    if letter == "a":
+        remarks.append(
+            f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"
+            " mean batch in Fig 13a."
+        )
+    return {"findings": findings, "remarks": remarks}

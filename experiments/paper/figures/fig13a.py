@@ -1,0 +1,29 @@
+"""Fig 13a: how many of ShareGPT's requests are batched, OPT-13B at 2 requests/s.
+
+Set-up, from the paper: an hour of requests, measured from 600 to 3,600 s. The scale of the step time is fitted on
+vLLM's value here (``fit``), and the three Orcas are predicted. The limit is for the paper's own length pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..bench import Bench
+from ..comparison import Payload, asked_of_pairs, compare
+from ..fit import fit
+from ..paper import FIG13A, Source
+from ..rows import Row, ordered, within
+
+_WITHIN = 0.03
+
+
+def fig13a(bench: Bench) -> Payload:
+    """The figure as a document."""
+    payload = compare(FIG13A, bench, fit(bench))
+    return payload | {"findings": findings(payload["rows"], bench.source)}
+
+
+def findings(rows: Sequence[Row], source: Source) -> list[dict[str, Any]]:
+    """How near the Orcas come, and who batches more."""
+    return [within(rows, _WITHIN, asked_of_pairs("Fig 13a", source)), ordered(rows)]

@@ -1,0 +1,39 @@
+"""Fig 13b: how many of Alpaca's requests are batched, at 30 requests/s.
+
+Set-up, from the paper: as Fig 13a (OPT-13B, an hour of requests, measured from 600 to 3,600 s) with Alpaca, whose
+pairs are drawn from a summary. Its contexts are a sixth of ShareGPT's, and a step of many short sequences takes less
+than Fig 1's line says; so steps depend on the context here (``ContextCost``). Their scale is fitted on ShareGPT, on
+Fig 13a's vLLM value, and every value here is predicted. What comes out without the context is told beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..bench import Bench, Case
+from ..comparison import Payload, compare
+from ..fit import FITTED_ON, METRIC, fit
+from ..paper import ALPACA_SET, FIG13B, SERIES
+from ..rows import ordered, within
+
+_WITHIN = 0.20
+
+
+def fig13b(bench: Bench) -> Payload:
+    """The figure as a document."""
+    alpaca = Bench(replace(bench.source, exact=None, drawn_from=ALPACA_SET))
+    payload = compare(FIG13B, alpaca, fit(alpaca, by_context=True), scales=())
+    findings = [within(payload["rows"], _WITHIN, "Batched requests"), ordered(payload["rows"])]
+    return payload | {"findings": findings, "remarks": [*_without_context(alpaca), *payload["remarks"]]}
+
+
+def _without_context(alpaca: Bench) -> Iterator[str]:
+    plain = fit(alpaca)
+    seed = alpaca.source.seeds[0]
+    found = alpaca.measure([Case(FIG13B, seed, SERIES[FITTED_ON], plain.scale)], "without context")[0].values[METRIC]
+    published = FIG13B.published()[FITTED_ON, METRIC]
+    yield (
+        f"With steps that know no context (s = {plain.scale:g}, seed {seed}), {FITTED_ON} would batch {found:.1f}"
+        f" requests, {found / published - 1:+.0%}: Alpaca's short sequences would each take as long as Fig 1's."
+    )

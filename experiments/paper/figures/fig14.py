@@ -1,0 +1,137 @@
+"""Fig 14: normalised latency by request rate with several sequences a request, OPT-13B on Alpaca.
+
+From the paper: two, four and six parallel samples (a-c) and beams (d-f), no FasterTransformer, an hour each. Here
+requests arrive for as long as a number of them takes to come, at most an hour; of beams there are fewer, because beams
+do not leap. The scale of the step time is Fig 12a's, fitted on vLLM there.
+
+Two numbers are fitted here, each on one value, with parts of the 0.42 ms that Fig 1 gives a sequence:
+
+    0.42 ms * (1 - REQUEST_SHARE + REQUEST_SHARE / n + BEAM_SHARE for beams), for each of a request's n sequences
+
+- ``REQUEST_SHARE`` on vLLM's four samples: what is spent once a request. vLLM's first sampler looped over requests,
+  with a call and a wait for the GPU in each (vllm/model_executor/layers/sampler.py of vLLM 0.1).
+- ``BEAM_SHARE`` on vLLM's four beams: what each takes beside; most likely sorting candidates and forking tables on the
+  host.
+
+Everything else is predicted. With a longer trace more of a queue builds up: with 6,000 requests of four beams in place
+of 3,000 vLLM's and Orca (Oracle)'s rates are some 5 % lower.
+"""
+
+from __future__ import annotations
+
+from ....sim.engine.settings import settings
+from ..bench import Bench
+from ..comparison import Payload
+from ...runs.crossing import crossing
+from ..published import paper_figures
+from .fig12 import Asked, fitted_scale, load
+from ..paper import SERIES, Source
+from ..rate_sweep.costs import Steps
+from ..rate_sweep.panels import (
+    ALPACA,
+    ORACLE,
+    VLLM,
+    Panel,
+    lengths_of,
+    panel_document,
+    published_panel,
+    ratio_told,
+    spare_seeds,
+)
+from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
+from ..rows import ordered, within
+
+FIGURE = "fig14"
+SAMPLES, BEAMS = "parallel", "beam"
+PANELS = dict(zip("abcdef", ((kind, n) for kind in (SAMPLES, BEAMS) for n in (2, 4, 6)), strict=True))
+TITLES = {letter: f"{kind} {n}" for letter, (kind, n) in PANELS.items()}
+#: Requests of a trace, at most, and its length in seconds.
+MOST_REQUESTS, DURATION_S = {SAMPLES: 6_000, BEAMS: 2_000}, 3600.0
+#: Of Fig 1's time for a sequence: what is a request's, and what a beam takes beside.
+REQUEST_SHARE, BEAM_SHARE = 0.853, 0.358
+SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
+_WITHIN = 0.20
+_SLOPE_START = 0.5
+
+
+def panel(letter: str, bench: Bench) -> Payload:
+    """The panel as a document."""
+    return panel_of(letter, bench.source, MOST_REQUESTS[PANELS[letter][0]])
+
+
+def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Payload:
+    """As ``panel``, with a number of requests; the scale is fitted on a trace of ``fitting_s``, or an hour."""
+    kind, n = PANELS[letter]
+    document = panel_document(asked_panel(letter, source, most_requests, fitting_s))
+    rows = document["rows"]
+    return document | {
+        "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
+        "remarks": [*document["remarks"], ratio_told(rows, VLLM, ORACLE), _text_told(), _slope_told(kind)],
+    }
+
+
+def asked_panel(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> Panel:
+    """What is asked for ``panel_of``; only the scale is fitted for it."""
+    kind, n = PANELS[letter]
+    lengths, wandering = lengths_of(ALPACA, source), spare_seeds(source.seeds)
+    published = published_panel(FIGURE, f"{letter} {kind} {n}")
+    return Panel(
+        figure=f"{FIGURE}{letter}",
+        published=published,
+        systems={series: system(kind, n, series) for series in published},
+        scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        loads={
+            (series, seed): _load(lengths, rate, most_requests, seed)
+            for series, rate in published.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        fitted=(VLLM,) if letter in (SAMPLES_FITTED_ON, BEAMS_FITTED_ON) else (),
+        workload=f"OPT-13B on 1 x a100-40gb, Alpaca ({lengths.name}), {kind} {n}, {most_requests:,} requests",
+    )
+
+
+def _load(lengths: Source, rate: float, most_requests: int, seed: int) -> Load:
+    return load(lengths, rate, min(DURATION_S, most_requests / rate), seed)
+
+
+def system(kind: str, n: int, series: str) -> System:
+    """One of the four, with so many samples or beams a request."""
+    return _system(kind, n, series, sequence_slope(kind, n))
+
+
+def _system(kind: str, n: int, series: str, slope: float) -> System:
+    chosen = settings(policy=SERIES[series], use_beam_search=kind == BEAMS)
+    return System(chosen, Steps(sequence_slope=slope), n)
+
+
+def sequence_slope(kind: str, n: int) -> float:
+    """Of Fig 1's time for a sequence, the part that each of ``n`` samples or beams takes."""
+    share = 1 - REQUEST_SHARE + REQUEST_SHARE / n
+    return share + BEAM_SHARE if kind == BEAMS else share
+
+
+def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: float | None = None) -> float:
+    """The ``sequence_slope`` with which vLLM crosses exactly where the panel has it; as ``panel_of`` otherwise."""
+    kind, n = PANELS[letter]
+    rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
+    scale = fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM).value
+    arriving = _load(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
+
+    def latency(slope: float) -> float:
+        return latency_s(_system(kind, n, VLLM, slope), arriving, rate, scale)
+
+    return crossing(latency, TARGET_S, _SLOPE_START).at
+
+
+def _text_told() -> str:
+    said = paper_figures()[FIGURE]["text"]
+    return f"The paper's text says {said['one sample']:g} times with one sample and {said['beam 6']:g} with six beams."
+
+
+def _slope_told(kind: str) -> str:
+    told = f"Of Fig 1's 0.42 ms a sequence {REQUEST_SHARE:.0%} are spent once a request, fitted on Fig 14b's vLLM alone"
+    if kind == BEAMS:
+        return f"{told}, and {BEAM_SHARE:.0%} more on every beam, fitted on Fig 14e's vLLM alone."
+    return f"{told}."

@@ -1,0 +1,112 @@
+"""Fig 16: translation with a prefix that all requests share, LLaMA-13B on one A100-40GB.
+
+The paper's: WMT16 English to German behind one example (80 tokens) or five (341), Orca (Oracle) against vLLM,
+which computes the prefix once; 300 s here, where the artifact's scripts take 1,200. Only the shape can be compared:
+the texts in LLaMA tokens are not to be had, and the lengths are made up here: sentences of about 21 words are taken to
+be 28 tokens of English and 40 of German, lognormal with a standard deviation of 0.55 in the logarithm, the German
+length following the English one. The scale of the step time is Fig 12a's: LLaMA-13B has the layers and the width
+of OPT-13B.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....sim.engine.settings import settings
+from ....traces import LengthPairs, stream
+from ..bench import Bench
+from ..comparison import Payload
+from ..published import paper_figures
+from .fig12 import Asked, fitted_scale, load
+from ..paper import SERIES, Source
+from ..rate_sweep.costs import Steps
+from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
+from ..rate_sweep.rate_sweep import System
+from ..rows import Row, ordered
+
+FIGURE = "fig16"
+PREFIX_TOKENS = {"1-shot, 80 prefix tokens": 80, "5-shot, 341 prefix tokens": 341}
+DURATION_S = 300.0
+SOURCE_TOKENS, TARGET_TOKENS, _SPREAD, _FOLLOWING = 28, 40, 0.55, 0.25
+_ROWS = 40_000
+
+
+def fig16(bench: Bench) -> Payload:
+    """The figure as a document."""
+    return figure_of(bench.source, DURATION_S)
+
+
+def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
+    """As ``fig16``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
+    parts = [panel_document(asked_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
+    first, said = parts[0], paper_figures()[FIGURE]["text"]
+    ratios = [ratio_told(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
+    return first | {
+        "figure": FIGURE,
+        "workload": f"LLaMA-13B on 1 x a100-40gb, made-up sentences, {duration_s:g} s",
+        "rows": [row for part in parts for row in part["rows"]],
+        "curves": [row for part in parts for row in part["curves"]],
+        "findings": [grows(parts), *(ordered(part["rows"]) for part in parts)],
+        "remarks": [
+            *first["remarks"],
+            *(f"{name}: {told}" for name, told in zip(PREFIX_TOKENS, ratios, strict=True)),
+            f"The paper's text says {said['1-shot']:g} and {said['5-shot']:g} times.",
+            "Shape only: the lengths are made up, the texts not being at hand.",
+        ],
+    }
+
+
+def asked_panel(name: str, source: Source, duration_s: float, fitting_s: float | None) -> Panel:
+    """What is asked for one of the two parts of ``figure_of``; only the scale is fitted for it."""
+    published = published_panel(FIGURE, name)
+    wandering = spare_seeds(source.seeds)
+    shots = name.split(",")[0]
+    labelled = {f"{series}, {shots}": rate for series, rate in published.items()}
+    return Panel(
+        figure=FIGURE,
+        published=labelled,
+        systems={label: system(label.split(",")[0], PREFIX_TOKENS[name]) for label in labelled},
+        scales=dict.fromkeys(labelled, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        loads={
+            (label, seed): load(sentences(PREFIX_TOKENS[name], seed), rate, duration_s, seed)
+            for label, rate in labelled.items()
+            for seed in (*source.seeds, *wandering)
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        workload=name,
+    )
+
+
+def system(series: str, prefix_tokens: int) -> System:
+    """One of the two: vLLM keeps the prefix, Orca computes and stores it for every request."""
+    prefix = prefix_tokens if series == VLLM else 0
+    return System(settings(policy=SERIES[series], model="llama-13b", shared_prefix_tokens=prefix), Steps("llama-13b"))
+
+
+def sentences(prefix_tokens: int, seed: int) -> Source:
+    """Made-up sentences to translate, behind a prefix."""
+    rng = stream(seed, "sentences to translate")
+    spread, mean = rng.normal(size=(2, _ROWS)), -_SPREAD**2 / 2
+    source = np.exp(mean + _SPREAD * spread[0]) * SOURCE_TOKENS
+    target = source * TARGET_TOKENS / SOURCE_TOKENS * np.exp(_FOLLOWING * spread[1] - _FOLLOWING**2 / 2)
+    lengths = (np.maximum(np.rint(tokens), 1).astype(np.int64) for tokens in (source, target))
+    prompt, output = lengths
+    return Source((seed,), LengthPairs("made-up sentences", prompt + prefix_tokens, output))
+
+
+def _plain(rows: list[Row]) -> list[Row]:
+    """The rows under the names of the systems."""
+    return [row | {"series": row["series"].split(",")[0]} for row in rows]
+
+
+def grows(parts: list[Payload]) -> dict[str, object]:
+    """A finding, and what the figure is about: a longer prefix favours the system that shares it."""
+
+    def ratio(part: Payload) -> float:
+        by = {row["series"]: row["simulated"] for row in _plain(part["rows"])}
+        return by[VLLM] / by[ORACLE]
+
+    short, long = map(ratio, parts)
+    told = f"The longer the prefix, the further vLLM is ahead: {short:.2f} and {long:.2f} times."
+    return {"finding": told, "holds": 1 < short < long}

@@ -1,0 +1,113 @@
+"""Fig 17: a chatbot, OPT-13B on one A100-40GB; every prompt is the end of a conversation so far.
+
+The paper's: conversations of ShareGPT, prompt = the last 1,024 tokens of the history, output at most 1,016,
+nothing kept between rounds. A request opens a conversation with some probability, else it goes on with one that is
+open. It is 0.1 here, the default of the artifact's ``benchmark_chatbot.py``, chosen because most prompts then have
+1,024 tokens, as the paper says; its run script has 0.5, with which prompts made up like this are too short.
+Only the shape can be compared: what comes after the first round
+is not to be had, and every round is drawn from the summary of first rounds here. An hour, and the scale of the
+step time is Fig 12a's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....sim.engine.settings import settings
+from ....traces import LengthPairs, catalogue, sample, stream
+from ..bench import Bench
+from ..comparison import Payload
+from ..published import paper_figures
+from .fig12 import Asked, fitted_scale, load
+from ..paper import SERIES, SYNTHETIC_SET, Source
+from ..rate_sweep.costs import Steps
+from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
+from ..rate_sweep.rate_sweep import System
+from ..rows import Row
+
+FIGURE, PANEL = "fig17", "chatbot"
+DURATION_S = 3600.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 1016
+_OPENS = 0.1
+_ROWS = 10_000
+#: What is asked of the shape: how far the Orcas are apart at most, and vLLM's rate over that of the best, at least.
+_APART, _AHEAD = 0.10, 1.2
+_SIDES = ("simulated", "published")
+
+
+def fig17(bench: Bench) -> Payload:
+    """The figure as a document."""
+    return figure_of(bench.source, DURATION_S)
+
+
+def figure_of(source: Source, duration_s: float, fitting_s: float | None = None) -> Payload:
+    """As ``fig17``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
+    document = panel_document(asked_panel(source, duration_s, fitting_s))
+    rows = document["rows"]
+    return document | {
+        "findings": list(findings(rows)),
+        "remarks": [
+            *document["remarks"],
+            ratio_told(rows, VLLM, ORACLE),
+            f"The paper's text says {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
+            "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
+        ],
+    }
+
+
+def asked_panel(source: Source, duration_s: float, fitting_s: float | None = None) -> Panel:
+    """What is asked for ``figure_of``; only the scale is fitted for it."""
+    published, wandering = published_panel(FIGURE, PANEL), spare_seeds(source.seeds)
+    rounds = {seed: conversations(seed) for seed in (*source.seeds, *wandering)}
+    return Panel(
+        figure=FIGURE,
+        published=published,
+        systems={series: System(settings(policy=SERIES[series]), Steps()) for series in published},
+        scales=dict.fromkeys(published, fitted_scale(Asked("OPT-13B", source, fitting_s), VLLM)),
+        loads={
+            (series, seed): load(lengths, rate, duration_s, seed)
+            for series, rate in published.items()
+            for seed, lengths in rounds.items()
+        },
+        seeds=source.seeds,
+        wandering=wandering,
+        workload=f"OPT-13B on 1 x a100-40gb, made-up conversations, {duration_s:g} s",
+    )
+
+
+def conversations(seed: int) -> Source:
+    """Rounds of made-up conversations, in the order in which they are asked."""
+    rows = next(entry.rows for entry in catalogue.describe() if entry.name == SYNTHETIC_SET)
+    drawn = sample(SYNTHETIC_SET, min(rows, _ROWS), stream(seed, f"rounds {SYNTHETIC_SET}"))
+    rng = stream(seed, "conversations")
+    open_tokens: list[int] = []
+    prompts, outputs = [], []
+    for asked, answered in zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True):
+        if not open_tokens or rng.random() < _OPENS:
+            open_tokens.append(0)
+            place = len(open_tokens) - 1
+        else:
+            place = int(rng.integers(len(open_tokens)))
+        history = open_tokens[place] + asked
+        prompts.append(min(history, PROMPT_TOKENS))
+        outputs.append(min(answered, OUTPUT_TOKENS))
+        open_tokens[place] = history + answered
+    return Source((seed,), LengthPairs("made-up conversations", np.array(prompts), np.array(outputs)))
+
+
+def findings(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The figure's shape: prompts are so long that every Orca reserves the model's maximum, and vLLM is ahead."""
+    apart, published = (max(_orcas(rows, side)) / min(_orcas(rows, side)) - 1 for side in _SIDES)
+    told = f"The three Orcas are at most {_APART:.0%} apart: {apart:.0%}; in the figure {published:.0%}."
+    yield {"finding": told, "holds": apart <= _APART}
+    vllm = next(row for row in rows if row["series"] == VLLM)
+    ahead, published = (vllm[side] / max(_orcas(rows, side)) for side in _SIDES)
+    told = f"vLLM has at least {_AHEAD:g} times the rate of the best Orca: {ahead:.2f}; in the figure {published:.2f}."
+    yield {"finding": told, "holds": ahead >= _AHEAD}
+
+
+def _orcas(rows: Sequence[Row], side: str) -> list[float]:
+    return [row[side] for row in rows if row["series"] in ORCAS]

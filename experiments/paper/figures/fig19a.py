@@ -1,0 +1,145 @@
+"""Fig 19a: what it takes to swap 256 tokens of OPT-13B out and in, or to compute them again, by block size.
+
+    swap = bytes / bandwidth + blocks * time a copy takes to start
+
+Bytes and blocks follow from the model's shape. The two unknowns of each direction are fitted on two named points,
+block sizes 8 and 256, and predict the other seven. Computing again is one prompt of 256 tokens, whatever the block
+size: its slope a token is fitted on block size 16, above the 25.7 ms that Fig 1 gives a step; beside it, fitted to
+none of this, the roofline and the GPU's profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ....sim.cost import PaperCost, cost
+from ....sim.cost.paper import STEP_MS
+from ....sim.spec import block_bytes, gpu, model
+from ....sim.types.ticks import PER_MS
+from ..comparison import Payload
+from ..published import paper_figures
+from ..rows import Row, value_row, within
+
+FIGURE, METRIC = "fig19a", "time_ms"
+TOKENS = 256
+SWAPS = ("swap_in", "swap_out")
+FITTED_ON, RECOMPUTE_FITTED_ON = (8, 256), 16
+#: The issue's goal is for these block sizes.
+_AIM, _WITHIN = range(8, 257), 0.10
+_MODEL, _GPU = "opt-13b", "a100-40gb"
+_OTHER_COSTS = {"fitted": "recompute, profile of the GPU", "roofline": "recompute, roofline"}
+
+
+def fig19a() -> Payload:
+    """The figure as a document."""
+    rows = [row for direction in SWAPS for row in _swaps(direction)] + list(_recomputes())
+    aimed = [row for row in rows if row["x"] in _AIM and row["series"] not in _OTHER_COSTS.values()]
+    return {
+        "figure": FIGURE,
+        "workload": f"{TOKENS} tokens of {_MODEL}, one {_GPU}",
+        "x_is": "block size, tokens",
+        "rows": rows,
+        "findings": [
+            within(aimed, _WITHIN, f"Swaps and the fitted recomputing, block sizes {_AIM[0]} to {_AIM[-1]},"),
+            within([row for row in rows if row["series"] in _names()], _WITHIN, "All swaps, down to block size 1,"),
+            quicker_from(rows),
+        ],
+        "basis": [_fit_told(direction) for direction in SWAPS]
+        + [
+            f"Recompute: {STEP_MS} ms + {TOKENS} tokens of {recompute_slope_ms():.4f} ms, fitted on block size"
+            f" {RECOMPUTE_FITTED_ON}.",
+        ],
+        "remarks": [
+            "Runs swap at costs fitted to all nine block sizes by least squares (sim/cost/paper.py). They differ from"
+            f" these by at most {_apart():.1%}."
+        ],
+    }
+
+
+def fitted_swap(direction: str) -> tuple[float, float]:
+    """(ms for the bytes, ms for each block), through the two named points."""
+    at = _published(direction)
+    few, many = (TOKENS // size for size in reversed(FITTED_ON))
+    per_block = (at[FITTED_ON[0]] - at[FITTED_ON[1]]) / (many - few)
+    return at[FITTED_ON[1]] - few * per_block, per_block
+
+
+def _apart() -> float:
+    """By how much the runs' own swaps differ from these, at most, of these."""
+    apart = []
+    for size in _published(SWAPS[0]):
+        own = PaperCost(block_bytes=block_bytes(model(_MODEL), block_size=size), block_size=size)
+        blocks = TOKENS // size
+        ticks = {"swap_in": own.swap_in_ticks(blocks), "swap_out": own.swap_out_ticks(blocks)}
+        for direction in SWAPS:
+            bytes_ms, block_ms = fitted_swap(direction)
+            apart.append(abs(ticks[direction] / PER_MS / (bytes_ms + blocks * block_ms) - 1))
+    return max(apart)
+
+
+def recompute_slope_ms() -> float:
+    """ms a prompt token, from the one named point."""
+    return (_published("recompute")[RECOMPUTE_FITTED_ON] - STEP_MS) / TOKENS
+
+
+def _published(series: str) -> dict[int, float]:
+    figure = paper_figures()[FIGURE]
+    return dict(zip(figure["block_sizes"], figure[series], strict=True))
+
+
+def _swaps(direction: str) -> Iterator[Row]:
+    bytes_ms, block_ms = fitted_swap(direction)
+    for size, published in _published(direction).items():
+        kind = "fitted" if size in FITTED_ON else "predicted"
+        yield _row(_name(direction), size, published, bytes_ms + TOKENS // size * block_ms, kind)
+
+
+def _recomputes() -> Iterator[Row]:
+    own = STEP_MS + TOKENS * recompute_slope_ms()
+    for size, published in _published("recompute").items():
+        yield _row(
+            "recompute", size, published, own, "fitted" if size == RECOMPUTE_FITTED_ON else "predicted", own / 100
+        )
+    for name, series in _OTHER_COSTS.items():
+        ticks = cost(name, model(_MODEL), gpu(_GPU)).step_ticks(0, 0, TOKENS, TOKENS * (TOKENS + 1) // 2)
+        published = _published("recompute")[RECOMPUTE_FITTED_ON]
+        yield _row(series, RECOMPUTE_FITTED_ON, published, ticks / PER_MS, "predicted", ticks / PER_MS / 100)
+
+
+def _row(series: str, size: int, published: float, found_ms: float, kind: str, step_1pct: float = 0.0) -> Row:
+    how = paper_figures()[FIGURE]["how"]
+    return value_row(series, METRIC, published, [found_ms], x=size, how=how, kind=kind, step_1pct=step_1pct)
+
+
+def _name(direction: str) -> str:
+    return direction.replace("_", " ")
+
+
+def _names() -> list[str]:
+    return [_name(direction) for direction in SWAPS]
+
+
+def _fit_told(direction: str) -> str:
+    bytes_ms, block_ms = fitted_swap(direction)
+    moved = TOKENS * block_bytes(model(_MODEL), block_size=1)
+    return (
+        f"{_name(direction).capitalize()}: {moved / 1e6:,.1f} MB at {moved / bytes_ms / 1e6:.2f} GB/s + {block_ms:.3f}"
+        f" ms a block, through block sizes {FITTED_ON[0]} and {FITTED_ON[1]}."
+    )
+
+
+def quicker_from(rows: list[Row]) -> dict[str, Any]:
+    """A finding: from which block size on a swap there and back is quicker than to compute again."""
+
+    def first(side: str) -> int | None:
+        at = {(row["series"], row["x"]): row[side] for row in rows}
+        sizes = sorted(size for series, size in at if series == "recompute")
+        return next((s for s in sizes if sum(at[name, s] for name in _names()) < at["recompute", s]), None)
+
+    published, found = first("published"), first("simulated")
+    return {
+        "finding": f"Out and in again is quicker than computing from block size {found or 'none'} on; published:"
+        f" {published}.",
+        "holds": published == found,
+    }

@@ -1,0 +1,79 @@
+"""The one number that is fitted: the scale s of the paper's step time.
+
+It is fitted on the vLLM value of Fig 13a alone. The mean batch rises with s up to about 1.23, where
+vLLM saturates. Scanned are s = 1.00, 1.05 ... 1.25, and steps of 0.005 where the published value is first crossed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...sim.engine.replica import FITTED_STEP_SCALE
+from .bench import Bench, Case
+from .paper import FIG13A, SERIES
+from ..runs.scanning import scan
+
+FITTED_ON = "vLLM"
+METRIC = "batched_requests"
+#: Fitted as ``FITTED_STEP_SCALE`` is, on the paper's own pairs, with steps that depend on the context.
+CONTEXT_STEP_SCALE = 1.07
+#: Thousandths of s.
+_COARSE, _FINE_STEP = range(1000, 1251, 50), 5
+#: The scales at which every bar is told.
+SCALES = tuple(thousandths / 1000 for thousandths in _COARSE)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A scale and how it was found.
+
+    Attributes:
+        scale: s.
+        published: The value that it was fitted on.
+        scan: (s, value) as scanned, by s; empty where the scale was fitted beforehand.
+        by_context: Whether it is the scale of ``ContextCost``.
+    """
+
+    scale: float
+    published: float
+    scan: tuple[tuple[float, float], ...] = ()
+    by_context: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "step_scale": self.scale,
+            "on": f"Fig 13a, {FITTED_ON}, {METRIC}, alone",
+            "published": self.published,
+            "kind": "fitted on this workload" if self.scan else "fitted beforehand, on the paper's own length pairs",
+            "scan": [{"step_scale": scale, METRIC: round(value, 3)} for scale, value in self.scan],
+        }
+
+    def told(self) -> str:
+        """As a sentence."""
+        start = f"Step time: s = {self.scale:g}, fitted on Fig 13a's {FITTED_ON} value ({self.published:g}) alone"
+        if not self.scan:
+            return f"{start}, beforehand and on the paper's own length pairs, not on these."
+        return f"{start}; it comes to {dict(self.scan)[self.scale]:.2f}."
+
+
+def fit(bench: Bench, by_context: bool = False) -> Fit:
+    """The scale for the bench's source: scanned for a file of pairs, known beforehand for drawn ones.
+
+    Args:
+        by_context: Of steps that depend on the context (``ContextCost``).
+    """
+    published = FIG13A.published()[FITTED_ON, METRIC]
+    if bench.source.exact is None:
+        return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
+    best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)
+    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), by_context)
+
+
+def _measure(bench: Bench, by_context: bool, thousandths: range) -> dict[int, float]:
+    seed = bench.source.seeds[0]
+    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, by_context) for at in thousandths]
+    measured = bench.measure(cases, "fitting the step time")
+    return {at: result.values[METRIC] for at, result in zip(thousandths, measured, strict=True)}

@@ -1,0 +1,1 @@
+"""Rate sweeps: how many requests/s a system takes within a limit of latency."""

@@ -1,0 +1,71 @@
+"""What a step takes in the rate sweeps, before the one scale that is fitted for each model.
+
+The paper measured the steps of OPT-13B alone: 25.7 ms + 0.42 ms a sequence + 0.047 ms a prompt token. For OPT-66B
+and OPT-175B, on four and eight GPUs, each of the three is multiplied by what the roofline makes of it there,
+all-reduces included. FasterTransformer runs fused kernels without Python between its steps: for it the roofline
+itself is the base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from ....sim.cost import PaperCost, RooflineCost, StepCost, cost
+from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
+from ....sim.spec import block_bytes, gpu, model
+from ..step_time import usual_length
+
+_MEASURED = ("opt-13b", "a100-40gb", 1)
+#: Sequences and prompt tokens over which the roofline's slopes are taken.
+_SEQUENCES, _PROMPTS = (1, 64), (1024, 2048)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which cost.
+
+    Attributes:
+        model, gpu, tensor_parallel: Whose.
+        roofline: Take the roofline itself, in place of the paper's step.
+        sequence_slope: Of the paper's 0.42 ms a sequence, the part that each sequence of a load takes.
+    """
+
+    model: str = "opt-13b"
+    gpu: str = "a100-40gb"
+    tensor_parallel: int = 1
+    roofline: bool = False
+    sequence_slope: float = 1.0
+
+    def cost(self) -> StepCost:
+        """The cost, at scale 1."""
+        if self.roofline:
+            return _roofline(self.model, self.gpu, self.tensor_parallel)
+        step, decode, prefill = self.ratios()
+        return PaperCost(
+            block_bytes=block_bytes(model(self.model), self.tensor_parallel),
+            step_ms=step * STEP_MS,
+            ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
+            ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
+        )
+
+    def ratios(self) -> tuple[float, float, float]:
+        """By what the paper's step, its time a sequence and its time a prompt token are multiplied."""
+        own = _slopes(self.model, self.gpu, self.tensor_parallel)
+        if PaperCost.fits(model(self.model), gpu(self.gpu), self.tensor_parallel):
+            return 1.0, 1.0, 1.0
+        return tuple(mine / measured for mine, measured in zip(own, _slopes(*_MEASURED), strict=True))
+
+
+def _roofline(model_name: str, gpu_name: str, tensor_parallel: int) -> RooflineCost:
+    return cost("roofline", model(model_name), gpu(gpu_name), tensor_parallel)
+
+
+@cache
+def _slopes(model_name: str, gpu_name: str, tensor_parallel: int) -> tuple[float, float, float]:
+    """Ticks of the roofline: the shortest step, a sequence more of the usual length, a prompt token more."""
+    ticks = _roofline(model_name, gpu_name, tensor_parallel).step_ticks
+    few, many = (ticks(batch, batch * usual_length(), 0, 0) for batch in _SEQUENCES)
+    short, long = (ticks(0, 0, tokens, 0) for tokens in _PROMPTS)
+    a_sequence, a_token = (many - few) / (_SEQUENCES[1] - _SEQUENCES[0]), (long - short) / (_PROMPTS[1] - _PROMPTS[0])
+    return ticks(1, 1, 0, 0), a_sequence, a_token

@@ -1,0 +1,71 @@
+"""The mean normalised latency of a load, told no longer than it takes to know that it is far too high.
+
+Of a request that has started, (start - arrival) / output tokens is a part of its normalised latency. Summed over all
+that have started, and divided by the number of all requests, that is a lower bound of the mean, and where a server
+falls behind, so that requests wait longer and longer, most of it. It is taken twenty times while requests arrive. Once
+it is above the most that is asked for, so is the mean, and the run ends there: the verdict is that of the whole run, at
+a part of its time. Runs that stay below are simulated to the last request, and their means are exact.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from ....sim.cost import StepCost
+from ....sim.engine.engine import Engine
+from ....sim.metrics.requests import request_times
+from ....sim.engine.run import simulate
+from ....sim.engine.settings import Settings
+from ....sim.types.ticks import PER_SECOND
+from ....sim.workload.workload import Workload
+
+#: Of the times at which a run tells how far it is, which share looks at the bound: it takes a pass over the run.
+_LOOKS_EVERY = 10
+
+
+class _FarAbove(Exception):
+    """What ends a run whose mean is known to be above the most that is asked for."""
+
+
+def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: float = inf) -> float:
+    """Mean of (finish - arrival) / output tokens over all requests served, in s/token.
+
+    Args:
+        most_s: Means that are known to be above it are infinite.
+    """
+    watch = _Watch(work, most_s)
+    try:
+        run = simulate(settings, work, cost, None if most_s == inf else watch.look, watch.engine)
+    except _FarAbove:
+        return inf
+    return float(request_times(run).normalized_latency_s.mean())
+
+
+class _Watch:
+    """Looks at the bound while a run goes on."""
+
+    def __init__(self, work: Workload, most_s: float) -> None:
+        self._work, self._most_s = work, most_s
+        self._told = 0
+
+    def engine(self, *parts: object) -> Engine:
+        """The engine that is watched."""
+        self._engine = Engine(*parts)
+        return self._engine
+
+    def look(self, _: int) -> None:
+        """Now and then: end a run that is far above."""
+        self._told += 1
+        if self._told % _LOOKS_EVERY == 0 and self.least_s() > self._most_s:
+            raise _FarAbove
+
+    def least_s(self) -> float:
+        """The bound."""
+        work, stays = self._work, self._engine.ledger.stays.columns()
+        # Stays are in the order of time: a request starts with the first of its sequences' stays.
+        request = np.repeat(np.arange(len(work)), work.num_sequences)[stays["index"]]
+        started, first = np.unique(request, return_index=True)
+        waited = (stays["start_ticks"][first] - work.arrival_ticks[started]) / PER_SECOND
+        return float((waited / work.output_tokens[started]).sum()) / len(work)

@@ -1,0 +1,189 @@
+"""A panel of a rate sweep as a document: its crossings beside the published ones, and its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from ..comparison import Payload
+from ...runs.crossing import Crossing
+from ..published import paper_figures
+from ..paper import ALPACA_SET, SERIES, SYNTHETIC_SET, Source
+from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, latencies, moved_to, per_step_pct
+from ..rows import WANDERING_SEEDS, Row, value_row
+
+CROSSING, LATENCY = "crossing_req_per_s", "normalized_latency_s_per_token"
+VLLM, ORACLE, MAX = "vLLM", "Orca (Oracle)", "Orca (Max)"
+ORCAS = tuple(name for name in SERIES if name != VLLM)
+SHAREGPT, ALPACA = "ShareGPT", "Alpaca"
+SETS = {SHAREGPT: SYNTHETIC_SET, ALPACA: ALPACA_SET}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale of the step time.
+
+    Attributes:
+        value: The factor.
+        on: The published value that it was fitted on.
+    """
+
+    value: float
+    on: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of the paper's.
+
+    Attributes:
+        figure: Its name here.
+        published: Crossings by series, in requests/s.
+        systems: By series, in the paper's order.
+        scales: By series; of the one that is fitted on this panel itself the ``kind`` is fitted.
+        loads: By (series, seed).
+        seeds: Over which values are means.
+        wandering: Other seeds, which say how far single ones wander.
+        fitted: The series whose own value here a scale was fitted on.
+        workload: What is served, in words.
+        markers: By series, other points of its curve that are published: rate in requests/s and latency in s/token.
+    """
+
+    figure: str
+    published: Mapping[str, float]
+    systems: Mapping[str, System]
+    scales: Mapping[str, Scale]
+    loads: Mapping[tuple[str, int], Load]
+    seeds: tuple[int, ...]
+    wandering: tuple[int, ...]
+    workload: str
+    fitted: tuple[str, ...] = ()
+    markers: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+
+    def search(self, series: str, seed: int) -> Search:
+        """The job for one series and seed; the first one also asks for what else is published."""
+        asked = tuple(self.markers.get(series, ())) if seed == self.seeds[0] else ()
+        return Search((series, seed), self.systems[series], self.loads[series, seed], self.scales[series].value, asked)
+
+    def kind(self, series: str) -> str:
+        """Of its crossing here."""
+        return "fitted" if series in self.fitted else "predicted"
+
+
+def published_panel(figure: str, name: str) -> dict[str, float]:
+    """Crossings by series, of a panel of a figure."""
+    facts = paper_figures()[figure]
+    return dict(zip(facts["series"], facts[name], strict=True))
+
+
+def published_markers(figure: str, name: str) -> dict[str, dict[float, float]]:
+    """Points of its curves, by series, rate in requests/s and latency in s/token; of most panels none is known."""
+    facts = paper_figures()[figure].get("markers", {}).get(name, {})
+    return {series: dict(map(tuple, points)) for series, points in facts.items()}
+
+
+def lengths_of(name: str, asked: Source) -> Source:
+    """Where the lengths of a data set come from: ShareGPT's from whatever was asked for, Alpaca's are always drawn."""
+    return asked if name == SHAREGPT else Source(asked.seeds, drawn_from=SETS[name])
+
+
+def spare_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """Other seeds, where one alone was asked for."""
+    return tuple(seed for seed in WANDERING_SEEDS if seed not in seeds) if len(seeds) == 1 else ()
+
+
+@cache
+def scale_fitted(system: System, load: Load, on: str) -> Scale:
+    """The scale at which the system crosses at the published rate; found once in a process."""
+    return Scale(fit_scale(system, load).at, on)
+
+
+def panel_document(panel: Panel) -> Payload:
+    """The panel as a document, without findings."""
+    searches = [panel.search(series, seed) for series in panel.systems for seed in panel.seeds]
+    found = find_rates(searches, panel.figure)
+    wandered = _wandered(panel, found)
+    rows = [_crossing_row(panel, series, found, wandered) for series in panel.systems]
+    return {
+        "figure": panel.figure,
+        "workload": panel.workload,
+        "x_is": "requests/s",
+        "rows": rows,
+        "curves": [row for series in panel.systems for row in _curve(panel, series, found[series, panel.seeds[0]])],
+        "seeds": list(panel.seeds),
+        "scales": {
+            series: {"step_scale": round(scale.value, 4), "fitted_on": scale.on}
+            for series, scale in panel.scales.items()
+        },
+        "basis": list(_basis(panel)),
+        "remarks": list(_remarks(panel)),
+    }
+
+
+def _wandered(panel: Panel, found: Mapping[tuple, Crossing]) -> dict[tuple, float]:
+    """Crossings of the spare seeds, by (series, seed)."""
+    first = {(series, seed): found[series, panel.seeds[0]] for series in panel.systems for seed in panel.wandering}
+    searches = [panel.search(*key) for key in first]
+    told = latencies(searches, {key: crossing.at for key, crossing in first.items()}, f"{panel.figure}, other seeds")
+    return {key: moved_to(first[key], latency) for key, latency in told.items()}
+
+
+def _crossing_row(
+    panel: Panel, series: str, found: Mapping[tuple, Crossing], wandered: Mapping[tuple, float]
+) -> Row:
+    crossings = [found[series, seed] for seed in panel.seeds]
+    return value_row(
+        series,
+        CROSSING,
+        panel.published[series],
+        [crossing.at for crossing in crossings],
+        how="digitised",
+        kind=panel.kind(series),
+        wandering=[wandered[series, seed] for seed in panel.wandering],
+        step_1pct=max(per_step_pct(crossing) for crossing in crossings),
+    )
+
+
+def _curve(panel: Panel, series: str, crossing: Crossing) -> Iterator[Row]:
+    """The points that were asked of the first seed; of the figure the crossing is known, and of some its markers."""
+    crossed = panel.published[series]
+    known = {**panel.markers.get(series, {}), crossed: TARGET_S}
+    for rate, latency in sorted({crossed: None, **dict(crossing.points)}.items()):
+        yield value_row(
+            series,
+            LATENCY,
+            known.get(rate),
+            [] if latency is None else [latency],
+            x=round(rate, 4),
+            how="digitised",
+            kind=panel.kind(series) if rate == crossed else "predicted",
+            decimals=4,
+        )
+
+
+def _basis(panel: Panel) -> Iterator[str]:
+    yield (
+        f"Crossing: the rate at which the mean of (finish - arrival) / output tokens reaches {TARGET_S:g} s/token, by"
+        " bisection, over the requests that the artifact's trace rule draws at the published rate; at other rates the"
+        " same ones come with the same gaps, further apart or closer together."
+    )
+    for scale in dict.fromkeys(panel.scales.values()):
+        told = ", ".join(series for series, own in panel.scales.items() if own == scale)
+        yield f"Step time: s = {scale.value:.3f} for {told}, fitted on {scale.on} alone."
+
+
+def _remarks(panel: Panel) -> Iterator[str]:
+    if panel.wandering:
+        seeds = " and ".join(map(str, panel.wandering))
+        yield (
+            f"The ranges add seeds {seeds}, to first order: their latency where seed {panel.seeds[0]} crosses, turned"
+            " into a rate by the slope of its curve there."
+        )
+
+
+def ratio_told(rows: Sequence[Row], above: str, below: str) -> str:
+    """How many times the rate of one series another takes, published and simulated."""
+    by = {row["series"]: row for row in rows}
+    published, simulated = (by[above][side] / by[below][side] for side in ("published", "simulated"))
+    return f"{above} takes {simulated:.2f} times the rate of {below}; published {published:.2f}."

@@ -1,0 +1,112 @@
+"""One value beside the published one, in design.md's form, with how far it moves; and findings over many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from ...reports.style.labels import metric_label
+
+Row = dict[str, Any]
+#: Steps so many times as long, for ``step_1pct``.
+STEP_CHANGES = (0.99, 1.01)
+#: Seeds that say how far single ones wander, where only one is asked for.
+WANDERING_SEEDS = (0, 1, 2)
+_DECIMALS = 3
+
+
+def value_row(
+    series: str,
+    metric: str,
+    published: float | None,
+    values: Sequence[float],
+    *,
+    x: float | None = None,
+    how: str = "label",
+    kind: str = "predicted",
+    wandering: Sequence[float] = (),
+    step_1pct: float | None = None,
+    decimals: int = _DECIMALS,
+) -> Row:
+    """One value beside the published one.
+
+    Args:
+        values: By seed, or the only one; ``simulated`` is their mean, None of none.
+        how: How the published value is known: label, digitised or text.
+        kind: ``predicted``; ``fitted`` where a number was fitted on this very value.
+        wandering: The value with single seeds, for ``minimum`` and ``maximum``; by default ``values``, if several.
+        step_1pct: How far it moves if all steps are 1 % longer or shorter, whichever is more.
+    """
+    simulated = round(fmean(values), decimals) if values else None
+    cells = {
+        "series": series,
+        "metric": metric,
+        "x": x,
+        "published": published,
+        "how": None if published is None else how,
+        "simulated": simulated,
+        "error": None if published is None or simulated is None else round(simulated - published, decimals),
+        "kind": kind,
+    }
+    seen = [*values, *wandering]
+    if len(seen) > 1:
+        cells |= {"minimum": round(min(seen), decimals), "maximum": round(max(seen), decimals)}
+    if step_1pct is not None:
+        cells["step_1pct"] = round(step_1pct, decimals)
+    return cells
+
+
+def moved(base: Sequence[float], *changed: Sequence[float]) -> float:
+    """How far the mean moves, at most, from ``base`` to any of the others."""
+    return max(abs(fmean(values) - fmean(base)) for values in changed)
+
+
+def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) -> dict[str, Any]:
+    """A finding: whether all predicted values of these rows are within a limit of the published ones.
+
+    Args:
+        limit: A share of the published value; points with ``relative=False``.
+        text: What it is said of.
+    """
+    named = [
+        (row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None
+    ]
+    worst, distance = max(named, key=lambda pair: abs(pair[1]))
+    holds = all(abs(distance) <= limit for _, distance in named)
+    at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
+    told, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
+    return {
+        "finding": f"{text} within {bound}: worst {told} ({at}), of {len(named)} predicted values.",
+        "holds": holds,
+    }
+
+
+def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
+    """A finding: whether the series stand in the published order, none level with another that is published apart.
+
+    Args:
+        what: Of the rows' values, where the figure has others.
+    """
+    found, published = (_order(rows, side) for side in ("simulated", "published"))
+    of = f" by {what}" if what else ""
+    beside = "" if found == published else f"; published {published}"
+    return {"finding": f"The order{of} is the published one: {found}{beside}.", "holds": found == published}
+
+
+def _order(rows: Sequence[Row], side: str) -> str:
+    first, *others = sorted(rows, key=lambda row: row[side])
+    told = first["series"]
+    for row, before in zip(others, [first, *others], strict=False):
+        told += f" {'=' if row[side] == before[side] else '<'} {row['series']}"
+    return told
+
+
+def value_name(row: Row, with_metric: bool = True) -> str:
+    """Which value it is, in words."""
+    parts = [row["series"], metric_label(row["metric"]) if with_metric else ""]
+    return ", ".join(filter(None, [*parts, "" if row.get("x") is None else f"{row['x']:g}"]))
+
+
+def _distance(row: Row, relative: bool) -> float:
+    return row["error"] / row["published"] if relative else row["error"]

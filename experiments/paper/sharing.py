@@ -1,0 +1,122 @@
+"""Memory that the sequences of a request save by sharing blocks: how SOSP'23's Fig 15 is measured.
+
+    saved = 1 - 1 / mean(logical / physical)
+
+*Logical* blocks are the entries of all tables on the device, *physical* ones the blocks that they name. The mean is
+over iterations, as are those of Figs 2 and 13a. Over time a step would count by its length, and the long ones, in
+which prompts are computed and groups swapped, begin with the most in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...sim.memory.accounting.ledger import Ledger
+from ...sim.engine.run import ledger_until
+from ...sim.engine.settings import settings
+from ...sim.types.ticks import from_seconds
+from ...sim.workload.workload import Workload
+from ..runs.output import track
+from .paper import SERIES, Experiment, Source
+from ..runs.parallel import in_parallel
+
+SAVED, CLOSED_FORM = "memory_saved_pct", "closed_form_pct"
+#: Tokens a block, as in the paper.
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCase:
+    """One run: a measurement in which every request asks for several sequences.
+
+    Attributes:
+        survival: Of beams, the probability to live on for a step; None for samples.
+        step_scale: Factor on the paper's step time; None takes the one fitted to Fig 13a.
+    """
+
+    experiment: Experiment
+    seed: int
+    n: int
+    survival: float | None = None
+    step_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What one run came to.
+
+    Attributes:
+        values: Memory saved as a mean over iterations, and what the closed form makes of the requests that
+            ran in the window, in percent of the logical blocks.
+        over_time: Memory saved as a mean over time.
+    """
+
+    values: dict[str, float]
+    over_time: dict[str, float]
+
+
+def measure_sharing(
+    cases: Sequence[SharingCase], sources: Mapping[Experiment, Source], subject: str
+) -> dict[SharingCase, Saved]:
+    """What the cases came to; ``subject`` is what the progress bar says."""
+    keys = dict.fromkeys((case.experiment, case.seed) for case in cases)
+    workloads = {key: sources[key[0]].workload(*key) for key in keys}
+    jobs = [(workloads[case.experiment, case.seed], case) for case in cases]
+    return dict(zip(cases, track(in_parallel(measure, jobs), subject, len(jobs)), strict=True))
+
+
+def measure(workload: Workload, case: SharingCase) -> Saved:
+    """Serve a workload up to the end of the window, step by step, and average over the window's steps."""
+    beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
+    chosen = settings(
+        policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, step_scale=case.step_scale, **beams
+    )
+    asked = replace(workload, n=np.full(len(workload), case.n))
+    start_ticks, end_ticks = map(from_seconds, case.experiment.window_s)
+    ledger = ledger_until(chosen, asked, end_ticks)
+    ratio, ticks = _sharing(ledger, start_ticks)
+    ran = _requests_from(ledger, start_ticks, case.n)
+    closed = closed_form_pct(workload.prompt_tokens[ran], workload.output_tokens[ran], case.n)
+    return Saved({SAVED: _saved_pct(ratio), CLOSED_FORM: closed}, {SAVED: _saved_pct(ratio, ticks)})
+
+
+def _sharing(ledger: Ledger, start_ticks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logical over physical blocks of each step from then on in which any are held, and how long it takes."""
+    rows = ledger.rows.columns()
+    steps = (rows["start_ticks"] >= start_ticks) & (rows["held"] > 0)
+    held, saved = rows["held"][steps], rows["saved"][steps]
+    return (held + saved) / held, rows["first_ticks"][steps]
+
+
+def _saved_pct(ratio: np.ndarray, weights: np.ndarray | None = None) -> float:
+    return float(100 * (1 - 1 / np.average(ratio, weights=weights)))
+
+
+def _requests_from(ledger: Ledger, start_ticks: int, n: int) -> np.ndarray:
+    """Requests of which a sequence came to the device from then on."""
+    stays = ledger.stays.columns()
+    return np.unique(stays["index"][stays["start_ticks"] >= start_ticks] // n)
+
+
+def closed_form_pct(
+    prompt_tokens: np.ndarray, output_tokens: np.ndarray, n: int, block_size: int = BLOCK_SIZE
+) -> float:
+    """What n samples of each request save, in percent, if they share the full blocks of its prompt and nothing else.
+
+    A request of p and o tokens decodes while it holds p + 1 to p + o - 1. In each of these steps its n tables have
+    n * ceil(tokens / block) entries, of which (n - 1) * floor(p / block) name a block again. Returned is the sum of
+    the latter over all steps of all requests, divided by that of the former: a pool holds many requests at once.
+    """
+    prompt, last = np.asarray(prompt_tokens), prompt_tokens + output_tokens - 1
+    saved = (n - 1) * (prompt // block_size) * (last - prompt)
+    logical = n * (blocks_up_to(last, block_size) - blocks_up_to(prompt, block_size))
+    return float(100 * saved.sum() / logical.sum())
+
+
+def blocks_up_to(tokens: np.ndarray, block_size: int) -> np.ndarray:
+    """Blocks that 1, 2, ... ``tokens`` tokens take, added up."""
+    full, rest = np.divmod(tokens, block_size)
+    return block_size * (full * (full + 1) // 2) + rest * (full + 1)

@@ -1,0 +1,241 @@
+"""The textbook stories: a handful of sequences on a pool small enough to follow every slot.
+
+Each is a run of the simulator; its picture (sequences by iterations) and its log are read off the
+run's book. The batches are those of the explanations of continuous batching: four seats, in which
+S3 ends after two iterations and S2, the last, after six.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...sim.memory.accounting.book import Book
+from ...sim.engine.run import Run, simulate
+from ...sim.types.sequence import SWAPPED_IN
+from ...sim.engine.settings import Settings, settings
+from ...sim.types.ticks import PER_SECOND, from_seconds
+from ...sim.workload.workload import Workload
+
+#: What a sequence does in an iteration, in the order of a log line, and the log's word for it.
+_VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "paused": "pause", "waiting": "wait"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a story is a run of: ``settings`` and ``workload``, whose request i is told as S(i + 1)."""
+
+    title: str
+    text: str
+    settings: Settings
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run told iteration by iteration.
+
+    Attributes:
+        title, text: What it is, and what to look for.
+        rows: ``{"sequence": "S1", "iteration": 3, "state": ...}``, sequence by sequence, iterations
+            from 1; the state is "prefill", "decode", "finished_hold" (ended, its slots still held)
+            or "waiting" (arrived, and not on the device). No row where a sequence is not there.
+        log: One line an iteration: who is preempted, prefills (with the tokens of its own that it
+            computes), decodes, holds, waits; then the slots of every bucket that is not empty.
+    """
+
+    title: str
+    text: str
+    rows: tuple[dict[str, str | int], ...]
+    log: tuple[str, ...]
+
+
+class OneSecondStep:
+    """A ``StepCost`` in which every iteration takes a second, so that arrivals are easily placed."""
+
+    name = "one-second-step"
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        """See ``StepCost``."""
+        return PER_SECOND
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        """See ``StepCost``."""
+        return PER_SECOND, 0, None
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return 0
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return 0
+
+    def describe(self) -> dict[str, object]:
+        """See ``StepCost``."""
+        return {"name": self.name, "step": {"value": PER_SECOND, "unit": "ticks", "source": "chosen"}}
+
+
+def all_stories() -> list[Story]:
+    """Every story, simulated afresh."""
+    return [tell(scene) for scene in scenes()]
+
+
+def scenes() -> tuple[Scene, ...]:
+    """What the stories are runs of, in the order in which they are best read."""
+    return _static_batch(), _continuous_batch(), _equal_lengths(), _paging()
+
+
+def tell(scene: Scene) -> Story:
+    """Simulate a scene step by step, a second an iteration, and tell what happened.
+
+    Raises:
+        UserError: The scene's workload does not fit its settings.
+    """
+    # The ledger is read in the first step of every leap: every step has to be one.
+    run = simulate(replace(scene.settings, leap=False), scene.workload, OneSecondStep())
+    states = _states(run)
+    rows = tuple(
+        {"sequence": _name(index), "iteration": step + 1, "state": state}
+        for (index, step), state in sorted(states.items())
+    )
+    return Story(scene.title, scene.text, rows, _log(run, states))
+
+
+def _states(run: Run) -> dict[tuple[int, int], str]:
+    """What each request does in each iteration in which it is there, by (request, iteration)."""
+    book = run.book
+    states, last_leave = {}, defaultdict(int)
+    idle = "finished_hold" if book.together else "paused"
+    last = book.iteration_of(book.stay_leave - 1) + 1 if book.together else book.leave_iteration
+    for stay, (index, leave) in enumerate(zip(book.stays["index"].tolist(), last.tolist(), strict=True)):
+        begin = int(book.row_iteration[book.stay_row[stay]])
+        states |= {(index, iteration): idle for iteration in range(begin, leave)}
+        decodes = book.iteration_of(np.arange(book.stays["start_clock"][stay] + 1, book.stay_end[stay]))
+        states |= {(index, iteration): "decode" for iteration in decodes.tolist()}
+        states[index, begin] = "decode" if book.stays["kind"][stay] == SWAPPED_IN else "prefill"
+        last_leave[index] = max(last_leave[index], leave)
+    states |= dict.fromkeys(_chunks(book), "prefill")
+    starts = book.rows["start_ticks"][book.rows["iterations"] > 0]
+    for index, leave in last_leave.items():
+        arrived = int(np.searchsorted(starts, run.workload.arrival_ticks[index]))
+        states = {(index, iteration): "waiting" for iteration in range(arrived, leave)} | states
+    return states
+
+
+def _chunks(book: Book) -> dict[tuple[int, int], int]:
+    """Tokens of every chunk of a prefill that goes on, by (request, iteration)."""
+    iterations = book.row_iteration[book.row_at(book.chunks["start_ticks"])]
+    keys = zip(book.chunks["index"].tolist(), iterations.tolist(), strict=True)
+    return dict(zip(keys, book.chunks["tokens"].tolist(), strict=True))
+
+
+def _prefills(book: Book) -> dict[tuple[int, int], int]:
+    """Tokens that every prefill computes in an iteration, by (request, iteration)."""
+    tokens, done = _chunks(book), defaultdict(int)
+    for (index, _), chunk in tokens.items():
+        done[index] += chunk
+    for stay, row in enumerate(book.stay_row.tolist()):
+        index = int(book.stays["index"][stay])
+        tokens[index, int(book.row_iteration[row])] = int(book.stays["tokens"][stay]) - done.pop(index, 0)
+    return tokens
+
+
+def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
+    who, preempted, prefilled = defaultdict(list), _preempted(run.book), _prefills(run.book)
+    for (index, iteration), state in sorted(states.items()):
+        tokens = f":{prefilled[index, iteration]}" if state == "prefill" else ""
+        who[iteration, state].append(_name(index) + tokens)
+    # A row without an iteration is one in which everything was pushed out.
+    ran = run.book.rows["iterations"] > 0
+    buckets = {name: column[ran] for name, column in run.accounts.at_rows().items()}
+    lines = []
+    for iteration in range(run.book.num_steps):
+        parts = [_part("preempt", preempted[iteration])]
+        parts += [_part(verb, who[iteration, state]) for state, verb in _VERBS.items()]
+        parts += [" ".join(f"{name} {slots[iteration]}" for name, slots in buckets.items() if slots[iteration])]
+        lines.append(f"{iteration + 1}: " + " | ".join(filter(None, parts)))
+    return tuple(lines)
+
+
+def _preempted(book: Book) -> dict[int, list[str]]:
+    """Names of those that lose their place when an iteration is scheduled."""
+    names = defaultdict(list)
+    iterations = book.first_iteration_from(book.cuts["ticks"])
+    for index, iteration in zip(book.cuts["index"].tolist(), iterations.tolist(), strict=True):
+        names[iteration].append(_name(index))
+    return names
+
+
+def _part(verb: str, names: list[str]) -> str:
+    return " ".join([verb, *names]) if names else ""
+
+
+def _name(index: int) -> str:
+    return f"S{index + 1}"
+
+
+def _static_batch() -> Scene:
+    return Scene(
+        "Static batching",
+        "A batch of four. S3 ends after two iterations, S1 after four, S4 after five; their slots stand idle until"
+        " S2 ends after six, and only then do S5, S6 and S7 start.",
+        settings(policy="static", **_four_seats(num_blocks=10)),
+        _seven_sequences(),
+    )
+
+
+def _continuous_batch() -> Scene:
+    return Scene(
+        "Continuous batching",
+        "The same seven sequences, scheduled anew in every iteration: S5 takes the place of S3 in the iteration after"
+        " S3 has ended, S6 that of S1, S7 that of S4.",
+        settings(policy="orca", **_four_seats(num_blocks=10)),
+        _seven_sequences(),
+    )
+
+
+def _equal_lengths() -> Scene:
+    return Scene(
+        "Static batching, equal lengths",
+        "Eight sequences of the same prompt and the same output length, told beforehand: all four of a batch end"
+        " together, no slot is held by one that has ended, and static batching loses nothing to continuous batching.",
+        settings(policy="static", **_four_seats(num_blocks=7)),
+        _requests("equal lengths", [0] * 8, prompts=[3] * 8, outputs=[4] * 8, max_tokens=[4] * 8),
+    )
+
+
+def _paging() -> Scene:
+    return Scene(
+        "Paging in a pool too small",
+        "Slots are given block by block, as they are needed. In the third iteration S2 needs a block and none is"
+        " free: S3, the last to arrive, loses its blocks. It comes back when S2 has ended, and its prompt and the"
+        " token that it had generated are computed again.",
+        settings(policy="vllm-sosp23", **_four_seats(num_blocks=6)),
+        _requests("three that grow", [0, 0, 0.5], prompts=[5, 7, 5], outputs=[8, 4, 4], max_tokens=[8, 8, 8]),
+    )
+
+
+def _four_seats(num_blocks: int) -> dict[str, int]:
+    return {"max_num_seqs": 4, "num_gpu_blocks_override": num_blocks, "block_size": 4, "max_model_len": 16}
+
+
+def _seven_sequences() -> Workload:
+    """S1 to S4 are there at the start, S5 to S7 come one by one; the server is told of at most six tokens."""
+    return _requests(
+        "S1 to S7",
+        [0, 0, 0, 0, 0.5, 1.5, 2.5],
+        prompts=[3, 2, 4, 2, 3, 2, 4],
+        outputs=[4, 6, 2, 5, 4, 3, 2],
+        max_tokens=[6] * 7,
+    )
+
+
+def _requests(
+    name: str, arrivals_s: Iterable[float], prompts: list[int], outputs: list[int], max_tokens: list[int]
+) -> Workload:
+    arrival_ticks = np.array([from_seconds(at) for at in arrivals_s])
+    return Workload(name, arrival_ticks, np.array(prompts), np.array(outputs), np.array(max_tokens))

@@ -1,0 +1,1 @@
+"""Every figure that can be rerun: registry, runs, page, text."""

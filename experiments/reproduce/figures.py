@@ -1,0 +1,138 @@
+"""Every figure that can be rerun, in the order in which they run and stand on the page.
+
+To add one: a module that states its set-up and makes its document from a bench, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ...reports.figures import figures
+from ...reports.page.page import Section
+from ..paper.figures import fig12, fig14
+from . import sections
+from ..paper.figures.anyscale import SEEDS as ANYSCALE_SEEDS
+from ..paper.figures.anyscale import compare_anyscale
+from ..paper.bench import Bench
+from ..paper.block_sizes.block_sizes import fig18b, fig19b
+from ..claims.claims import SEEDS as CLAIMS_SEEDS
+from ..claims.claims import compare_claims
+from ..claims.table import show_claims, tell_claims
+from ..paper.comparison import Payload
+from ..paper.figures.fig1 import fig1
+from ..paper.figures.fig2 import fig2
+from ..paper.figures.fig3 import fig3
+from ..paper.figures.fig11 import fig11
+from ..paper.figures.fig13a import fig13a
+from ..paper.figures.fig13b import fig13b
+from ..paper.figures.fig15 import compare_sharing
+from ..paper.figures.fig16 import fig16
+from ..paper.figures.fig17 import fig17
+from ..paper.figures.fig19a import fig19a
+from ..paper.fit import fit
+from ..runs.kept import Kept
+from ..runs.output import Report
+from ..paper.paper import DEFAULT_SEEDS
+from ..paper.step_time import compare_step_times, tell_step_times
+from ..paper.figures.table1 import table1
+from .telling import tell
+from ..paper.figures.waste import waste_table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure, or a table, and what is done with it.
+
+    Attributes:
+        make: Its document, by design.md's form, from a bench over the source of lengths that was asked for.
+        tell: Reports the document on the terminal.
+        show: The document's sections of the page; none by default has no page.
+        seeds: How many it takes where lengths are drawn and none are asked for; None for a figure that draws nothing.
+        traced: Whether it serves the pairs of ``--trace``, if there are any.
+        in_all: Whether it is one of ``all``.
+        in_parts: Whether ``make`` also takes where parts of its document are kept, so that it goes on where it was.
+        seconds: What it takes on one core, about: of many the long ones are begun first. None takes next to nothing.
+        shares: Figures that name the same share runs, and are made one after another by one process.
+    """
+
+    make: Callable[..., Payload]
+    show: Callable[[Payload, Bench], Sequence[Section]] | None = None
+    tell: Callable[[Payload, Report], None] = tell
+    seeds: int | None = DEFAULT_SEEDS
+    traced: bool = True
+    in_all: bool = True
+    in_parts: bool = False
+    seconds: int | None = None
+    shares: str | None = None
+
+    def document(self, bench: Bench, parts: Kept) -> Payload:
+        """The document, made on a bench; of one that is made in parts those that are kept are not made again."""
+        return self.make(bench, parts) if self.in_parts else self.make(bench)
+
+
+def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
+    """A figure that serves no requests."""
+    return Figure(lambda _: make(), *show, seeds=None, traced=False, **more)
+
+
+def _rates(title: str, make: Callable[[Bench], Payload], seconds: int) -> Figure:
+    """A rate sweep, of one seed: they are the longest runs."""
+    return Figure(make, sections.rates(title), seeds=1, seconds=seconds)
+
+
+def _panels(module: ModuleType, seconds: dict[str, int]) -> dict[str, Figure]:
+    """The panels of a figure of rate sweeps, each a figure of its own: an interruption loses few of them."""
+    return {
+        f"{module.FIGURE}{letter}": _rates(
+            f"Fig {module.FIGURE.removeprefix('fig')}{letter}: {what}", partial(module.panel, letter), seconds[letter]
+        )
+        for letter, what in module.TITLES.items()
+    }
+
+
+#: Tables and figures that take no time come first, and the waste table, which takes few seconds: there is soon
+#: something to see. The others are in the paper's order.
+FIGURES: dict[str, Figure] = {
+    "table1": _fixed(table1, sections.tabled("Table 1: how much memory the KV cache has")),
+    "fig1": _fixed(fig1, sections.shown("Fig 1: how throughput grows with the batch", figures.curves)),
+    "fig3": _fixed(fig3, sections.tabled("Fig 3: what two requests hold")),
+    "fig11": Figure(fig11, sections.shown("Fig 11: how long prompts and outputs are", figures.bars)),
+    "fig19a": _fixed(fig19a, sections.shown("Fig 19a: swapping or computing again", figures.curves)),
+    "waste": Figure(lambda bench: waste_table(bench, fit(bench)), sections.waste),
+    "fig2": Figure(fig2, sections.fig2, seconds=15),
+    **_panels(fig12, {"a": 14, "b": 8, "c": 4, "d": 100, "e": 45, "f": 20}),
+    "fig13a": Figure(fig13a, sections.fig13a, seconds=30),
+    "fig13b": Figure(
+        fig13b,
+        sections.shown("Fig 13b: how many of Alpaca's requests are batched", figures.fig13a),
+        seeds=1,
+        traced=False,
+        seconds=70,
+    ),
+    **_panels(fig14, {"a": 40, "b": 40, "c": 40, "d": 60, "e": 65, "f": 75}),
+    "fig15": Figure(lambda bench: compare_sharing(bench.source), sections.fig15, seeds=1, seconds=100),
+    "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18),
+    "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6),
+    "fig18b": Figure(
+        fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1,
+        seconds=30, shares="block sizes",
+    ),
+    "fig19b": Figure(
+        fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1,
+        seconds=6, shares="block sizes",
+    ),
+    "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
+    "anyscale": Figure(
+        lambda bench: compare_anyscale(bench.source.seeds),
+        sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
+        seeds=ANYSCALE_SEEDS, traced=False, in_all=False,
+    ),
+    "claims": Figure(
+        lambda bench, parts: compare_claims(bench.source.seeds, parts), show_claims, tell_claims,
+        seeds=CLAIMS_SEEDS, traced=False, in_all=False, in_parts=True,
+    ),
+}

@@ -1,0 +1,156 @@
+"""What stands on the page of each figure: its sentences, its pictures and its tables, from its document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ...reports.figures import figures
+from ...reports.figures.scale import sensitivity_numbers
+from ...reports.style.labels import comparison_numbers
+from ...reports.page.page import Section
+from ..paper.bench import Bench, Case
+from ..paper.comparison import Payload
+from ..paper.paper import FIG2
+from ..paper.rows import Row
+from ..paper.stories import all_stories
+from .telling import findings_told, for_reports
+from ..paper.figures.waste import NAMES
+
+_BETWEEN = "\n\n"
+
+
+def shown(title: str, *pictures: Callable[[Payload], go.Figure]) -> Callable[[Payload, Bench], list[Section]]:
+    """One section under this title: the workload, what is found, the pictures, and what it rests on."""
+
+    def show(payload: Payload, _: Bench) -> list[Section]:
+        return [Section(title, paragraphs(payload), [picture(for_reports(payload)) for picture in pictures])]
+
+    return show
+
+
+def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
+    """One section of a rate sweep: its curves, with the published crossings in them, and a table of the crossings."""
+
+    def show(payload: Payload, bench: Bench) -> list[Section]:
+        table = tabled(title)(payload, bench)[0]
+        return [replace(table, figures=[figures.curves(for_reports(payload | {"rows": payload["curves"]}))])]
+
+    return show
+
+
+def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
+    """One section whose values stand in a table, as they have no axis in common."""
+
+    def show(payload: Payload, _: Bench) -> list[Section]:
+        return [Section(title, paragraphs(payload), rows=_table(for_reports(payload)["rows"]))]
+
+    return show
+
+
+def _table(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    numbers = comparison_numbers(rows)
+    return [dict(zip(numbers["columns"], line, strict=True)) for line in numbers["rows"]]
+
+
+def paragraphs(payload: Payload) -> str:
+    """Everything that a document says in words."""
+    words = (f"{payload['workload']}.", *findings_told(payload), *payload["basis"], *payload.get("remarks", ()))
+    return _BETWEEN.join(words)
+
+
+def fig2(payload: Payload, bench: Bench) -> list[Section]:
+    """The bars; how they hang on the step time; how far seeds wander; the pool over time."""
+    sensitivity = payload["sensitivity"]
+    found = [
+        *shown("Fig 2: what the KV pool holds", figures.fig2)(payload, bench),
+        Section(
+            "Fig 2: how the bars hang on the step time",
+            f"One number is fitted, the scale s of the step time. These are the bars at other scales:"
+            f" {sensitivity['workload']}.",
+            [figures.scale_sensitivity(sensitivity["rows"], payload["step_scale"])],
+        ),
+    ]
+    if len(payload["seeds"]) > 1:
+        text = f"{payload['remarks'][-1]} {payload['workload']}."
+        found.append(Section("Fig 2: how far single seeds wander", text, [figures.seeds(payload["rows"])]))
+    return [*found, _ledgers(payload, bench)]
+
+
+def fig13a(payload: Payload, bench: Bench) -> list[Section]:
+    """The bars, and a table of them at other scales of the step time."""
+    sensitivity = payload["sensitivity"]
+    text = [
+        paragraphs(payload),
+        f"The table shows the same at other scales of the step time: {sensitivity['workload']}.",
+    ]
+    pictures = [figures.fig13a(for_reports(payload))]
+    return [
+        Section(
+            "Fig 13a: how many requests are batched",
+            _BETWEEN.join(text),
+            pictures,
+            _by_parameter(sensitivity["rows"]),
+        )
+    ]
+
+
+def fig15(payload: Payload, bench: Bench) -> list[Section]:
+    """The bars, and a table of the beams' at other survivals."""
+    sensitivity = payload["sensitivity"]
+    return [
+        *shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench),
+        Section(
+            "Fig 15: how the beams' values hang on their survival q",
+            f"The survival is fitted, on two beams. These are the values at others: {sensitivity['workload']}.",
+            rows=_by_parameter(sensitivity["rows"]),
+        ),
+    ]
+
+
+def waste(payload: Payload, bench: Bench) -> list[Section]:
+    """Both views of every policy's waste, how far each value moves, and the pool over time."""
+    text = _BETWEEN.join([f"{payload['workload']}.", *findings_told(payload)])
+    pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
+    moving = _table(row for row in payload["rows"] if "step_1pct" in row)
+    title = "The waste table: one trace, one pool, every policy"
+    return [Section(title, text, pictures, moving), _ledgers(payload, bench)]
+
+
+def stories() -> Section:
+    """The textbook pictures, which are runs too."""
+    told = all_stories()
+    return Section(
+        "The textbook stories",
+        _BETWEEN.join(f"{story.title}. {story.text}" for story in told),
+        [figures.story(story.rows, story.title) for story in told],
+    )
+
+
+def _ledgers(payload: Payload, bench: Bench) -> Section:
+    """The pool of every system of a document over time, on Fig 2's workload."""
+    seed = payload["seeds"][0]
+    text = (
+        f"Every slot of the pool over the {FIG2.duration_s:g} s in which requests arrive:"
+        f" {bench.source.told(FIG2, (seed,))}. Fig 2 measures from {FIG2.window_s[0]:g} s to"
+        f" {FIG2.window_s[1]:g} s."
+    )
+    systems = {row["series"] for row in payload["rows"]}
+    cases = {
+        name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems
+    }
+    drawn = [figures.ledger_over_time(bench.timeline(case), name) for name, case in cases.items()]
+    return Section("The ledger over time", text, drawn)
+
+
+def _by_parameter(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    table = sensitivity_numbers(rows)
+    return [dict(zip(table["columns"], line, strict=True)) for line in table["rows"]]
+
+
+def joined(sections: Iterable[Section]) -> list[Section]:
+    """The sections in order; a later one of the same title stands in the place of the earlier."""
+    return list({section.title: section for section in sections}.values())

@@ -1,0 +1,126 @@
+"""A figure's document as text: what the terminal shows, and the sentences that the page shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+
+from rich import box
+from rich.table import Table
+
+from ...reports.style.labels import is_percent
+from ...reports.page.terminal_tables import print_payload
+from ..paper.comparison import Payload
+from ..runs.output import Report
+from ..paper.rows import Row, value_name
+from ..paper.figures.waste import by_policy
+
+SUMMARY_NOTE = (
+    "Errors are those of predicted values, simulated - published: in points where the value is itself a percentage,"
+    " else in percent of the published value. What a number was fitted on is counted apart, and is no agreement."
+)
+_POINTS, _PERCENT = "points", "%"
+_DECIMALS = 3
+
+
+def tell(payload: Payload, report: Report) -> None:
+    """The table, what hangs on the step time, and the remarks."""
+    print_payload(for_reports(payload), report.console)
+    if "sensitivity" in payload:
+        report.say()
+        print_payload({"figure": payload["figure"], **payload["sensitivity"]}, report.console)
+    report.say()
+    for text in [*findings_told(payload), *payload["basis"], *payload.get("remarks", ())]:
+        report.say(text)
+    report.say()
+
+
+def for_reports(payload: Payload) -> Payload:
+    """The payload in the form that tables and pictures take."""
+    if payload["figure"] == "waste":
+        return payload | {"rows": by_policy(payload["rows"])}
+    return payload | {"rows": [row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]}
+
+
+def findings_told(payload: Payload) -> list[str]:
+    """The findings as lines that say whether they hold."""
+    return [
+        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}"
+        for found in payload.get("findings", ())
+    ]
+
+
+def summary_rows(documents: Iterable[Payload]) -> list[Row]:
+    """How near each figure comes: a row for each that puts predicted values beside published ones.
+
+    ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
+    ``unit``; ``findings`` and ``holding`` count what is said of the figure and what of that holds.
+    """
+    return [row for document in documents for row in _summary(document)]
+
+
+def _summary(document: Payload) -> Iterator[Row]:
+    """A row for the values in points, and one for the others."""
+    known = [row for row in document["rows"] if row.get("error") is not None and _comparable(row)]
+    for unit in (_POINTS, _PERCENT):
+        rows = [row for row in known if is_percent(row["metric"]) == (unit == _POINTS)]
+        predicted = [row for row in rows if row.get("kind") == "predicted"]
+        if predicted:
+            findings = document.get("findings", ())
+            yield {
+                "figure": document["figure"],
+                "predicted": len(predicted),
+                "fitted": sum(row.get("kind") == "fitted" for row in rows),
+                "unit": unit,
+                **_errors(predicted),
+                "findings": len(findings),
+                "holding": sum(found["holds"] for found in findings),
+            }
+
+
+def _comparable(row: Row) -> bool:
+    """Whether an error says how near the paper is: a formula is ours, and of nothing there is no percentage."""
+    return row.get("how") != "formula" and (is_percent(row["metric"]) or bool(row["published"]))
+
+
+def _errors(rows: list[Row]) -> Row:
+    errors = [row["error"] if is_percent(row["metric"]) else 100 * row["error"] / row["published"] for row in rows]
+    worst = max(range(len(errors)), key=lambda place: abs(errors[place]))
+    return {
+        "mean_error": round(fmean(map(abs, errors)), _DECIMALS),
+        "worst_error": round(errors[worst], _DECIMALS),
+        "worst_at": value_name(rows[worst]),
+    }
+
+
+def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
+    """The summary in words, for a table."""
+    return [
+        {
+            "figure": row["figure"],
+            "predicted": row["predicted"],
+            "fitted": row["fitted"],
+            "mean error": f"{row['mean_error']:.1f} {row['unit']}",
+            "worst": f"{row['worst_error']:+.1f} {row['unit']}",
+            "at": row["worst_at"],
+            "findings that hold": f"{row['holding']} of {row['findings']}" if row["findings"] else "-",
+        }
+        for row in rows
+    ]
+
+
+def tell_summary(documents: Iterable[Payload], report: Report) -> None:
+    """The summary as a table."""
+    lines = summary_lines(summary_rows(documents))
+    if not lines:
+        return
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left"
+    )
+    for heading, cell in lines[0].items():
+        table.add_column(heading, justify="right" if isinstance(cell, int) else "left")
+    for line in lines:
+        table.add_row(*map(str, line.values()))
+    report.console.print(table)
+    report.say(SUMMARY_NOTE)
+    report.say()

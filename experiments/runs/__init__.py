@@ -1,0 +1,1 @@
+"""What several commands use: inputs, grids, parallel execution, stores that resume, console output."""

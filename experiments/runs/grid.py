@@ -1,0 +1,121 @@
+"""A grid of settings: ``name=values`` for each axis, and every combination of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from itertools import product
+
+from pydantic import ValidationError
+
+from ...sim.types.errors import SettingError
+from ...sim.engine.settings import setting_error
+from .inputs import Inputs
+
+#: Points of the largest grid: days of work, and a file for each.
+MOST_POINTS = 1_000_000
+#: What a value is called that is left to its default.
+NONE = "none"
+_EXAMPLE = "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, such as block_size=8,16,32 or request_rate=1:8:0.5"
+#: In which part of the inputs each setting is.
+PART_OF = {field.name: part.name for part in fields(Inputs) for field in fields(getattr(Inputs(), part.name))}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination.
+
+    Attributes:
+        asked: Its value on each axis, as its user says it.
+        inputs: What is run.
+    """
+
+    asked: dict[str, str]
+    inputs: Inputs
+
+
+def axes(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Values by name.
+
+    Raises:
+        SettingError: An axis that cannot be read, of no setting, or given twice.
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = known_name(name, "grid", text) if equals else ""
+        if not name or not values:
+            raise SettingError("grid", text, _EXAMPLE)
+        if name in found:
+            raise SettingError("grid", text, f"gives {name} a second time; put all its values into one")
+        found[name] = axis_values(values, text)
+    return found
+
+
+def axis_values(values: str, text: str) -> list[str]:
+    """The values of one axis, as ``8,16,32`` or ``1:8:0.5``; ``text`` is what the user said.
+
+    Raises:
+        SettingError: A range without values.
+    """
+    return [value for part in values.split(",") for value in _values(part, text)]
+
+
+def known_name(name: str, flag: str, text: str) -> str:
+    """The name of a setting, as it is or as a flag.
+
+    Raises:
+        SettingError: There is none of that name; ``text`` is what the user said to ``flag``.
+    """
+    name = name.strip().removeprefix("--").replace("-", "_")
+    if name not in PART_OF:
+        raise SettingError(flag, text, f"{name} is no setting of fragmeter simulate; see its --help")
+    return name
+
+
+def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
+    """Every combination, the last axis changing first.
+
+    Raises:
+        SettingError: A value that cannot be, or more points than anybody waits for.
+    """
+    total = 1
+    for values in grid.values():
+        total *= len(values)
+    if total > MOST_POINTS:
+        raise SettingError("grid", total, f"are more points than {MOST_POINTS}; leave some out")
+    asked = (dict(zip(grid, combination, strict=True)) for combination in product(*grid.values()))
+    return [Point(values, changed(base, values)) for values in asked]
+
+
+def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:
+    """The inputs with some settings changed, from text as a command line has it.
+
+    Raises:
+        SettingError: A value cannot be.
+    """
+    by_part: dict[str, dict[str, str | None]] = {}
+    for name, text in values.items():
+        by_part.setdefault(PART_OF[name], {})[name] = None if text == NONE else text
+    try:
+        return replace(base, **{part: replace(getattr(base, part), **new) for part, new in by_part.items()})
+    except ValidationError as error:
+        raise setting_error(error) from None
+
+
+def _values(part: str, text: str) -> Iterator[str]:
+    """One value, or those of a range, its end included."""
+    try:
+        first, last, *step = (Decimal(number) for number in part.split(":"))
+        step = step[0] if step else Decimal(1)
+        count = (last - first) // step
+        fits = 0 <= count < MOST_POINTS
+    except (ValueError, ArithmeticError):
+        # No range, but a name.
+        yield part.strip()
+        return
+    if not fits:
+        raise SettingError("grid", text, f"the range {part} has no values, or too many; {_EXAMPLE}")
+    for place in range(int(count) + 1):
+        yield f"{first + place * step:f}"

@@ -1,0 +1,149 @@
+"""What a run is made of: the settings of the replica, the requests that it is asked, and when these come."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.cluster import Cluster
+from ...sim.types.errors import SettingError, UserError
+from ...sim.engine.settings import Settings
+from ...sim.spec import model
+from ...sim.workload.workload import Workload
+from ...traces import (
+    Pacing,
+    Reading,
+    Trace,
+    check_fits,
+    draw,
+    holds_load,
+    paced,
+    read_load,
+    read_with_content,
+    synthetic_pairs,
+    users,
+    workload,
+)
+
+DATASETS = {"sharegpt": "vllm_sosp23_sharegpt_opt", "alpaca": "alpaca52k_opt"}
+DEFAULT_DATASET, DEFAULT_PROMPTS = "sharegpt", 1000
+MOST_TOKENS = 2**31
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Requests:
+    """What is asked of the server.
+
+    Attributes:
+        trace: Requests, in any form that we know (README.md lists them); our own columns are prompt_tokens and
+            output_tokens, and arrival_s, or --request-rate in its stead. hash_ids or session_id may say which prompts
+            begin alike. Or a load that traces synth has fitted.
+        dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
+            sharegpt.
+        num_prompts: How many requests. By default all of a trace, as many as a load's trace had, and 1000 of a dataset.
+        max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
+            number. By default what the trace says, or nothing.
+        n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
+            trace says, or one.
+    """
+
+    trace: Path | None = None
+    dataset: Literal["sharegpt", "alpaca"] | None = None
+    num_prompts: int | None = None
+    max_tokens: str | None = None
+    n: int | None = None
+
+    @property
+    def told(self) -> str | int | None:
+        """What clients tell of the output, a number where it is one.
+
+        Raises:
+            SettingError: A number beyond any model.
+        """
+        text = self.max_tokens
+        if text is None or not text.isdecimal():
+            return text
+        if len(text) > len(str(MOST_TOKENS)) or int(text) > MOST_TOKENS:
+            raise SettingError("max_tokens", text, f"no model is that long; give at most {MOST_TOKENS}")
+        return int(text)
+
+
+# The flags of every command that serves requests.
+SETTINGS = Annotated[Settings, Parameter(name="*", negative_iterable="", group=Group("Replica", sort_key=0))]
+REQUESTS = Annotated[Requests, Parameter(name="*", group=Group("Requests", sort_key=1))]
+PACING = Annotated[Pacing, Parameter(name="*", group=Group("Arrivals", sort_key=2))]
+CLUSTER = Annotated[Cluster, Parameter(name="*", group=Group("Cluster", sort_key=3))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """All that a run follows from, as its user says it."""
+
+    settings: Settings = Settings()
+    requests: Requests = Requests()
+    reading: Reading = Reading()
+    pacing: Pacing = Pacing()
+
+    def lengths(self) -> Trace:
+        """The requests asked for, none of them longer than the model; when they come is as traced.
+
+        Raises:
+            UserError: A trace that cannot be read, or what cannot be asked.
+        """
+        asked, settings = self.requests, self.settings
+        if asked.num_prompts is not None and asked.num_prompts < 1:
+            raise SettingError("num_prompts", asked.num_prompts, "must be 1 or more")
+        max_model_len = settings.max_model_len or model(settings.model).max_model_len
+        if asked.trace is None:
+            name, count = asked.dataset or DEFAULT_DATASET, asked.num_prompts or DEFAULT_PROMPTS
+            pairs = synthetic_pairs(DATASETS[name], count, settings.seed, max_model_len)
+            return Trace(f"Synthetic {name}", pairs.prompt_tokens, pairs.output_tokens)
+        if asked.dataset is not None:
+            raise UserError("--trace and --dataset exclude each other; give one of them")
+        if holds_load(asked.trace):
+            found = draw(read_load(asked.trace), asked.num_prompts, settings.seed)
+        else:
+            # To skip what is bad is to skip what is too long.
+            longest = max_model_len if self.reading.skip_bad else None
+            found = _first(read_with_content(asked.trace, self.reading, longest), asked.num_prompts)
+        check_fits(found, max_model_len, asked.trace)
+        return found
+
+    def workload(self, lengths: Trace) -> Workload:
+        """The requests when they come, with what clients tell and who waits for answers.
+
+        Args:
+            lengths: What ``lengths`` says, which may be read once for many rates.
+
+        Raises:
+            UserError: Arrivals, or what is asked for, cannot be.
+        """
+        seed = self.settings.seed
+        requests = paced(lengths, self.pacing, seed)
+        waiting = users(self.pacing, requests, seed)
+        return workload(requests, max_tokens=self.requests.told, n=self.requests.n, users=waiting)
+
+    def describe(self, work: Workload) -> dict[str, Any]:
+        """How the workload was made, as JSON can say it."""
+        asked, pacing = self.requests, self.pacing
+        # The hash of the workload says which file it was; its folder changes nothing.
+        origin = {"trace": asked.trace.name} if asked.trace else {"dataset": asked.dataset or DEFAULT_DATASET}
+        rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate
+        more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
+        if pacing.rate_curve is not None:
+            more["rate_curve"] = pacing.rate_curve.name
+        drawn = {"num_prompts": len(work), "request_rate": rate, "max_tokens": asked.told, "n": asked.n}
+        return origin | drawn | more
+
+
+def _first(trace: Trace, num_prompts: int | None) -> Trace:
+    if num_prompts is None or num_prompts == len(trace):
+        return trace
+    if num_prompts > len(trace):
+        raise SettingError("num_prompts", num_prompts, f"the trace has no more than {len(trace)}; ask for fewer")
+    return trace.first(num_prompts)

@@ -1,0 +1,107 @@
+"""Documents of finished figures, found again by what they follow from.
+
+A document says under ``follows_from`` the hash of everything that decides it: which figure it is, the lengths that it
+serves, the seeds, the code and numpy's version. One whose hash is another's is out of date and made anew. Its file also
+has the hash of its content: a damaged one is made anew, too.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import __version__
+from ...sim.output.files import as_json
+from ...sim.output.folders import OutputFolder
+from ...traces import LengthPairs
+
+_KEY, _CONTENT = "follows_from", "content_sha256"
+_PACKAGE = Path(__file__).parents[2]
+#: What decides a document; pictures do not.
+_FOLDERS = ("sim", "traces", "experiments")
+
+
+def key(figure: str, exact: LengthPairs | None, seeds: tuple[int, ...] | None) -> str:
+    """The hash for a figure.
+
+    Args:
+        exact: The pairs that it serves; None where it draws them, or serves none.
+        seeds: None where nothing is drawn.
+    """
+    content = [figure, versions(), None if exact is None else _hash_of(exact), seeds]
+    return _hash(content)
+
+
+def versions() -> dict[str, str]:
+    """What a result follows from besides its inputs: our code, and the numpy that draws and rounds."""
+    return {"fragmeter": __version__, "code_sha256": code_sha256(), "numpy": np.__version__}
+
+
+@cache
+def code_sha256() -> str:
+    """A hash of all code and all facts that a document may follow from."""
+    found = sha256()
+    for folder in _FOLDERS:
+        for path in sorted((_PACKAGE / folder).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                found.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def _hash_of(pairs: LengthPairs) -> str:
+    found = sha256(pairs.name.encode())
+    for lengths in (pairs.prompt_tokens, pairs.output_tokens):
+        found.update(lengths.astype("<i8").tobytes())
+    return found.hexdigest()
+
+
+def _hash(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class Kept:
+    """Documents in a folder, one file each.
+
+    Args:
+        folder: None keeps nothing.
+        within: A folder in that folder, in which they are.
+    """
+
+    def __init__(self, folder: OutputFolder | None, within: str = "") -> None:
+        self._folder, self._within = folder, within
+
+    def find(self, name: str, key: str) -> dict[str, Any] | None:
+        """A document that follows from the same; None where there is none, or its file is damaged."""
+        if self._folder is None:
+            return None
+        try:
+            document = json.loads(self._folder.read(self._path(name)))
+            content = {name: value for name, value in document.items() if name != _CONTENT}
+            return document if (content[_KEY], document[_CONTENT]) == (key, _hash(content)) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def keep(self, name: str, key: str, document: dict[str, Any]) -> dict[str, Any]:
+        """The document with its key and the hash of its content; it is put into the folder, whole or not at all.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        document = document | {_KEY: key}
+        # The hash is of what a reader finds: the keys of JSON are texts.
+        document[_CONTENT] = _hash(json.loads(as_json(document)))
+        if self._folder is not None:
+            self._folder.write(self._path(name), as_json(document))
+        return document
+
+    def within(self, name: str) -> Kept:
+        """What is kept in a folder of that name within this one: parts of a document that is made piece by piece."""
+        return Kept(self._folder, f"{name}/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._within}{name}.json"

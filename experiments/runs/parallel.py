@@ -1,0 +1,212 @@
+"""Many calls at once: on the cores of this machine, or on a cluster that is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
+from multiprocessing import resource_tracker
+from typing import Annotated, Literal, TypeVar
+
+import joblib
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.output.interrupts import INTERRUPTED
+
+Result = TypeVar("Result")
+# A worker process takes about a second to start, a run some tenths of one.
+_CASES_WORTH_A_WORKER = 4
+#: Seconds within which a cluster must answer.
+_ANSWER_S = 10
+#: Seconds after which a worker that nobody gives work ends.
+_IDLE_S = 20
+#: Seconds between two looks of a worker at whether the process that started it is alive.
+_LOOK_S = 1
+#: Calls that each worker of Ray is given at a time.
+_RAY_CALLS = 4
+_at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Workers:
+    """Who does the work.
+
+    Attributes:
+        jobs: Runs at a time. By default as many as there are cores, here or on the cluster.
+        engine: loky: processes on this machine; dask or ray: a cluster on which fragmeter is installed, too.
+        address: Where the cluster is: tcp://HOST:PORT of Dask's scheduler; HOST:PORT or auto for Ray.
+    """
+
+    jobs: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    engine: Literal["loky", "dask", "ray"] = "loky"
+    address: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Workers:
+        if self.engine == "loky" and self.address is not None:
+            raise SettingError("address", self.address, "is of a cluster; say which by engine: dask or ray")
+        if self.engine != "loky" and self.address is None:
+            raise SettingError("engine", self.engine, "is a cluster; say where it is by address")
+        return self
+
+
+@contextmanager
+def at_most(cores: int | None) -> Iterator[None]:
+    """Calls in this block use no more cores of this machine at a time, unless they say how many; None takes all."""
+    before = _at_most.set(cores)
+    try:
+        yield
+    finally:
+        _at_most.reset(before)
+
+
+def _cores() -> int:
+    return _at_most.get() or joblib.cpu_count()
+
+
+def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[Result]:
+    """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
+    workers = min(_cores(), len(jobs) // _CASES_WORTH_A_WORKER)
+    if workers < 2:
+        yield from (call(*job) for job in jobs)
+    else:
+        yield from _on_cores(call, jobs, workers, "generator")
+
+
+def as_they_finish(
+    call: Callable[..., Result], jobs: Iterable[tuple], total: int, workers: Workers
+) -> Iterator[Result]:
+    """What a function of a module returns for each job's arguments, as soon as it has.
+
+    Args:
+        jobs: ``total`` of them, made when a worker is about to be free.
+
+    Raises:
+        MissingExtra: The cluster's package is not there.
+        SettingError: No cluster answers.
+    """
+    if workers.engine == "dask":
+        yield from _on_dask(call, jobs, workers)
+    elif workers.engine == "ray":
+        yield from _on_ray(call, jobs, workers)
+    else:
+        cores = min(workers.jobs or _cores(), total)
+        if cores < 2:
+            yield from (call(*job) for job in jobs)
+        else:
+            yield from _on_cores(call, jobs, cores, "generator_unordered")
+
+
+def _calls(call: Callable[..., Result], jobs: Iterable[tuple]) -> Iterator[tuple]:
+    return (joblib.delayed(call)(*job) for job in jobs)
+
+
+def _on_cores(call: Callable[..., Result], jobs: Iterable[tuple], cores: int, return_as: str) -> Iterator[Result]:
+    _cancel_quietly()
+    with _interrupts_held():
+        pool = joblib.Parallel(
+            n_jobs=cores, return_as=return_as, backend="loky", idle_worker_timeout=_IDLE_S,
+            initializer=_end_with, initargs=(os.getpid(),),
+        )  # fmt: skip
+        results = pool(_calls(call, jobs))
+    yield from results
+
+
+def _end_with(parent: int) -> None:
+    """Have this worker end soon after the process that started it, also where that is killed and cannot say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
+    """Dask itself gives the work of a worker that dies to another."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise _missing("dask") from None
+    try:
+        client = Client(workers.address, timeout=_ANSWER_S, set_as_default=False)
+    except (OSError, ValueError):
+        raise _silent("dask", workers.address) from None
+    _cancel_quietly()
+    with client:
+        with joblib.parallel_config(backend="dask", client=client, n_jobs=workers.jobs or -1):
+            results = joblib.Parallel(return_as="generator_unordered")(_calls(call, jobs))
+        yield from results
+
+
+def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
+    """Ray's backend hands out no results before all of a round are there; so the rounds are short."""
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise _missing("ray") from None
+    try:
+        if workers.address != "auto":
+            # Ray itself asks for a minute, and says on the way what it tries.
+            host, _, port = workers.address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+        ray.init(address=workers.address, log_to_driver=False, logging_level="error")
+    except (OSError, ValueError):
+        raise _silent("ray", workers.address) from None
+    register_ray()
+    try:
+        with joblib.parallel_config(backend="ray", n_jobs=workers.jobs or -1), joblib.Parallel() as pool:
+            size = _RAY_CALLS * joblib.effective_n_jobs(workers.jobs or -1)
+            calls = _calls(call, jobs)
+            while part := list(islice(calls, size)):
+                yield from pool(part)
+    finally:
+        ray.shutdown()
+
+
+def _missing(extra: str) -> MissingExtra:
+    return MissingExtra(f"engine = {extra!r}: its package is not installed; pip install 'fragmeter[{extra}]'")
+
+
+def _silent(engine: str, address: str | None) -> SettingError:
+    return SettingError("address", address, f"no cluster of {engine} answers there; start one, or correct it")
+
+
+def _cancel_quietly() -> None:
+    """Keep joblib from warning of tasks that were cancelled.
+
+    For good: a second Ctrl-C may leave its generator to be closed when every block here has been left.
+    """
+    warnings.filterwarnings("ignore", message=".*have been cancelled.*")
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is over; processes that start in it never see one.
+
+    A terminal, or a supervisor, sends it to every process. Workers that died of it would print tracebacks and break
+    the pool before this process, which ends them all, had heard of it. They inherit the signals that are held.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Its own start would let signals through again: that of Python, and of loky before joblib 1.6.
+    resource_tracker.ensure_running()
+    loky_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,143 @@
+"""Points of a sweep that are finished: a file for each, found again by what it follows from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...sim.output.files import as_utf8
+from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.metrics.objectives import Objectives
+from ...sim.engine.settings import Settings
+from ...sim.workload.workload import Workload
+from ...traces import Pacing, Trace, holds_load
+from .inputs import Inputs, Requests
+from .kept import Kept, versions
+
+#: Where a sweep, or a plan, keeps what is finished, in its folder.
+POINTS = "points"
+#: Files of finished points, as a pattern: a key each.
+FINISHED = f"{POINTS}/{'[0-9a-f]' * 64}.json"
+#: All points of a sweep, in its folder.
+TABLE = "sweep.parquet"
+SWEEP = FolderKind("sweep", (TABLE, FINISHED))
+#: Workloads that are kept: of the points that stand side by side, most serve one or two.
+_KEPT = 4
+
+
+class Workloads:
+    """Makes workloads, and keeps the last few: points that differ in a policy serve the same."""
+
+    def __init__(self) -> None:
+        self._made = lru_cache(_KEPT)(self._make)
+        self._lengths = lru_cache(_KEPT)(Inputs.lengths)
+
+    def of(self, inputs: Inputs) -> Workload:
+        """What the inputs ask for.
+
+        Raises:
+            UserError: As ``Inputs.lengths`` and ``Inputs.workload``.
+        """
+        chosen = inputs.settings
+        asked = Settings(model=chosen.model, max_model_len=chosen.max_model_len, seed=chosen.seed)
+        return self._made(replace(inputs, settings=asked))
+
+    def _make(self, inputs: Inputs) -> Workload:
+        asked, settings = inputs.requests, inputs.settings
+        if asked.trace is not None and not holds_load(asked.trace):
+            # A file says the same whatever the seed.
+            settings = replace(settings, seed=0)
+        asked = Requests(trace=asked.trace, dataset=asked.dataset, num_prompts=asked.num_prompts)
+        lengths: Trace = self._lengths(replace(inputs, requests=asked, settings=settings, pacing=Pacing()))
+        return inputs.workload(lengths)
+
+
+def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
+    """A hash of all that a run's summary follows from: settings, files that they name, requests, objectives, our code
+    and numpy's version."""
+    settings = inputs.settings
+    content = {
+        "versions": versions(),
+        "settings": settings.as_dict(),
+        "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "")],
+        "workload": work.sha256(),
+    } | ({} if goal is None else {"goodput": goal.limits})
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _hash_of(path: Path) -> str | None:
+    path = path / "config.json" if path.is_dir() else path
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+class Store:
+    """The summaries of finished points, in the folder of a sweep or of a plan.
+
+    Args:
+        folder: May hold an earlier one.
+    """
+
+    def __init__(self, folder: OutputFolder) -> None:
+        self._kept = Kept(folder, f"{POINTS}/")
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The summary of a point; None where it is not finished, or its file is damaged or of another point."""
+        found = self._kept.find(key, key)
+        return None if found is None else found.get("summary")
+
+    def keep(self, key: str, inputs: Inputs, summary: dict[str, Any]) -> None:
+        """Put the summary of a point there, whole or not at all.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        asked = {name: str(value) for name, value in flat(columns(inputs))}
+        self._kept.keep(key, key, {"asked": asked, "summary": summary})
+
+
+def columns(inputs: Inputs) -> dict[str, Any]:
+    """Every setting of the inputs by its name, paths as text."""
+    found = {name: value for part in vars(inputs).values() for name, value in asdict(part).items()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+
+
+def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A point as one row: settings, then results.
+
+    Where both have a name (``block_size``), it is what was asked, or else what it came to.
+    """
+    # Which requests were refused is of a run, not of a table of runs.
+    results = {name: value for name, value in summary.items() if name != "refused_requests"}
+    asked = dict(flat(columns(inputs))) | {"workload_sha256": work_sha256}
+    return asked | {name: value for name, value in flat(results) if name not in asked}
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is within, by path: ``waste.window_s.0``. What is None is left out."""
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for inner, content in items:
+            yield from flat(content, f"{name}.{inner}" if name else str(inner))
+    elif value is not None:
+        yield name, value
+
+
+def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows as a Parquet file, with every column that any of them has; the same rows are the same bytes."""
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    content = BytesIO()
+    pq.write_table(pa.table({name: [_cell(cells.get(name)) for cells in rows] for name in names}), content)
+    return content.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return as_utf8(value) if isinstance(value, str) else value

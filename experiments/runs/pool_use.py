@@ -1,0 +1,58 @@
+"""How full a simulated pool was, as vLLM's gauges say it: over the time in which somebody runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...sim.memory.accounting.growth import growth_moments
+from ...sim.metrics.prefix_cache import prefix_cache
+from ...sim.engine.run import Run
+
+#: Buckets of slots that a new request can have; all others are in use.
+_FREE = ("free", "cached", "stranded")
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """Means over busy time.
+
+    Attributes:
+        mean_usage, max_usage: Share of the pool in use, ``vllm:kv_cache_usage_perc``; cached blocks that nobody names
+            are free.
+        mean_running, mean_waiting: Requests, ``vllm:num_requests_running`` and ``_waiting``.
+        hit_rate: Of the prefix cache, None where there is none.
+    """
+
+    mean_usage: float
+    max_usage: float
+    mean_running: float
+    mean_waiting: float
+    hit_rate: float | None
+
+
+def pool_use(run: Run) -> PoolUse:
+    """The gauges of a run: exact, but where layers have windows the most is that of the leaps' first steps."""
+    rows, capacity = run.book.rows, run.book.capacity_slots
+    busy = int(rows["ticks"].sum())
+    over_time = run.accounts.window().slot_ticks
+    used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
+    levels = run.accounts.at_rows()
+    at_rows = capacity - sum(levels[bucket] for bucket in _FREE)
+    if run.book.paged and not run.book.groups.sliding:
+        # In its last step a leap holds what its sequences have taken on the way.
+        at_rows = at_rows + growth_moments(run.book)[0] * run.book.block_size
+    cache = prefix_cache(run)
+    return PoolUse(
+        mean_usage=used / (capacity * busy) if busy and capacity else 0.0,
+        # Of one block, which is V1's null block, nothing is left.
+        max_usage=int(at_rows.max(initial=0)) / capacity if capacity else 0.0,
+        mean_running=_mean(rows["width"], rows["ticks"]),
+        mean_waiting=_mean(rows["waiting"], rows["ticks"]),
+        hit_rate=None if cache is None else cache["hit_rate"],
+    )
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    return float(values @ weights.astype(np.float64) / weights.sum()) if weights.any() else 0.0

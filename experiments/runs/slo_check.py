@@ -1,0 +1,229 @@
+"""Whether a replica meets the objectives under a load: looked at while it serves, and stopped once that is certain.
+
+Of n requests the first and the last tenth are served and not counted: an empty replica flatters the first, and the
+last have nobody behind them. A run meets its goal if of those counted at least the share ``attainment`` meets every
+objective. Who is refused meets none.
+
+While the run goes on, what every request has taken so far bounds what it will have taken. Whoever is beyond a limit
+has missed it, finished or not. As soon as more have missed than may, the goal is missed; and met, or not, once all
+that are counted are finished. Both are certain: a stopped run has the verdict of the whole.
+
+Lenient objectives a replica could meet for the length of a run while its queue grows. So no rate counts that is above
+``saturated_rate``, at which requests leave while always more are waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from ...sim.cost import StepCost
+from ...sim.engine.engine import Engine
+from ...sim.memory.accounting.book import Book
+from ...sim.metrics.objectives import Objectives
+from ...sim.engine.replica import build
+from ...sim.metrics.requests import request_times
+from ...sim.engine.run import Run, simulate
+from ...sim.engine.settings import Settings
+from ...sim.types.ticks import PER_SECOND
+from ...sim.workload.workload import Workload
+
+#: Share of the requests at either end that is not counted.
+_APART = 0.1
+#: Of the times at which a run tells its progress, one in so many is a look: about twenty looks a run.
+_LOOK_EVERY = 10
+#: Beyond any tick that a run can reach.
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of a replica.
+
+    Attributes:
+        objectives: Of every request.
+        attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 90 %.
+    """
+
+    objectives: Objectives
+    attainment: float = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What is known of the requests at some time; of who is not done the times are bounds from below.
+
+    Attributes:
+        first_token_ticks, finish_ticks: int64 [n].
+        finished: bool [n].
+    """
+
+    first_token_ticks: np.ndarray
+    finish_ticks: np.ndarray
+    finished: np.ndarray
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run stands to its goal.
+
+    Attributes:
+        meets: Whether it meets the goal.
+        counted: Requests that count.
+        met: How many of them meet every objective; of a run that was stopped early, at most so many.
+        missed: How many miss each, by name; of a run that was stopped early, at least so many.
+    """
+
+    meets: bool
+    counted: int
+    met: int
+    missed: dict[str, int]
+
+    @property
+    def attained(self) -> float:
+        """Share of the requests that meet every objective."""
+        return self.met / self.counted
+
+
+def counted(n: int) -> slice:
+    """Which of ``n`` requests count."""
+    apart = floor(_APART * n)
+    return slice(apart, n - apart)
+
+
+@lru_cache(maxsize=4)
+def compiled_cost(settings: Settings) -> StepCost:
+    """The step time of these settings; it remembers what it has compiled, which over many runs is most of the work."""
+    return build(settings).cost
+
+
+def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost | None = None) -> Verdict:
+    """Serve a workload as far as it takes to know whether the goal is met.
+
+    Args:
+        step_cost: Used in place of the settings' own.
+
+    Raises:
+        UserError, SimulationFault: As ``simulate``.
+    """
+    watch = _Watch(work, goal)
+    try:
+        run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, watch.engine)
+    except _Certain as certain:
+        return certain.verdict
+    return verdict_of(run, goal)
+
+
+def verdict_of(run: Run, goal: Goal) -> Verdict:
+    """The verdict on a run that is over."""
+    times, n = request_times(run), len(run.workload)
+    first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
+    first[times.index], finish[times.index], finished[times.index] = times.first_token_ticks, times.finish_ticks, True
+    return judged(run.workload, goal, Seen(first, finish, finished), over=True)
+
+
+def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> Verdict | None:
+    """The verdict on what has been seen; None where it is not certain yet.
+
+    Args:
+        over: Whether nothing more is to come: who is not finished never will be.
+    """
+    count = counted(len(work))
+    columns = (work.arrival_ticks, seen.first_token_ticks, seen.finish_ticks, work.output_tokens)
+    missed = {name: some[count] for name, some in goal.objectives.missed(*columns).items()}
+    unserved = ~seen.finished[count] & over
+    any_missed = np.logical_or.reduce([unserved, *missed.values()])
+    total, misses = len(any_missed), int(any_missed.sum())
+    enough = misses <= total * (1 - goal.attainment) + 1e-9
+    if enough and not over and not seen.finished[count].all():
+        return None
+    return Verdict(enough, total, total - misses, {name: int(some.sum()) for name, some in missed.items()})
+
+
+def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | None = None) -> float | None:
+    """Requests/s that leave while always more are waiting: all are sent at once, and the later half's pace is taken.
+
+    None where half of them have not left before the last one begins: so few do not fill the replica.
+    """
+    at_once = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64))
+    times = request_times(simulate(settings, at_once, step_cost or compiled_cost(settings)))
+    begun = np.sort(times.first_scheduled_ticks)
+    if not len(begun) or 2 * (times.finish_ticks <= begun[-1]).sum() < len(begun):
+        return None
+    middle = len(begun) // 2
+    return (len(begun) - 1 - middle) * PER_SECOND / int(begun[-1] - begun[middle])
+
+
+class _Certain(Exception):
+    """Ends a run whose verdict is known."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+
+class _Watch:
+    """Looks at a run now and then, through its engine's ledger."""
+
+    def __init__(self, work: Workload, goal: Goal) -> None:
+        self._work, self._goal = work, goal
+        self._told = 0
+
+    def engine(self, *parts: Any) -> Engine:
+        """Make the engine of the run, and remember it."""
+        self._engine = Engine(*parts)
+        return self._engine
+
+    def look(self, arrived: int) -> None:
+        """Progress is told: end the run if its verdict is certain."""
+        self._told += 1
+        if self._told % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
+            return
+        seen = seen_so_far(self._engine, self._work)
+        found = seen and judged(self._work, self._goal, seen, over=False)
+        if found:
+            raise _Certain(found)
+
+
+def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
+    """What the ledger says of requests of one sequence each in mid-run; None before the first leap is over.
+
+    All that is known reaches up to the end of the last leap that is over. Who has not begun by then has no token
+    before it, and who is not finished finishes no earlier.
+    """
+    n = len(work)
+    nobody = {
+        "leader": np.arange(n),
+        "capacity_slots": 1,
+        "block_size": 1,
+        "paged": True,
+        "residue": "",
+        "pinned_slots": 0,
+    }
+    ledger, together = engine.ledger, engine.policy.leaves_together
+    if not len(ledger.rows.columns()["steps"]):
+        return None
+    book = Book.of(
+        ledger,
+        prompt_tokens=work.prompt_tokens,
+        output_tokens=work.output_tokens,
+        together=together,
+        end_ticks=0,
+        **nobody,
+    )
+    rows, stays = book.rows, book.stays
+    known, clock = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())
+    begun = np.flatnonzero(stays["start_ticks"] < known)
+    index = stays["index"][begun]
+    first, finish = np.full(n, known), np.full(n, known)
+    # Backwards, so that of several stays the first one stands.
+    first[index[::-1]] = book.first_token_ticks[begun[::-1]]
+    done = book.stay_leave[begun] <= clock
+    done &= ~np.isin(begun, book.cuts["stay"])
+    finished = np.zeros(n, dtype=bool)
+    finished[index[done]] = True
+    finish[index[done]] = book.leave_ticks[begun[done]]
+    return Seen(first, finish, finished)

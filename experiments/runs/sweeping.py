@@ -1,0 +1,100 @@
+"""Runs the points of a sweep, each once, and keeps what they come to as they finish."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...sim.types.errors import SimulationFault, UserError
+from ...sim.metrics.objectives import Objectives
+from ...sim.engine.run import simulate
+from ...sim.engine.settings import Settings
+from ...sim.metrics.summary import summary
+from ...sim.engine.unread import only_read
+from ...sim.workload.workload import Workload
+from .grid import Point
+from .output import track
+from .parallel import Workers, as_they_finish
+from .points import Store, Workloads, key
+from .unread import Unread
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a point: a summary, or why it cannot be run.
+
+    Errors travel as text: their own kind need not survive the way from another process.
+    """
+
+    key: str
+    summary: dict[str, Any] | None = None
+    error: str | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A point, the hash of its requests, and what became of it."""
+
+    point: Point
+    work_sha256: str
+    outcome: Outcome
+
+
+def sweep_points(
+    points: Sequence[Point],
+    workers: Workers,
+    store: Store | None = None,
+    goal: Objectives | None = None,
+    checked: bool = False,
+) -> list[Swept]:
+    """Run the points that the store has not, and put into it each that finishes.
+
+    Args:
+        goal: Objectives of every request, for the summaries to say how many meet them.
+        checked: Whether the points are some of those that have been looked at for what none of them reads.
+
+    Raises:
+        UserError: Requests that cannot be made, or a setting that no point reads, before anything is run.
+        SimulationFault: A point fails by our fault.
+    """
+    workloads, unread = Workloads(), Unread()
+    hashes, keys = [], []
+    for point in points:
+        work = workloads.of(point.inputs)
+        unread.see(point.inputs, work)
+        hashes.append(work.sha256())
+        keys.append(key(point.inputs, work, goal))
+    if not checked:
+        unread.refuse()
+    outcomes = {name: Outcome(name, summary) for name in keys if store and (summary := store.find(name)) is not None}
+    missing = {name: point for name, point in zip(keys, points, strict=True) if name not in outcomes}
+    for outcome in track(_run(missing, workloads, workers, goal), "points", len(missing)):
+        point = missing[outcome.key]
+        if outcome.fault:
+            error = SimulationFault(f"{point.asked}: {outcome.fault.splitlines()[-1]}")
+            error.add_note(outcome.fault)
+            raise error
+        if store and outcome.summary is not None:
+            store.keep(outcome.key, point.inputs, outcome.summary)
+        outcomes[outcome.key] = outcome
+    return [Swept(*each, outcomes[name]) for *each, name in zip(points, hashes, keys, strict=True)]
+
+
+def _run(
+    points: Mapping[str, Point], workloads: Workloads, workers: Workers, goal: Objectives | None
+) -> Iterator[Outcome]:
+    jobs = ((name, point.inputs.settings, workloads.of(point.inputs), goal) for name, point in points.items())
+    return as_they_finish(run_point, jobs, len(points), workers)
+
+
+def run_point(name: str, settings: Settings, work: Workload, goal: Objectives | None = None) -> Outcome:
+    """Serve a workload to its end and sum up, whatever of the settings is not read; never raises."""
+    try:
+        return Outcome(name, summary(simulate(only_read(settings, work), work), goal))
+    except UserError as error:
+        return Outcome(name, error=str(error))
+    except Exception:
+        return Outcome(name, fault=traceback.format_exc())

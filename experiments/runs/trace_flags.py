@@ -1,0 +1,21 @@
+"""What every command that reads a trace has: flags that say how, and what it says of rows that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from ...traces import Reading, Trace
+
+#: How a trace is read.
+READING = Annotated[Reading, Parameter(name="*", group=Group("Reading a trace", sort_key=3))]
+
+
+def left_out_told(trace: Trace | None) -> Iterator[str]:
+    """How many rows of a file are not in its trace, and why."""
+    if trace is not None and trace.left_out.failed:
+        yield f"Left out: {trace.left_out.failed:,} requests that were not answered, as the file says itself."
+    if trace is not None and trace.left_out.bad:
+        yield f"Skipped: {trace.left_out.bad:,} bad rows. The first: {trace.left_out.first_bad}"

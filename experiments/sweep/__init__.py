@@ -1,0 +1,1 @@
+"""Sweeps, searches and paired comparisons."""

@@ -1,0 +1,116 @@
+"""From the Parquet of a sweep to the points of its report: what tells series apart, and what each point came to."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from ...reports.data.declared import MOST_NUMBER, MOST_TICKS, Column, Damaged, Declaration
+from ...reports.page.sweep_report import Sweep
+from ...sim.output import frames as pd
+from ...sim.types.errors import UserError
+from ...sim.output.files import as_utf8
+from ...sim.metrics.objectives import NAMES
+from ..runs.grid import PART_OF
+from ..runs.points import POINTS, TABLE
+
+#: Series that can be told apart.
+MOST_SERIES = 12
+#: Settings that tell no series apart: what figures are drawn against, and what is averaged over.
+_NO_AXES = ("request_rate", "seed")
+_RESULTS = ("request_throughput", "output_throughput", "p99_ttft_ms", "p99_tpot_ms", "median_tpot_ms")
+_GOAL = "goodput."
+#: What a page needs of the table. Settings and limits that it has besides may hold anything that is one value.
+_TABLE = Declaration(
+    {
+        "policy": Column("text"),
+        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), Column(least=1)),
+        "seed": Column(most=MOST_TICKS),
+        **dict.fromkeys(_RESULTS, Column("number", most=MOST_NUMBER, nulls=True)),
+        "request_goodput": Column("number", most=MOST_NUMBER, optional=True, nulls=True),
+        "request_rate": Column("number", most=inf, optional=True, nulls=True),
+        **{f"{_GOAL}{name}": Column("number", most=MOST_NUMBER, optional=True, nulls=True) for name in NAMES},
+        "error": Column("text", optional=True, nulls=True),
+    },
+    others=True,
+)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder was left by a sweep, at its end or before."""
+    return (folder / TABLE).is_file() or (folder / POINTS).is_dir()
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The points that a sweep left in its folder.
+
+    Raises:
+        UserError: It has not come to its end, or they are damaged, of another version, or none could be run.
+    """
+    path = folder / TABLE
+    if not path.is_file():
+        raise UserError(f"{folder}: is a sweep that has not come to its end; run the same fragmeter sweep again")
+    try:
+        rows = _TABLE.read(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give another folder") from None
+    except Damaged as damaged:
+        remedy = "no point was run, or it is damaged: run fragmeter sweep again, which keeps what is finished"
+        raise UserError(f"{folder}: {damaged}; {remedy}") from None
+    done = rows[rows["error"].isna()] if "error" in rows else rows
+    done = done.dropna(subset=list(_RESULTS)).reset_index(drop=True)
+    if done.empty:
+        raise UserError(f"{path}: no point could be run; its column error says why")
+    axes = _axes(done)
+    return Sweep(as_utf8(folder.resolve().name), _points(done, axes), axes, _objectives(done), len(rows) - len(done))
+
+
+def _axes(rows: pd.DataFrame) -> list[str]:
+    """Settings that differ where those before them do not, policy first, as long as series are few."""
+    names = ["policy", *(name for name in PART_OF if name not in ("policy", *_NO_AXES) and name in rows)]
+    chosen: list[str] = []
+    for name in names:
+        before = _series(rows, chosen).nunique()
+        if before < _series(rows, [*chosen, name]).nunique() <= MOST_SERIES:
+            chosen.append(name)
+    return chosen
+
+
+def _series(rows: pd.DataFrame, axes: list[str]) -> pd.Series:
+    if not axes:
+        alike = rows["policy"].nunique() == 1
+        return pd.Series(rows["policy"].iloc[0] if alike else "all", index=rows.index)
+    told = [rows[name].map(_told) if name == "policy" else rows[name].map(_told).radd(f"{name} ") for name in axes]
+    return pd.Series([", ".join(each) for each in zip(*told)], index=rows.index)
+
+
+def _told(value: object) -> str:
+    if value is None or value != value:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _points(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
+    gpus = rows["tensor_parallel_size"] * rows["pipeline_parallel_size"]
+    tpot_ms = rows["median_tpot_ms"].to_numpy(np.float64)
+    columns = {
+        "series": _series(rows, axes),
+        "request_rate": rows["request_rate"] if "request_rate" in rows else np.nan,
+        "seed": rows["seed"],
+        "request_throughput": rows["request_throughput"],
+        "p99_ttft_ms": rows["p99_ttft_ms"],
+        "p99_tpot_ms": rows["p99_tpot_ms"],
+        # Where no output has a second token there is no speed.
+        "tokens_per_s_per_user": np.divide(1e3, tpot_ms, out=np.full(len(rows), np.nan), where=tpot_ms > 0),
+        "tokens_per_s_per_gpu": rows["output_throughput"] / gpus,
+    }
+    if "request_goodput" in rows:
+        columns["request_goodput"] = rows["request_goodput"]
+    return pd.DataFrame(columns)
+
+
+def _objectives(rows: pd.DataFrame) -> str:
+    limits = {name: rows[name].iloc[0] for name in rows if name.startswith(_GOAL)}
+    return " ".join(f"{name.removeprefix(_GOAL)}:{limit:g}" for name, limit in limits.items())

@@ -1,0 +1,294 @@
+"""A search of settings for the best of one result, by optuna's tree of Parzen estimators.
+
+    ask 8 trials -> run those that the store has not -> tell all 8, in their order -> ask 8 more -> ...
+
+What is asked follows from the seed and from what was told before, and nothing else: not from who runs the trials, how
+many at a time, or in which order they finish. So a search that was cut short asks the same once more, finds what is
+finished in its folder, and goes on; it leaves the bytes of one that was left in peace. That is also why a round is of
+one size. Within a round the estimator takes trials that it has no result of to be bad (a constant liar), so that
+not all go to one place.
+
+A trial that cannot be run is told as failed. Of limits the estimator is told by how much a trial is beyond them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
+
+from ...sim.types.errors import MissingExtra, SettingError, UserError
+from ...sim.metrics.objectives import Objectives
+from ..runs.grid import PART_OF, Point, changed, known_name
+from ..runs.inputs import Inputs
+from ..runs.parallel import Workers
+from ..runs.points import Store, Workloads, flat
+from ..runs.sweeping import Swept, sweep_points
+from ..runs.unread import Unread, given
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+#: Trials that are asked before any of them is told.
+ROUND = 8
+MOST_TRIALS = 100_000
+_EXAMPLE = (
+    "say NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1,"
+    " block_size=1:128:log or request_rate=0.5:8.0"
+)
+_METRIC_EXAMPLE = "is no number of the summary; name one as --json of simulate has it, such as request_throughput"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values that a setting may take.
+
+    Attributes:
+        text: As the user says it.
+        choices: One of these; None where it is a range.
+        first, last, step: The range, both ends included; whole numbers where all that is said are. None: any between.
+        log: Whether factors count, and not differences.
+    """
+
+    text: str
+    choices: tuple[str, ...] | None = None
+    first: int | float = 0
+    last: int | float = 0
+    step: int | float | None = None
+    log: bool = False
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Values that tell whether any can be."""
+        return self.choices or (told(self.first), told(self.last))
+
+    def distribution(self) -> BaseDistribution:
+        """As optuna has it."""
+        from optuna import distributions
+
+        with catch_warnings():
+            # A step that does not lead to the last value ends below it, as that of a grid does.
+            simplefilter("ignore", UserWarning)
+            return self._distribution(distributions)
+
+    def _distribution(self, distributions: Any) -> BaseDistribution:
+        if self.choices is not None:
+            return distributions.CategoricalDistribution(self.choices)
+        if isinstance(self.first, int):
+            return distributions.IntDistribution(self.first, self.last, self.log, self.step or 1)
+        return distributions.FloatDistribution(self.first, self.last, self.log, self.step)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is searched for.
+
+    Attributes:
+        metric: A number of the summary, by its path.
+        maximize: Whether more of it is better.
+        limits: The most that other numbers may be.
+    """
+
+    metric: str
+    maximize: bool
+    limits: Mapping[str, float]
+
+    def value(self, swept: Swept) -> float | None:
+        """The metric of a trial; None where it could not be run.
+
+        Raises:
+            SettingError: The summary has no such number.
+        """
+        return self._number(swept, self.metric, "maximize" if self.maximize else "minimize")
+
+    def beyond(self, swept: Swept) -> dict[str, float]:
+        """By what share of each limit a trial is above it (of 0, by how much), below 0 where it is within."""
+        # Of a limit of 0 there are no shares.
+        return {
+            name: (self._number(swept, name, "at_most") - limit) / (abs(limit) or 1)
+            for name, limit in self.limits.items()
+        }
+
+    @staticmethod
+    def _number(swept: Swept, name: str, flag: str) -> float | None:
+        if swept.outcome.summary is None:
+            return None
+        value = dict(flat(swept.outcome.summary)).get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise SettingError(flag, name, _METRIC_EXAMPLE)
+        return float(value)
+
+    def best(self, found: Sequence[Swept]) -> list[int]:
+        """Places of the trials within all limits, the best first; of equal ones the first."""
+        fit = [place for place, swept in enumerate(found) if self._fits(swept)]
+        return sorted(fit, key=lambda place: self.value(found[place]) * (-1 if self.maximize else 1))
+
+    def _fits(self, swept: Swept) -> bool:
+        return swept.outcome.summary is not None and all(share <= 0 for share in self.beyond(swept).values())
+
+
+def search_axes(texts: Sequence[str]) -> dict[str, Axis]:
+    """Axes by name.
+
+    Raises:
+        SettingError: One that cannot be read, of no setting, or given twice.
+    """
+    found: dict[str, Axis] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = known_name(name, "search", text) if equals else ""
+        if not name or not values:
+            raise SettingError("search", text, _EXAMPLE)
+        if name in found:
+            raise SettingError("search", text, f"gives {name} a second time; put all its values into one")
+        found[name] = _axis(values, text)
+    return found
+
+
+def _axis(values: str, text: str) -> Axis:
+    parts = values.split(":")
+    if "," in values or not 2 <= len(parts) <= 3 or not _is_number(parts[0]):
+        return Axis(text, choices=tuple(part.strip() for part in values.split(",")))
+    log = parts[2:] == ["log"]
+    numbers = parts[:2] if log else parts
+    if not all(map(_is_number, numbers)):
+        raise SettingError("search", text, _EXAMPLE)
+    whole = all(map(_is_whole, numbers))
+    first, last, *step = ((int if whole else float)(number) for number in numbers)
+    if not first < last or any(each <= 0 for each in step) or log and first <= 0:
+        raise SettingError("search", text, f"is a range without values; {_EXAMPLE}")
+    if any(each > last - first for each in step):
+        raise SettingError("search", text, "is a range of one value; give a smaller step")
+    return Axis(text, None, first, last, step[0] if step else None, log)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def told(value: str | int | float) -> str:
+    """A value as a command line has it: of a range of fractions six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def limits(texts: Sequence[str]) -> dict[str, float]:
+    """Read METRIC=VALUE, the most that a number of the summary may be.
+
+    Raises:
+        SettingError: No such text, a value that is no number, or a metric given twice.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not _is_number(value):
+            raise SettingError("at_most", text, "say METRIC=VALUE, such as p99_ttft_ms=500")
+        name = name.strip()
+        if name in found:
+            raise SettingError("at_most", text, f"gives {name} a second time; leave one out")
+        found[name] = float(value)
+    return found
+
+
+def search(
+    base: Inputs,
+    axes: Mapping[str, Axis],
+    wanted: Wanted,
+    trials: int,
+    workers: Workers,
+    store: Store | None = None,
+    goal: Objectives | None = None,
+) -> list[Swept]:
+    """Run so many trials, in the order in which they were asked.
+
+    The seed of the search is that of the settings; ``goal`` is as of ``sweep_points``.
+
+    Raises:
+        UserError: A value that cannot be, requests that cannot be made, or no such number in the summary.
+        MissingExtra: optuna is not there.
+        SimulationFault: A trial fails by our fault.
+    """
+    if not 1 <= trials <= MOST_TRIALS:
+        raise SettingError("trials", trials, f"must be from 1 to {MOST_TRIALS}")
+    study, distributions = _study(base.settings.seed, wanted, axes)
+    for name, axis in axes.items():
+        for value in axis.ends:
+            changed(base, {name: value})
+    _refuse_unread(base, axes)
+    found: list[Swept] = []
+    while len(found) < trials:
+        asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
+        values = [{name: told(value) for name, value in trial.params.items()} for trial in asked]
+        swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal, checked=True)
+        for trial, each in zip(asked, swept, strict=True):
+            _tell(study, trial, each, wanted)
+        found += swept
+    return found
+
+
+def _refuse_unread(base: Inputs, axes: Mapping[str, Axis]) -> None:
+    """Refuse what no combination of the ends of the axes reads.
+
+    Raises:
+        SettingError: Names the first such setting.
+    """
+    # Those of the replica change fastest: the requests of a combination are made once.
+    names = sorted(axes, key=lambda name: PART_OF[name] == "settings")
+    left = {name for name, _ in given(base)} | axes.keys()
+    unread, workloads = Unread(), Workloads()
+    for ends in product(*(axes[name].ends for name in names)):
+        try:
+            inputs = changed(base, dict(zip(names, ends, strict=True)))
+            unread.see(inputs, workloads.of(inputs))
+        except UserError:
+            # A trial that cannot be run says so by itself.
+            continue
+        if left <= unread.read:
+            return
+    unread.refuse()
+
+
+def _study(seed: int, wanted: Wanted, axes: Mapping[str, Axis]) -> tuple[Any, dict[str, BaseDistribution]]:
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra("search: the package optuna is not installed; pip install 'fragmeter[optuna]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if wanted.maximize else "minimize")
+    return study, {name: axis.distribution() for name, axis in axes.items()}
+
+
+def _tell(study: Any, trial: Any, swept: Swept, wanted: Wanted) -> None:
+    value = wanted.value(swept)
+    if value is None:
+        from optuna.trial import TrialState
+
+        study.tell(trial, state=TrialState.FAIL)
+        return
+    for name, share in wanted.beyond(swept).items():
+        trial.set_constraint(name, share)
+    study.tell(trial, value)
+
+
+def check_found(found: Sequence[Swept]) -> None:
+    """Whether any trial could be run.
+
+    Raises:
+        UserError: None could; says why the first could not.
+    """
+    if all(swept.outcome.error for swept in found):
+        raise UserError(found[0].outcome.error)

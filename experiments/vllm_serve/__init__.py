@@ -1,0 +1,1 @@
+"""A `vllm serve` command line: read, checked, and turned into a replica."""

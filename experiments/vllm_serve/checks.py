@@ -1,0 +1,120 @@
+"""What vLLM checks when it starts, in its order and in its words, with the numbers of the reckoning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...sim.types.errors import SettingError
+from ...sim.spec.launch import (
+    CONTEXT_BYTES,
+    Launch,
+    capacity,
+    fits,
+    longest_model_len,
+    require_divisible,
+    stage_memories,
+)
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the engine does not start.
+
+    Attributes:
+        kind: "parallel", "batch", "length", "weights", "free memory", "no KV cache" or "KV cache".
+        text: In vLLM's words, with the numbers of the reckoning.
+    """
+
+    kind: str
+    text: str
+
+
+def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) -> Refusal | None:
+    """The first complaint of vLLM's start-up; None where it starts.
+
+    Args:
+        any_length: Whether it may take the longest sequence that fits, were it one token.
+        allow_long: Whether sequences longer than the model's are let through (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
+    """
+    return next((found for found in _complaints(launch, any_length, allow_long) if found is not None), None)
+
+
+def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
+    yield undivided(launch)
+    yield too_few_tokens(launch)
+    if not allow_long:
+        yield _too_long(launch)
+    yield _too_heavy(launch)
+    yield _too_little_left(launch, any_length)
+
+
+def undivided(launch: Launch) -> Refusal | None:
+    """The complaint of ranks or stages that cannot share the model."""
+    model, ranks = launch.model, launch.tensor_parallel
+    if model.num_heads % ranks:
+        heads = f"Total number of attention heads ({model.num_heads})"
+        return Refusal("parallel", f"{heads} must be divisible by tensor parallel size ({ranks}).")
+    try:
+        require_divisible(model, ranks)
+        stage_memories(launch)
+    except SettingError as error:
+        return Refusal("parallel", str(error))
+    return None
+
+
+def too_few_tokens(launch: Launch) -> Refusal | None:
+    """The complaint of a step that is smaller than the sequences in it."""
+    tokens, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
+    if tokens >= seqs:
+        return None
+    text = f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
+    return Refusal("batch", text)
+
+
+def _too_long(launch: Launch) -> Refusal | None:
+    own = launch.model.max_model_len
+    if launch.max_model_len <= own:
+        return None
+    asked = f"User-specified max_model_len ({launch.max_model_len}) is greater than the derived max_model_len"
+    return Refusal("length", f"{asked} (max_position_embeddings={own}).")
+
+
+def _too_heavy(launch: Launch) -> Refusal | None:
+    memory = max(stage_memories(launch), key=lambda stage: stage.weight_bytes)
+    free = launch.gpu.memory_bytes - CONTEXT_BYTES
+    if memory.weight_bytes > free:
+        weights = f"the weights take {gib(memory.weight_bytes)} GiB of each GPU and {gib(free)} GiB are free"
+        return Refusal("weights", f"torch.OutOfMemoryError: CUDA out of memory; {weights}.")
+    if memory.requested_bytes > free:
+        share = f"{launch.gpu_memory_utilization}, {gib(memory.requested_bytes)} GiB"
+        on_device = f"Free memory on device cuda:0 ({gib(free)}/{gib(launch.gpu.memory_bytes)} GiB) on startup"
+        return Refusal("free memory", f"{on_device} is less than desired GPU memory utilization ({share}).")
+    return None
+
+
+def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:
+    left = min(memory.kv_cache_bytes for memory in stage_memories(launch))
+    if left > 0 and fits(replace(launch, max_model_len=1) if any_length else launch):
+        return None
+    longest = longest_model_len(launch)
+    if left <= 0 or any_length:
+        return Refusal(
+            "no KV cache",
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the"
+            f" engine. (Available KV cache memory: {gib(left)} GiB)",
+        )
+    needed = launch.sequence_blocks(launch.max_model_len) * capacity(launch).stage.block_bytes
+    estimate = f" Based on the available memory, the estimated maximum model length is {longest}." if longest else ""
+    return Refusal(
+        "KV cache",
+        f"To serve at least one request with the model's max seq len ({launch.max_model_len}), ({gib(needed)} GiB KV"
+        f" cache is needed, which is larger than the available KV cache memory ({gib(left)} GiB).{estimate}",
+    )
+
+
+def gib(count_bytes: int) -> str:
+    """Bytes in GiB, as vLLM logs them."""
+    return f"{count_bytes / GIB:.2f}"

@@ -1,0 +1,82 @@
+"""What vLLM's own start-up log says of the KV cache, pasted: it counts in place of the reckoning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...sim.types.errors import SettingError
+from ...sim.spec.launch import Launch, capacity
+
+Found = TypeVar("Found")
+GIB = 1 << 30
+#: Numbers as a log has them; one with more digits than any cache has is none.
+_COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
+_BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}", re.ASCII)
+_TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
+_CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x", re.ASCII)
+_MEMORY = re.compile(
+    rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII
+)
+
+
+@dataclass(frozen=True)
+class StartupLog:
+    """The lines that were found; None for each that was not.
+
+    Attributes:
+        num_blocks: ``# GPU blocks: 1234``.
+        num_tokens: ``GPU KV cache size: 123,456 tokens``.
+        concurrency: ``Maximum concurrency for 8,192 tokens per request: 15.07x``, as length and sequences.
+        memory_bytes: ``Available KV cache memory: 12.34 GiB``, of one GPU.
+    """
+
+    num_blocks: int | None
+    num_tokens: int | None
+    concurrency: tuple[int, float] | None
+    memory_bytes: int | None
+
+    def kv_cache_bytes(self, launch: Launch) -> int:
+        """The KV cache of the GPU that has the least, by the line that says it most exactly."""
+        block_bytes = capacity(launch).stage.block_bytes
+        if self.num_blocks is not None:
+            return self.num_blocks * block_bytes
+        if self.num_tokens is not None:
+            return _blocks(launch, launch.max_model_len, self.num_tokens / launch.max_model_len) * block_bytes
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return _blocks(launch, *self.concurrency) * block_bytes
+
+
+def _blocks(launch: Launch, tokens: int, sequences: float) -> int:
+    return round(sequences * launch.sequence_blocks(tokens))
+
+
+def read_log(text: str) -> StartupLog:
+    """The lines of a start-up log that say how large the KV cache is; of several, the last.
+
+    Raises:
+        SettingError: None of them does.
+    """
+    concurrency = [(_whole(tokens), float(sequences)) for tokens, sequences in _CONCURRENCY.findall(text)]
+    memory = [int(float(one or other) * GIB) for one, other in _MEMORY.findall(text)]
+    log = StartupLog(
+        num_blocks=_last(_whole(one or other) for one, other in _BLOCKS.findall(text)),
+        num_tokens=_last(_whole(tokens) for tokens in _TOKENS.findall(text)),
+        concurrency=_last(concurrency),
+        memory_bytes=min(memory, default=None),
+    )
+    if log == StartupLog(None, None, None, None):
+        lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency or # GPU blocks"
+        raise SettingError("startup_log", " ".join(text.split())[:60], f"has none of the lines {lines}")
+    return log
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _last(found: Iterable[Found]) -> Found | None:
+    return next(reversed(list(found)), None)

@@ -1,0 +1,80 @@
+"""What would start a command line that does not: single changes, each held to the same checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...sim.spec.launch import Launch, longest_model_len
+from .checks import refusal, too_few_tokens, undivided
+
+#: The most ranks that are looked at.
+_MOST_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change with which the same reckoning starts, all else as it is."""
+
+    flag: str
+    value: str
+    launch: Launch
+
+
+def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
+    """What would start it: fewest ranks, longest sequence, fp8 KV cache, fp8 weights, lowest utilisation, tokens."""
+    found = [
+        _first("--tensor-parallel-size", _ranks(launch), any_length),
+        _first("--max-model-len", _lengths(launch), any_length),
+        _first("--kv-cache-dtype", _fp8_kv(launch), any_length),
+        _first("--quantization", _fp8_weights(launch), any_length),
+        _first("--gpu-memory-utilization", _utilizations(launch), any_length),
+        _first("--max-num-batched-tokens", _tokens(launch), any_length),
+    ]
+    return [remedy for remedy in found if remedy is not None]
+
+
+Candidates = Iterator[tuple[object, Launch]]
+
+
+def _first(flag: str, candidates: Candidates, any_length: bool) -> Remedy | None:
+    starting = (Remedy(flag, str(value), launch) for value, launch in candidates if not refusal(launch, any_length))
+    return next(starting, None)
+
+
+def _ranks(launch: Launch) -> Candidates:
+    """From the fewest above those asked for; where those cannot share the model at all, from one."""
+    least = 1 if undivided(launch) else launch.tensor_parallel + 1
+    for ranks in range(least, _MOST_RANKS + 1):
+        yield ranks, replace(launch, tensor_parallel=ranks)
+
+
+def _lengths(launch: Launch) -> Candidates:
+    if undivided(launch) is None:
+        capped = replace(launch, max_model_len=min(launch.max_model_len, launch.model.max_model_len))
+        longest = longest_model_len(capped)
+        if 0 < longest < launch.max_model_len:
+            yield longest, replace(launch, max_model_len=longest)
+
+
+def _fp8_kv(launch: Launch) -> Candidates:
+    if launch.deployment.kv_dtype != "fp8":
+        yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype="fp8"))
+
+
+def _fp8_weights(launch: Launch) -> Candidates:
+    if launch.deployment.quantization is None:
+        yield "fp8", replace(launch, deployment=replace(launch.deployment, quantization="fp8"))
+
+
+def _utilizations(launch: Launch) -> Candidates:
+    """Hundredths, from the nearest to what is asked for."""
+    asked = launch.gpu_memory_utilization
+    for share in sorted((percent / 100 for percent in range(1, 100)), key=lambda share: abs(share - asked)):
+        if share != asked:
+            yield share, replace(launch, gpu_memory_utilization=share)
+
+
+def _tokens(launch: Launch) -> Candidates:
+    if too_few_tokens(launch):
+        yield launch.max_num_seqs, replace(launch, max_num_batched_tokens=launch.max_num_seqs)

@@ -1,0 +1,140 @@
+"""What vLLM makes of a pasted command line on a GPU: every value that decides how much KV cache there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...sim.types.errors import SettingError
+from ...sim.engine.settings import Settings, settings
+from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
+from ...sim.spec.launch import BLOCK_SIZE, Launch, batch_defaults, capacity, longest_model_len, stage_memories
+from ...sim.spec.releases import LATEST, Release, release
+from .checks import refusal, undivided
+from .line import ServeLine
+from .log import StartupLog
+from .models import served_model
+
+_WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4"}
+_KV_DTYPES = {"auto": "bf16", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+_DTYPES = ("auto", "half", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command line with everything that vLLM fills in.
+
+    Attributes:
+        line: What was pasted.
+        launch: What decides how much KV cache there is; ``max_model_len`` is the model's where the line has none.
+        fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
+        replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own.
+    """
+
+    line: ServeLine
+    launch: Launch
+    fits_length: bool
+    replicas: int
+
+    def settings(self) -> Settings:
+        """The line as ``fragmeter simulate`` takes it, with the pool that was reckoned."""
+        launch, deployment = self.launch, self.launch.deployment
+        own = deployment.quantization == model(launch.model.name).quantization
+        return settings(
+            policy="vllm-v1",
+            model=launch.model.name,
+            gpu=launch.gpu.name,
+            tensor_parallel_size=launch.tensor_parallel,
+            pipeline_parallel_size=deployment.pipeline_parallel,
+            quantization=None if own else deployment.quantization,
+            kv_cache_dtype="auto" if deployment.kv_dtype == "bf16" else deployment.kv_dtype,
+            enforce_eager=not deployment.cuda_graphs,
+            block_size=launch.block_size,
+            num_gpu_blocks_override=capacity(launch).num_blocks,
+            max_model_len=launch.max_model_len,
+            max_num_seqs=launch.max_num_seqs,
+            max_num_batched_tokens=launch.max_num_batched_tokens,
+            disable_hybrid_kv_cache_manager=not launch.hybrid,
+            watermark=0.0,
+        )
+
+
+def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: StartupLog | None = None) -> Started:
+    """What vLLM makes of a command line on that GPU.
+
+    Args:
+        model_name: Preset or ``config.json`` whose shape counts, in place of the model that the line names.
+        log: What the engine itself logged; its KV cache counts in place of the reckoning's.
+
+    Raises:
+        SettingError: A value cannot be, or is not understood.
+    """
+    shape = _shape(line, model_name)
+    card = gpu(gpu_name)
+    tokens, seqs = _batch(line, card)
+    length = line.text("max-model-len", "")
+    fits_length = length in ("auto", "-1")
+    longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
+    if not line.switch("enable-chunked-prefill", True) and "max-num-batched-tokens" not in line.flags:
+        tokens = max(tokens, longest)
+    vllm = _release(line)
+    launch = Launch(
+        model=shape,
+        gpu=card,
+        max_model_len=longest,
+        max_num_seqs=min(seqs, tokens) if "max-num-seqs" not in line.flags else seqs,
+        max_num_batched_tokens=tokens,
+        tensor_parallel=line.whole("tensor-parallel-size", 1),
+        deployment=_deployment(line, shape),
+        gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
+        block_size=line.whole("block-size", BLOCK_SIZE),
+        hybrid=not line.switch("disable-hybrid-kv-cache-manager"),
+        release=vllm,
+        kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
+        num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
+    )
+    if log is not None and undivided(launch) is None:
+        measured = log.kv_cache_bytes(launch) - min(memory.kv_cache_bytes for memory in stage_memories(launch))
+        launch = replace(launch, correction_bytes=measured)
+    if fits_length and refusal(launch, True) is None:
+        launch = replace(launch, max_model_len=longest_model_len(launch))
+    return Started(line, launch, fits_length, line.whole("data-parallel-size", 1))
+
+
+def _release(line: ServeLine) -> Release:
+    found = LATEST if line.version is None else release(line.version)
+    counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    return found if counts is None else replace(found, counts_graphs=counts != "0")
+
+
+def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
+    name = model_name or line.text("hf-config-path", line.model)
+    shape = served_model(name)
+    return replace(shape, name=name) if Path(name).exists() else shape
+
+
+def _batch(line: ServeLine, card: GpuSpec) -> tuple[int, int]:
+    tokens, seqs = batch_defaults(card)
+    return line.whole("max-num-batched-tokens", tokens), line.whole("max-num-seqs", seqs)
+
+
+def _deployment(line: ServeLine, shape: ModelSpec) -> Deployment:
+    dtype, kv = line.text("dtype", "auto"), line.text("kv-cache-dtype", "auto")
+    if dtype not in _DTYPES:
+        raise SettingError("--dtype", dtype, f"is not reckoned; one of {', '.join(_DTYPES)}")
+    kv = _KV_DTYPES.get(kv, kv)
+    if kv not in ("fp16", "bf16", "fp8"):
+        raise SettingError("--kv-cache-dtype", kv, "is not reckoned; auto, bfloat16 or fp8")
+    weights = line.text("quantization", shape.quantization or "none")
+    weights = _WEIGHTS.get(weights, weights)
+    if weights == "compressed-tensors":
+        weights = shape.quantization or weights
+    if weights not in ("none", "awq", "gptq", "fp8", "int8", "mxfp4"):
+        remedy = "is not reckoned; awq, gptq, fp8, int8 (of weights) or the checkpoint's own"
+        raise SettingError("--quantization", weights, remedy)
+    return Deployment(
+        pipeline_parallel=line.whole("pipeline-parallel-size", 1),
+        kv_dtype=kv,
+        quantization=None if weights == "none" else weights,
+        cuda_graphs=not line.switch("enforce-eager"),
+    )

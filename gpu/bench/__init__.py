@@ -1,0 +1,1 @@
+"""How fast decode attention is, beside torch and FlashInfer."""

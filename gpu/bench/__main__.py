@@ -1,0 +1,57 @@
+"""How fast decode attention is: time, and share of the device's bandwidth, beside torch and FlashInfer.
+
+``python -m fragmeter.gpu.bench --device cuda --json bench.json``. With ``--device cpu`` a few small shapes go the
+same way through torch. Shapes that do not fit into memory are left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..devices import devices, program
+from .table import HEADINGS, line, shares
+
+SCHEMA_VERSION = 1
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu: a few small shapes")
+    parser.add_argument("--json", type=Path, help="file for every row")
+    given = parser.parse_args(tokens)
+    return program.run(lambda: _report(given))
+
+
+def _report(given: argparse.Namespace) -> bool:
+    """Measure, row by row; the file has all that is known so far. Whether our own way worked everywhere."""
+    target = program.JsonFile(given.json)
+    device = devices.open_timed(given.device)
+    # Needs torch, which is there once a device is open.
+    from .rows import PLANS, bench
+    from .ways import PASSES
+    from .copies import data_sheet, device_copy
+
+    plan, described = PLANS[device.torch_device.type], device.describe()
+    sheet, copy = data_sheet(described), device_copy(device)
+    peaks = {"data_sheet": sheet and sheet.memory_bytes_per_s, "copy": copy.bytes_per_s}
+    rows = [shape.as_dict() for shape in plan.shapes()]
+    document = {"schema_version": SCHEMA_VERSION, "device": described, "bytes_per_s": peaks, "rows": rows}
+    print(f"measured copy {copy.bytes_per_s / 1e9:.0f} GB/s" + (f", data sheet {sheet.name}" if sheet else ""))
+    for ways in PASSES:
+        if ways == ("flashinfer",) and find_spec("flashinfer") is None:
+            continue
+        print(HEADINGS)
+        for row, found in zip(rows, bench(device, plan.shapes(), plan.rounds, ways), strict=True):
+            row |= found
+            row |= shares(row, peaks)
+            target.write(document)
+            print(line(row), flush=True)
+    return all(row["fragmeter"]["us"] for row in rows if "left_out" not in row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Large copies, timed: within a device, to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...sim.spec.gpu import GpuSpec, gpu
+from ..devices import timing
+from ..devices.devices import Device
+
+MIB, GIB = 2**20, 2**30
+#: Bytes of a copy: enough to be in no cache, and for the start not to count.
+COPY_BYTES = {"cpu": 64 * MIB, "cuda": 2 * GIB}
+ROUNDS = 9
+#: Presets whose data sheet is that of a device, by the device's own name.
+DATA_SHEETS = {
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA H100 80GB HBM3": "h100-80gb",
+    "NVIDIA H200": "h200",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy, measured.
+
+    Attributes:
+        kind: ``device``, ``to_host`` or ``from_host``.
+        copied_bytes: Of the source.
+        moved_bytes: What memory of the device reads and writes.
+        us: What it took.
+        iqr_us: Between the quartiles.
+    """
+
+    kind: str
+    copied_bytes: int
+    moved_bytes: int
+    us: float
+    iqr_us: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes moved a second: read and written both count on the device, each way alone to the host."""
+        return self.moved_bytes / self.us * 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "kind": self.kind,
+            "copied_bytes": self.copied_bytes,
+            "moved_bytes": self.moved_bytes,
+            "us": self.us,
+            "iqr_us": self.iqr_us,
+            "bytes_per_s": self.bytes_per_s,
+        }
+
+
+def data_sheet(description: dict[str, Any]) -> GpuSpec | None:
+    """The data sheet of a described device; None where none is known to be its own."""
+    preset = DATA_SHEETS.get(description["name"])
+    return gpu(preset) if preset else None
+
+
+def device_copy(device: Device, copy_bytes: int | None = None) -> Copy:
+    """One large copy within the device's memory."""
+    source = _random(device, copy_bytes or COPY_BYTES[device.torch_device.type])
+    target = torch.empty_like(source)
+    return _measured(device, "device", source, 2, lambda _: target.copy_(source))
+
+
+def host_copies(device: Device, copy_bytes: int) -> list[Copy]:
+    """One large copy to the host's pinned memory, and one back."""
+    there = _random(device, copy_bytes)
+    here = device.host_empty(there.shape, there.dtype)
+    return [
+        _measured(device, "to_host", there, 1, lambda _: here.copy_(there, non_blocking=True)),
+        _measured(device, "from_host", there, 1, lambda _: there.copy_(here, non_blocking=True)),
+    ]
+
+
+def _random(device: Device, wanted_bytes: int) -> torch.Tensor:
+    """Never zeros: memory may take them faster."""
+    return torch.randn(wanted_bytes // 4, device=device.torch_device)
+
+
+def _measured(device: Device, kind: str, source: torch.Tensor, ways: int, work: Callable[[int], Any]) -> Copy:
+    stopwatch = timing.stopwatch(device)
+    sampler = stopwatch.sampler(work, captured=kind == "device")
+    found = timing.timing([sampler() for _ in range(ROUNDS)], stopwatch.quantile)
+    copied = source.numel() * source.element_size()
+    return Copy(kind, copied, ways * copied, found.us, found.iqr_us)

@@ -1,0 +1,93 @@
+"""Shapes of decode attention to time, and caches large enough that no call finds its own in the device's caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..devices.devices import Device
+
+BLOCK_SIZE = 16
+#: Of the memory that is free, what caches may take; the rest is for queries, partial results and torch.
+SHARE_OF_FREE = 0.9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences of one length, each with one new token.
+
+    Attributes:
+        batch: How many.
+        context: Tokens that each holds, the new one included; a multiple of :data:`BLOCK_SIZE`.
+        heads, kv_heads: Query heads and KV heads.
+        head_dim: As in the caches.
+        dtype: torch's, of queries and caches.
+    """
+
+    batch: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def kv_bytes(self) -> int:
+        """What has to be read: the keys and values of all tokens."""
+        return 2 * self.batch * self.context * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "batch": self.batch,
+            "context": self.context,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "block_size": BLOCK_SIZE,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_bytes": self.kv_bytes,
+        }
+
+
+class Caches:
+    """Random keys, values and queries of a shape, as often as it takes to hold ``cold_bytes``.
+
+    Attributes:
+        sets: How many caches there are; they share one pool.
+        keys, values: ``[num_blocks, block_size, kv_heads, head_dim]``.
+        query: ``[batch, heads, head_dim]``.
+        context_lens: int32 ``[batch]``.
+        block_tables: int32 ``[sets, batch, blocks]``, in random order over the whole pool.
+    """
+
+    def __init__(self, shape: Shape, device: Device, cold_bytes: int) -> None:
+        self.shape, self.sets = shape, sets_of(shape, cold_bytes)
+        how = {"dtype": shape.dtype, "device": device.torch_device}
+        blocks = shape.context // BLOCK_SIZE
+        pool = self.sets * shape.batch * blocks
+        self.keys, self.values = (
+            torch.empty(pool, BLOCK_SIZE, shape.kv_heads, shape.head_dim, **how).normal_() for _ in "kv"
+        )
+        self.query = torch.randn(shape.batch, shape.heads, shape.head_dim, **how)
+        self.context_lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device.torch_device)
+        order = torch.randperm(pool, device=device.torch_device, dtype=torch.int32)
+        self.block_tables = order.view(self.sets, shape.batch, blocks)
+
+    def dense(self, cache: torch.Tensor) -> torch.Tensor:
+        """One of the caches as if it were contiguous: ``[sets, batch, context, kv_heads, head_dim]``."""
+        return cache.view(self.sets, self.shape.batch, self.shape.context, *cache.shape[2:])
+
+
+def sets_of(shape: Shape, cold_bytes: int) -> int:
+    """How many caches of a shape hold ``cold_bytes``."""
+    return max(1, -(-cold_bytes // shape.kv_bytes))
+
+
+def lacking(shape: Shape, device: Device, cold_bytes: int) -> str | None:
+    """Why the shape's caches do not fit into the device's memory; None where they do."""
+    needed = sets_of(shape, cold_bytes) * shape.kv_bytes
+    room = SHARE_OF_FREE * device.free_bytes()
+    return None if needed <= room else f"{needed / 1e9:.1f} GB of caches, room for {room / 1e9:.1f} GB"

@@ -1,0 +1,109 @@
+"""Ways to compute decode attention: our kernel, torch over dense caches, FlashInfer. Each makes a call to time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .shapes import BLOCK_SIZE, Caches
+from ..devices.devices import Device
+from ..devices.timing import Work
+
+WORKSPACE_BYTES = 256 * 2**20
+#: torch's kernels that do not write the scores to memory.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+
+
+class Unable(Exception):
+    """A way that this machine does not have; the text says why."""
+
+
+def ours(device: Device, caches: Caches) -> Work:
+    """The device's own: our kernel on a GPU."""
+    out, context = torch.empty_like(caches.query), caches.shape.context
+    held = caches.keys, caches.values
+
+    def work(number: int) -> torch.Tensor:
+        tables = caches.block_tables[number % caches.sets]
+        device.decode_attention(out, caches.query, *held, tables, caches.context_lens, BLOCK_SIZE, context)
+        return out
+
+    return work
+
+
+def dense(device: Device, caches: Caches) -> Work:
+    """torch's fused attention over keys and values that lie dense already; the heads of a group are its rows."""
+    shape = caches.shape
+    rows = caches.query.view(shape.batch, shape.kv_heads, -1, shape.head_dim)
+    keys, values = (caches.dense(cache).transpose(2, 3) for cache in (caches.keys, caches.values))
+
+    def work(number: int) -> torch.Tensor:
+        place = number % caches.sets
+        with sdpa_kernel(FUSED):
+            return scaled_dot_product_attention(rows, keys[place], values[place])
+
+    return work
+
+
+def gathered(device: Device, caches: Caches) -> Work:
+    """What gathering them costs: one copy by block table."""
+    if caches.shape.kv_bytes > device.free_bytes():
+        raise Unable("no room for a copy")
+    first = caches.block_tables[0].flatten()
+    copies = [cache.new_empty(len(first), *cache.shape[1:]) for cache in (caches.keys, caches.values)]
+
+    def work(number: int) -> list[torch.Tensor]:
+        blocks = caches.block_tables[number % caches.sets].flatten()
+        for cache, copy in zip((caches.keys, caches.values), copies, strict=True):
+            torch.index_select(cache, 0, blocks, out=copy)
+        return copies
+
+    return work
+
+
+def flashinfer(device: Device, caches: Caches) -> Work:
+    """FlashInfer over the same tables, with tensor cores from a group of four up, as its own users ask for them."""
+    try:
+        library = importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise Unable(f"FlashInfer cannot be imported: {error}") from error
+    shape, workspace = caches.shape, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device)
+    blocks = shape.context // BLOCK_SIZE
+    starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device.torch_device) * blocks
+    last = torch.full((shape.batch,), BLOCK_SIZE, dtype=torch.int32, device=device.torch_device)
+    planned = []
+    for tables in caches.block_tables:
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=shape.heads // shape.kv_heads >= 4
+        )
+        wrapper.plan(
+            starts,
+            tables.flatten(),
+            last,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            BLOCK_SIZE,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+        planned.append(wrapper)
+    return lambda number: planned[number % caches.sets].run(caches.query, (caches.keys, caches.values))
+
+
+Way = Callable[[Device, Caches], Work]
+WAYS: dict[str, Way] = {"fragmeter": ours, "torch": dense, "gather": gathered, "flashinfer": flashinfer}
+#: Measured one after the other: FlashInfer compiles at its first call, for minutes where it must.
+PASSES = (("fragmeter", "torch", "gather"), ("flashinfer",))
+#: Those that give what :func:`ours` gives.
+SAME: frozenset[str] = frozenset({"flashinfer"})
+
+
+def disagreement(way: Work, reference: Work) -> float:
+    """Relative L2 between what two calls return."""
+    found, wanted = way(0).double().clone(), reference(0).double()
+    return float((found - wanted).norm() / wanted.norm())

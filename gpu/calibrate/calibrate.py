@@ -1,0 +1,146 @@
+"""A device's calibration: a few dozen points an operation, and the models that are fitted to them.
+
+Every point is measured in turns with all others. What a step takes beyond its operations (the host's work, launches,
+the last norm) is measured too: whole steps, less the operations that they are made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from ...sim.types.errors import SettingError
+from ...sim.spec import ModelSpec
+from . import points
+from ..devices import timing
+from .grid import CPU, CUDA, QUICK, Grid
+from .probes import Probes, StepProbe
+from ..devices.devices import Device
+from .fitting import fit, require_scipy
+from .points import Point
+from ..model.skeleton import DTYPES, Skeleton
+from ..model.layers import check_shape
+
+SCHEMA_VERSION = 1
+#: Share of a step that it takes beside its operations at least: where noise says less, it says nothing.
+LEAST_BESIDE = 0.02
+
+
+class Watch(Protocol):
+    """Passes items on and shows how far they have come."""
+
+    def __call__(self, items: Iterable[Any], *, total: int) -> Iterable[Any]: ...
+
+
+def unwatched(items: Iterable[Any], *, total: int) -> Iterable[Any]:
+    """The items."""
+    return items
+
+
+def calibrate(
+    model: ModelSpec,
+    device: Device,
+    dtype: str | None = None,
+    block_size: int = 16,
+    quick: bool = False,
+    seed: int = 0,
+    watch: Watch = unwatched,
+) -> dict[str, Any]:
+    """The content of a calibration file.
+
+    Args:
+        model: Its shapes are what is measured; one like OPT or Llama.
+        dtype: By default fp32 on a CPU and fp16 on a GPU.
+        quick: A few points twice, to try things with: the fit means little.
+        seed: Of weights, tables, lengths and the order of measuring.
+        watch: Passes the samples on while they are taken.
+
+    Raises:
+        SettingError: A model or dtype that cannot be run, or no room for its cache.
+        MissingExtra: There is nothing to fit with.
+    """
+    require_scipy()
+    on_gpu = device.torch_device.type == "cuda"
+    grid = QUICK if quick else CUDA if on_gpu else CPU
+    dtype = dtype or ("fp16" if on_gpu else "fp32")
+    skeleton = _skeleton(model, device, grid, block_size, dtype, seed)
+    with torch.inference_mode():
+        measured = measure(skeleton, grid, seed, watch)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "calibration",
+        "device": device.describe(),
+        "source": "measured by fragmeter calibrate",
+        "measured_by": timing.stopwatch(device).how,
+        "model": model.name,
+        "dtype": dtype,
+        "block_size": block_size,
+        "quick": quick,
+        "seed": seed,
+        "ops": fit(measured),
+        "points": measured,
+    }
+
+
+def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:
+    """With as many blocks as the grid asks for and memory has room for."""
+    check_shape(model)
+    most = max(batch * context for batch in grid.batches for context in grid.contexts)
+    moved = max(grid.moved_blocks)
+    slot_bytes = model.slot_bytes(dtype)
+    # Half of what is left: calls that are captured need room for what they compute, too.
+    room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype) - input_bytes(model, grid, dtype)) // 2
+    blocks = min(most, room // slot_bytes) // block_size
+    if blocks < 2 * moved:
+        found = f"there is room for {max(blocks, 0)} blocks of {model.name}, and {2 * moved} are moved"
+        raise SettingError("block_size", block_size, f"{found}; take smaller blocks or a smaller model")
+    return Skeleton(model, device, blocks, block_size, dtype, seed, host_blocks=moved)
+
+
+def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
+    """About what the probes of a grid take as inputs, all of which are there from the beginning, in bytes."""
+    tokens = sum({*grid.tokens, *(batch + prompt for batch, _, prompt in grid.steps)})
+    gemms, kv = points.layer_gemms(model), model.num_kv_heads * model.head_dim
+    each = model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
+    queries = len(grid.prefixes) * sum(grid.chunks) * model.num_heads * model.head_dim
+    weights = max(map(math.prod, (*gemms, points.head_gemm(model))))
+    return (tokens * each + 2 * queries + weights) * DTYPES[dtype].itemsize
+
+
+def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Point]:
+    """Every point of the grid with ``us``, ``iqr_us`` and ``samples``."""
+    stopwatch = timing.stopwatch(skeleton.device)
+    probes = Probes(skeleton, grid, stopwatch, seed)
+    operations, steps = list(probes.operations()), list(probes.steps())
+    calls = [(probe.work, probe.captured) for probe in operations] + [(step.work, False) for step in steps]
+    samples: list[list[float]] = [[] for _ in calls]
+    for index, us in watch(_samples(stopwatch, calls, grid.rounds, seed), total=(grid.rounds + 1) * len(calls)):
+        samples[index] += us
+    timings = [timing.timing(found, stopwatch.quantile) for found in samples]
+    measured = [probe.point | found._asdict() for probe, found in zip(operations, timings, strict=False)]
+    return measured + [
+        _beside(step, whole, measured) for step, whole in zip(steps, timings[len(operations) :], strict=True)
+    ]
+
+
+def _samples(
+    stopwatch: timing.Stopwatch, calls: list[tuple[timing.Work, bool]], rounds: int, seed: int
+) -> Iterator[tuple[int, list[float]]]:
+    """Warms all calls up, each time with no sample, and then takes one at a time."""
+    samplers = []
+    for index, (work, captured) in enumerate(calls):
+        samplers.append(stopwatch.sampler(work, captured))
+        yield index, []
+    for index, us in timing.interleaved(samplers, rounds, seed):
+        yield index, [us]
+
+
+def _beside(step: StepProbe, whole: timing.Timing, measured: list[Point]) -> Point:
+    """What a step takes beside its operations; ``whole_us`` and ``parts_us`` say how it came about."""
+    us_of = {points.key(point): point["us"] for point in measured}
+    parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
+    rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))
+    return points.step(step.rows) | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}

@@ -1,0 +1,190 @@
+"""The GPU profiles that come with the package, fitted anew.
+
+``python -m fragmeter.gpu.calibrate.fit_profiles --tables WHEEL_OR_FOLDER`` reads published kernel times, fits the three
+operations that bound a step, says how well columns are predicted that were left out, and writes
+``sim/cost/profiles``. The tables are no dependency and are not part of the package:
+``pip download aiconfigurator-core==0.12.0 --no-deps``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table as Printed
+
+from ...sim.cost import shares
+from ...sim.cost.calibration import PROFILES
+from ...sim.types.errors import UserError
+from ...sim.output.files import write_whole
+from ...sim.spec.gpu import GpuSpec, gpu
+from . import tables
+from .fitting import Points, describe, is_possible
+
+SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
+#: No tables: the profile of another memory of the same chip, by the bandwidths of the data sheets.
+SCALED = {"a100-40gb": "a100-80gb"}
+LICENCE = "derived from tables under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES; see NOTICE"
+#: What has to come out, held out: median size and mean of the errors.
+MOST_MEDIAN_ERROR, MOST_BIAS = 0.10, 0.05
+
+Which = Callable[[Points], np.ndarray]
+#: Rows that are fitted. Smaller calls are no layer's; 128 is the head_dim that all tables have.
+FITTED: dict[str, Which] = {
+    "gemm": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
+    "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
+    "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
+}
+#: Rows whose errors are told, and in words.
+TOLD: dict[str, tuple[str, Which]] = {
+    "gemm": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
+    "decode_attention": (
+        "1 to 256 sequences of 512 to 32k tokens",
+        lambda points: (
+            (points.column("batch") <= 256) & ((points.column("length") >= 512) & (points.column("length") <= 32_768))
+        ),
+    ),
+    "prefill_attention": ("prompts from 64 tokens", lambda points: points.column("keys") >= 32),
+}
+# aiconfigurator's own rule for what its tables leave out (systems/*.yaml: "nonofficial correction").
+KERNEL_US, BANDWIDTH_SHARE = 3.0, 0.8
+_RULE = (
+    f"aiconfigurator's rule, not measured: {KERNEL_US} us a kernel and {BANDWIDTH_SHARE} of the data-sheet bandwidth"
+)
+
+
+def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and profiles, those that are scaled after the one that they come from.
+
+    Args:
+        folder: The tables, unpacked or a wheel.
+
+    Raises:
+        UserError: There are no such tables.
+    """
+    for name in SYSTEMS:
+        fitted = _profile(gpu(name), folder)
+        yield name, fitted
+        for other in (other for other, measured in SCALED.items() if measured == name):
+            yield other, _scaled(fitted, gpu(name), gpu(other))
+
+
+def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
+    system = SYSTEMS[sheet.name]
+    found = {operation: tables.read(folder, system, operation) for operation in FITTED}
+    return {
+        "schema_version": 1,
+        "kind": "profile",
+        "device": {"name": found["gemm"].device, "gpu": sheet.name, "data_sheet": sheet.source},
+        "source": f"fitted to aiconfigurator-core's tables for {system} (vLLM's kernels, bf16)",
+        "licence": LICENCE,
+        "dtype": "bf16",
+        "ops": {operation: _fitted(table, sheet) for operation, table in found.items()} | assumed(sheet),
+    }
+
+
+def _fitted(table: tables.Table, sheet: GpuSpec) -> dict[str, Any]:
+    """An operation's entry: model, rows that went into it, errors in all and held out."""
+    operation = table.points.operation
+    limits = {"flops_per_s": sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+    impossible = int((~is_possible(table.points, limits)).sum())
+    points = table.points.take(FITTED[operation](table.points))
+    domain, told = TOLD[operation]
+    entry = describe(points, limits, told)
+    rows = {
+        "table": table.path,
+        "rows": table.rows,
+        "rows_bf16": len(table.points.us),
+        "rows_above_data_sheet": impossible,
+    }
+    return entry | {"fit": rows | entry["fit"] | {"held_out_domain": domain}}
+
+
+def assumed(sheet: GpuSpec) -> dict[str, Any]:
+    """What no table has: kernels bound by memory, copies, swaps, and the host."""
+    bandwidth = BANDWIDTH_SHARE * sheet.memory_bytes_per_s
+    link = shares.LINK_SHARE * sheet.pcie_bytes_per_s
+    swap = f"{shares.LINK_SHARE} of the data sheet's PCIe, {shares.ASSUMED}; copies by SOSP'23 Fig 19a"
+    return {
+        "kv_write": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth),
+        # Norm, rotary, norm, activation.
+        "elementwise": _entry(_RULE, t0_us=4 * KERNEL_US, bytes_per_s=bandwidth),
+        "embedding": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth),
+        # A copy reads and writes.
+        "block_copy": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth / 2),
+        "swap_out": _entry(swap, bytes_per_s=link, each_us=shares.COPY_OUT_US),
+        "swap_in": _entry(swap, bytes_per_s=link, each_us=shares.COPY_IN_US),
+        "step": _entry(f"host work, {shares.ASSUMED}", t0_us=shares.HOST_US),
+    }
+
+
+def _entry(source: str, **coefficients: float) -> dict[str, Any]:
+    return {"coefficients": coefficients, "source": source}
+
+
+def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[str, Any]:
+    share = wanted.memory_bytes_per_s / measured.memory_bytes_per_s
+    source = f"that of {measured.name} with bandwidth times {share:.4f}, as the data sheets have it; not measured"
+    ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
+    for name in FITTED:
+        coefficients = ops[name]["coefficients"]
+        ops[name]["coefficients"] = coefficients | {"bytes_per_s": coefficients["bytes_per_s"] * share}
+    device = fitted["device"] | {"gpu": wanted.name, "data_sheet": wanted.source}
+    return fitted | {"device": device, "source": f"{fitted['source']}; {source}", "ops": ops}
+
+
+def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row an operation and held-out column."""
+    for operation in FITTED:
+        fit = fitted["ops"][operation]["fit"]
+        for column, found in fit["held_out"].items():
+            met = found["median_error"] <= MOST_MEDIAN_ERROR and abs(found["bias"]) <= MOST_BIAS
+            skipped = fit["rows_above_data_sheet"]
+            yield {"gpu": name, "op": operation, "held_out": column, **found, "above_data_sheet": skipped, "met": met}
+
+
+def as_text(fitted: dict[str, Any]) -> str:
+    """JSON with lists of numbers in one line each."""
+    text = json.dumps(fitted, indent=2, allow_nan=False)
+    return re.sub(r"\[[-\d.,e\s]+\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), text) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fit, write and print; 2 where the user erred."""
+    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.calibrate.fit_profiles", description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", type=Path, required=True, help="wheel of aiconfigurator-core, or its folder")
+    parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profiles")
+    parser.add_argument("--json", type=Path, help="write the printed table there")
+    asked = parser.parse_args(arguments)
+    try:
+        rows = []
+        for name, fitted in profiles(asked.tables):
+            write_whole(asked.out / f"{name}.json", as_text(fitted))
+            # What is scaled was held out where it was fitted.
+            rows += report(name, fitted) if name in SYSTEMS else ()
+        if asked.json:
+            write_whole(asked.json, json.dumps(rows, indent=2) + "\n")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    _print(rows)
+    return 0
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = Printed(*rows[0], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""From measured points to models of operations: a robust fit, then a small table of what it leaves.
+
+Both are least squares in the logarithm of time, so that a call of 10 us counts as much as one of 10 ms,
+with points far off weighing less (``soft_l1``). Errors are told held out: whole columns of the grid
+that was measured (all points of one ``m``, one batch, one length) are left out of the fit and predicted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work, corners
+from ...sim.types.errors import MissingExtra, UserError
+
+#: Logarithmic error beyond which a point counts for less.
+OUTLIER = 0.1
+#: Knots of the residual tables: so many doublings apart, or these; operations that are not here have none.
+#: FlashAttention-2 splits the context of no sequence whose KV heads serve one query head each: a group of 1 is apart.
+KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
+    "gemm": {"m": 2, "n": 2, "k": 2},
+    "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
+    "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
+}
+#: What is held out of each operation, by turns.
+COLUMNS = {
+    "gemm": ("m", "n"),
+    "decode_attention": ("batch", "length"),
+    "prefill_attention": ("tokens", "keys"),
+}
+#: Below this a table would follow the noise.
+LEAST_POINTS_FOR_RESIDUALS = 12
+#: How stiff a table is against its points.
+STIFFNESS = 0.5
+FOLDS = 3
+
+
+class Points(NamedTuple):
+    """The points of one operation as arrays.
+
+    Attributes:
+        parts_us: What else was measured with each and is known. A point that is what remains of a step counts as
+            far as the whole step does: what remains may be mostly noise.
+    """
+
+    operation: str
+    arguments: dict[str, np.ndarray]
+    us: np.ndarray
+    parts_us: np.ndarray | None = None
+
+    def ratios(self, modelled: np.ndarray) -> np.ndarray:
+        """Modelled over measured time, parts included."""
+        parts = 0 if self.parts_us is None else self.parts_us
+        return (modelled + parts) / (self.us + parts)
+
+    @property
+    def work(self) -> Work:
+        return OPERATIONS[self.operation](**self.arguments)
+
+    def take(self, which: np.ndarray) -> Points:
+        """Some of them."""
+        arguments = {name: values[which] for name, values in self.arguments.items()}
+        parts = None if self.parts_us is None else self.parts_us[which]
+        return Points(self.operation, arguments, self.us[which], parts)
+
+    def column(self, name: str) -> np.ndarray:
+        """An argument, or a place on an axis of the residuals."""
+        return self.arguments[name] if name in self.arguments else np.broadcast_to(self.work.at[name], self.us.shape)
+
+
+def table(operation: str, rows: Sequence[Mapping[str, Any]]) -> Points:
+    """Points of one operation, from dicts of its arguments and ``us``.
+
+    Raises:
+        UserError: An argument is missing, or no positive number.
+    """
+    takes = inspect.signature(OPERATIONS[operation]).parameters
+    arguments = {}
+    for name in (*takes, "us"):
+        given = [row.get(name) for row in rows]
+        if (
+            any(value is not None for value in given)
+            or name == "us"
+            or takes[name].default is inspect.Parameter.empty
+        ):
+            bad = [value for value in given if not isinstance(value, int | float) or not value > 0]
+            if bad:
+                raise UserError(f"point of {operation}: {name} = {bad[0]!r}: must be a positive number")
+            arguments[name] = np.asarray(given, float)
+    parts = np.asarray([row.get("parts_us", 0) for row in rows], float)
+    return Points(operation, arguments, arguments.pop("us"), parts if parts.any() else None)
+
+
+def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None = None) -> dict[str, dict[str, Any]]:
+    """The ``ops`` of a calibration file.
+
+    Args:
+        points: ``{"op": name, argument: value, ..., "us": measured}``; arguments as ``OPERATIONS`` take them. Where
+            ``us`` is what remains of a longer time, ``parts_us`` is the rest of that.
+        limits: ``flops_per_s`` and ``bytes_per_s`` of the data sheet; points that are faster are faults of the
+            measurement, left out and counted.
+
+    Raises:
+        UserError: An unknown operation, or a point that lacks an argument.
+    """
+    by_operation: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        if point.get("op") not in OPERATIONS:
+            raise UserError(f"point: op = {point.get('op')!r}: one of {', '.join(OPERATIONS)}")
+        by_operation.setdefault(point["op"], []).append(point)
+    return {name: describe(table(name, rows), limits) for name, rows in by_operation.items()}
+
+
+def describe(
+    points: Points, limits: Mapping[str, float] | None = None, told: Callable[[Points], np.ndarray] | None = None
+) -> dict[str, Any]:
+    """One operation's entry of a calibration file: its model, and how far off it is.
+
+    Args:
+        told: bool [n] of the points whose errors are told held out; None: all of them.
+    """
+    possible = points.take(is_possible(points, limits))
+    model = fit_model(possible, limits)
+    report = {"points": len(possible.us), "impossible": len(points.us) - len(possible.us)}
+    report |= errors(possible, model.us(possible.work))
+    within = told(possible) if told else None
+    held = {name: held_out(possible, name, limits, within) for name in COLUMNS.get(points.operation, ())}
+    report["held_out"] = {name: found for name, found in held.items() if found}
+    entry: dict[str, Any] = {"coefficients": _plain(model.coefficients)}
+    if model.residuals:
+        entry["residuals"] = _plain(model.residuals)
+    return entry | {"fit": report}
+
+
+def is_possible(points: Points, limits: Mapping[str, float] | None) -> np.ndarray:
+    """bool [n]: which points no data sheet contradicts."""
+    work, limits = points.work, limits or {}
+    most_flops = limits.get("flops_per_s", np.inf) * points.us * 1e-6
+    most_bytes = limits.get("bytes_per_s", np.inf) * points.us * 1e-6
+    return (np.asarray(work.flops) <= most_flops) & (np.asarray(work.bytes) <= most_bytes)
+
+
+def fit_model(points: Points, limits: Mapping[str, float] | None = None) -> OpModel:
+    """Coefficients, and residuals where there are points enough."""
+    coefficients = fit_coefficients(points, limits)
+    return OpModel(coefficients, fit_residuals(points, coefficients))
+
+
+def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) -> Coefficients:
+    """By ``scipy.optimize.least_squares`` over logarithms; a weak pull to the start settles what no point shows.
+
+    Args:
+        limits: No rate becomes more than the data sheet's.
+    """
+    work, start = points.work, _start(points)
+    first = np.log(list(start.values()))
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        found = Coefficients(**dict(zip(start, np.exp(logs).tolist(), strict=True)))
+        return np.concatenate([np.log(points.ratios(found.us(work))), 0.02 * (logs - first)])
+
+    most = {name: np.log(limit) for name, limit in (limits or {}).items()} | {"q": np.log(8)}
+    low = [np.log(0.5) if name == "q" else value - 12 for name, value in zip(start, first)]
+    high = [most.get(name, value + 12) for name, value in zip(start, first)]
+    best = _optimize().least_squares(off, first, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER)
+    return Coefficients(**{name: float(f"{np.exp(log):.5g}") for name, log in zip(start, best.x, strict=True)})
+
+
+def _start(points: Points) -> dict[str, float]:
+    """Shortest call and best rates seen; what an operation does not do is left out."""
+    work, us = points.work, points.us
+    # The least of what remains of steps may be next to nothing, and from there no slope leads back.
+    found = {"t0_us": float(us.min() if points.parts_us is None else np.median(us))}
+    for name, amount in (("flops_per_s", work.flops), ("bytes_per_s", work.bytes)):
+        if np.any(amount):
+            found[name] = float(np.max(amount / us)) * 1e6
+    if np.ptp(np.broadcast_to(work.count, us.shape)) > 0:
+        return found | {"each_us": float(np.ptp(us) + 0.01 * us.min()) / float(np.max(work.count))}
+    # Without points enough q would follow their noise.
+    return found | ({"q": 2.0} if len(us) >= 6 else {})
+
+
+def fit_residuals(points: Points, coefficients: Coefficients) -> Residuals | None:
+    """A stiff table through the logarithms that the coefficients leave; None where points are too few."""
+    axes, knots = _grid(points)
+    if not axes or len(points.us) < LEAST_POINTS_FOR_RESIDUALS:
+        return None
+    left = np.log(points.us / coefficients.us(points.work))
+    shape = tuple(map(len, knots))
+    design = np.zeros((len(left), int(np.prod(shape))))
+    for index, weight in corners(axes, knots, {name: points.column(name) for name in axes}):
+        np.add.at(design, (np.arange(len(left)), index), weight)
+    stiff = _stiffness(shape)
+    found, weights = np.zeros(design.shape[1]), np.ones(len(left))
+    for _ in range(4):
+        weighted = design * weights[:, None]
+        found = np.linalg.solve(weighted.T @ design + stiff.T @ stiff, weighted.T @ left)
+        # Those of soft_l1 at the errors so far.
+        weights = (1 + ((design @ found - left) / OUTLIER) ** 2) ** -0.5
+    return Residuals(axes, knots, tuple(np.clip(found, -2.4, 2.4).round(4).tolist()))
+
+
+def _grid(points: Points) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    """Axes along which the points vary, and knots from the least to the most of them."""
+    knots = {name: _knots(points.column(name), spacing) for name, spacing in KNOTS.get(points.operation, {}).items()}
+    axes = tuple(name for name, values in knots.items() if len(values) > 1)
+    return axes, tuple(knots[name] for name in axes)
+
+
+def _knots(values: np.ndarray, spacing: float | tuple[float, ...]) -> tuple[float, ...]:
+    low, high = values.min(), values.max()
+    if isinstance(spacing, tuple):
+        return tuple(np.unique(np.clip(spacing, low, high)).tolist())
+    count = min(int(np.ceil(np.log2(high / low) / spacing)) + 1, len(np.unique(values)))
+    return tuple(np.geomspace(low, high, count).round(3).tolist())
+
+
+def _stiffness(shape: tuple[int, ...]) -> np.ndarray:
+    """Rows that ask a table to be straight along every axis, and a little to be zero."""
+    size = int(np.prod(shape))
+    number = np.arange(size).reshape(shape)
+    rows = [STIFFNESS * 0.3 * np.eye(size)]
+    for axis, length in enumerate(shape):
+        lines = np.moveaxis(number, axis, 0)
+        for at in range(1, length - 1):
+            bend = np.zeros((lines[at].size, size))
+            for sign, neighbours in ((1, lines[at - 1]), (-2, lines[at]), (1, lines[at + 1])):
+                bend[np.arange(len(bend)), neighbours.ravel()] = sign * STIFFNESS
+            rows.append(bend)
+    return np.concatenate(rows)
+
+
+def held_out(
+    points: Points, by: str, limits: Mapping[str, float] | None = None, within: np.ndarray | None = None
+) -> dict[str, float]:
+    """Errors at points that were left out of the fit, a third of the inner columns of ``by`` at a time.
+
+    Args:
+        within: bool [n]: of which points the errors are told.
+    """
+    column = points.column(by)
+    inner = np.unique(column)[1:-1]
+    if len(inner) < 2:
+        return {}
+    told, modelled = np.zeros(len(column), bool), np.zeros(len(column))
+    for fold in range(min(FOLDS, len(inner))):
+        out = np.isin(column, inner[fold::FOLDS])
+        modelled[out] = fit_model(points.take(~out), limits).us(points.take(out).work)
+        told |= out
+    told &= True if within is None else within
+    return {"points": int(told.sum()), **errors(points.take(told), modelled[told])} if told.any() else {}
+
+
+def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
+    """Of modelled over measured time, less one: median, mean and 95th percentile of its size, and its mean."""
+    off = points.ratios(modelled) - 1
+    size = np.abs(off)
+    told = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
+    return {name: round(float(value), 4) for name, value in told.items()}
+
+
+def _plain(model: Any) -> dict[str, Any]:
+    fields = ((name, getattr(model, name)) for name in model.__dataclass_fields__)
+    return {name: value for name, value in fields if value}
+
+
+def require_scipy() -> None:
+    """Before what is to be fitted is measured.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    _optimize()
+
+
+def _optimize() -> ModuleType:
+    try:
+        import scipy.optimize
+    except ImportError:
+        raise MissingExtra("fitting needs scipy: pip install 'fragmeter[fit]'") from None
+    return scipy.optimize

@@ -1,0 +1,278 @@
+"""What a calibration measures: one probe a point, a call of the very code that a skeleton's step runs.
+
+Weights and blocks of the cache are cold in a step, since all other layers pass between two uses; probes therefore
+turn by more of them than the last cache holds. Activations come straight from the operation before, and are warm.
+On a CPU the code, too, is cold: between two calls of anything else pass the GEMMs of a layer, uncounted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import points
+from .grid import Grid
+from .points import Point
+from ..model.skeleton import Skeleton, attend
+from ..model.batch import Batch, Rows
+from ..model.layers import Matrix, multiply
+from ..devices.timing import Stopwatch, Work
+
+#: Tables and slots that a probe turns by, at most.
+MOST_TURNS = 16
+#: Rows of the GEMMs that pass between calls of other operations.
+GEMM_BETWEEN_TOKENS = 4
+
+Item = TypeVar("Item")
+
+
+class Probe(NamedTuple):
+    """One point and its call.
+
+    Attributes:
+        point: What is measured: the operation and its sizes.
+        work: The call.
+        captured: Whether a GPU may replay it as a graph; not where the host takes part.
+    """
+
+    point: Point
+    work: Work
+    captured: bool = True
+
+
+class StepProbe(NamedTuple):
+    """A whole step and the operations that it is made of, each with how often."""
+
+    rows: int
+    work: Work
+    parts: list[tuple[int, Point]]
+
+
+class Probes:
+    """All probes of a skeleton.
+
+    Args:
+        skeleton: Its weights and its pool are what is measured.
+        grid: At which sizes.
+        stopwatch: Knows how much the buffers that a probe turns by must hold, and what does not count.
+        seed: Of lengths, tables and token ids.
+    """
+
+    def __init__(self, skeleton: Skeleton, grid: Grid, stopwatch: Stopwatch, seed: int) -> None:
+        self._skeleton, self._grid, self._stopwatch = skeleton, grid, stopwatch
+        self._model, self._pool, self._device = skeleton.model, skeleton.pool, skeleton.device
+        self._seed, self._rng = seed, np.random.default_rng(seed)
+        self._dtype = skeleton.pool.keys[0].dtype
+        most = max(matrix.weight.numel() for matrix in self._matrices())
+        self._weights = self._random(most + stopwatch.cold_bytes // self._dtype.itemsize)
+        self._weights.div_(math.sqrt(self._model.hidden_size))
+        self._between = [self._gemm(GEMM_BETWEEN_TOKENS, matrix).work for matrix in self._matrices()[:-1]]
+        self._passed = itertools.count()
+
+    def operations(self) -> Iterator[Probe]:
+        """Every one, operation by operation."""
+        *layer, head = self._matrices()
+        step_lens = [lens for lens, _ in self._step_shapes()]
+        sizes = sorted({*self._grid.tokens, *map(sum, step_lens)})
+        # Every new token has a slot of its own.
+        for tokens in sizes[: bisect_right(sizes, self._pool.num_slots)]:
+            yield from (self._gemm(tokens, matrix) for matrix in layer)
+            yield from (self._kv_write(tokens), self._elementwise(tokens), self._embedding(tokens))
+        yield from (self._gemm(rows, head) for rows in sorted({*self._grid.head_rows, *map(len, step_lens)}))
+        yield from self._decodes()
+        yield from self._prefills()
+        for blocks in self._grid.moved_blocks:
+            yield from self._moves(blocks)
+
+    def steps(self) -> Iterator[StepProbe]:
+        """Whole steps, whose parts are among the operations."""
+        yield from (self._step(lens, contexts) for lens, contexts in self._step_shapes())
+
+    def _step_shapes(self) -> Iterator[tuple[list[int], list[int]]]:
+        """New tokens and all tokens of each row; what the pool has no room for is left out."""
+        for batch, context, prompt in self._grid.steps:
+            prompts = [prompt] if prompt else []
+            lens, contexts = [1] * batch + prompts, self._about(batch, context) + prompts
+            if self._fits(contexts):
+                yield lens, contexts
+
+    def _matrices(self) -> list[Matrix]:
+        """Those of a layer, then the output head."""
+        layer = self._skeleton.weights.layers[0]
+        return [layer.qkv, layer.output, layer.up, layer.down, self._skeleton.weights.head]
+
+    def _gemm(self, tokens: int, matrix: Matrix) -> Probe:
+        outputs, inputs = matrix.weight.shape
+        hidden, size = self._random(tokens, inputs), outputs * inputs
+        starts = range(0, len(self._weights) - size + 1, size)
+        turned = [matrix._replace(weight=self._weights[at : at + size].view(outputs, inputs)) for at in starts]
+        return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
+
+    def _pass(self, gemms: Sequence[Work], *inputs: Tensor) -> None:
+        """Do not count what a step does since it last did the same: these, and what makes the next call's inputs."""
+        number = next(self._passed)
+
+        def between() -> None:
+            for gemm in gemms:
+                gemm(number)
+            for tensor in inputs:
+                tensor.clone()
+
+        self._stopwatch.aside(between)
+
+    def _kv_write(self, tokens: int) -> Probe:
+        key, value = (self._random(tokens, self._model.num_kv_heads, self._model.head_dim) for _ in range(2))
+        slots = [
+            self._put(self._rng.choice(self._pool.num_slots, tokens, replace=False))
+            for _ in range(self._turns(key.nbytes))
+        ]
+        caches = list(zip(self._pool.keys, self._pool.values, strict=True))
+
+        def work(number: int) -> None:
+            self._pass(self._between, key, value)
+            self._device.reshape_and_cache(key, value, *_turn(caches, number), _turn(slots, number))
+
+        return Probe(points.kv_write(self._model, tokens), work)
+
+    def _elementwise(self, tokens: int) -> Probe:
+        """A layer whose GEMMs and attention give back what lies ready."""
+        hidden = self._random(tokens, self._model.hidden_size)
+        ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in self._matrices()[:-1]}
+        layers, (_, rotary) = self._skeleton.weights.layers, self._skeleton.weights.embed(*self._new_tokens(tokens))
+        gemms = itertools.cycle(self._between)
+
+        def multiplied(_: Tensor, matrix: Matrix) -> Tensor:
+            self._pass([next(gemms)])
+            return ready[matrix.weight.shape]
+
+        def work(number: int) -> None:
+            _turn(layers, number).forward(hidden, rotary, lambda query, *_: query, multiplied)
+
+        return Probe(points.elementwise(self._model, tokens), work)
+
+    def _embedding(self, tokens: int) -> Probe:
+        drawn = [self._new_tokens(tokens) for _ in range(MOST_TURNS)]
+
+        def work(number: int) -> None:
+            self._pass(self._between)
+            self._skeleton.weights.embed(*_turn(drawn, number))
+
+        return Probe(points.embedding(self._model, tokens), work)
+
+    def _decodes(self) -> Iterator[Probe]:
+        grid, own = self._grid, self._pool.block_size
+        for batch in grid.batches:
+            alike = (self._about(batch, context) for context in grid.contexts)
+            yield from (self._decode(contexts, own) for contexts in alike if self._fits(contexts))
+        for batch, mean in grid.ragged:
+            if not self._fits([2 * mean] * batch):
+                continue
+            yield self._decode(self._rng.integers(1, 2 * mean, batch).tolist(), own)
+            fitting = (size for size in grid.block_sizes if self._pool.num_slots % size == 0)
+            yield from (self._decode(self._about(batch, mean), block_size) for block_size in fitting)
+
+    def _decode(self, contexts: list[int], block_size: int) -> Probe:
+        query = self._random(len(contexts), self._model.num_heads, self._model.head_dim)
+        point = points.decode_attention(self._model, contexts, block_size)
+        return Probe(point, self._attention(query, contexts, block_size))
+
+    def _prefills(self) -> Iterator[Probe]:
+        for tokens in self._grid.chunks:
+            fitting = (prefix for prefix in self._grid.prefixes if self._fits([prefix + tokens]))
+            yield from (self._prefill([tokens], [prefix + tokens]) for prefix in fitting)
+        for prompts, tokens in self._grid.prompts:
+            if self._fits([tokens] * prompts):
+                yield self._prefill([tokens] * prompts, [tokens] * prompts)
+
+    def _prefill(self, lens: list[int], contexts: list[int]) -> Probe:
+        query = self._random(sum(lens), self._model.num_heads, self._model.head_dim)
+        point = points.prefill_attention(self._model, lens, contexts)
+        return Probe(point, self._attention(query, contexts, self._pool.block_size, lens))
+
+    def _attention(self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = ()) -> Work:
+        """Attention to random blocks of all layers by turns; ``lens`` are the new tokens of prompts."""
+        out, layers, keys = torch.empty_like(query), self._model.num_layers, self._pool.keys
+        read = 2 * sum(contexts) * keys[0][0, 0].nbytes
+        held = self._put(np.asarray(contexts, np.int32))
+        starts = self._put(np.cumsum([0, *lens], dtype=np.int32)) if lens else None
+        longest = max(lens, default=1)
+        rows = [
+            Rows(slice(0, len(query)), held, max(contexts), block_size, table, None, starts, longest)
+            for table in (self._table(contexts, block_size) for _ in range(self._turns(read * layers)))
+        ]
+
+        def work(number: int) -> None:
+            self._pass(self._between, query)
+            layer = number % layers
+            attend(self._device, _turn(rows, number // layers), out, query, keys[layer], self._pool.values[layer])
+
+        return work
+
+    def _table(self, contexts: list[int], block_size: int) -> Tensor:
+        """Block ids in random order, none of them twice."""
+        blocks = -(-np.asarray(contexts) // block_size)
+        table = np.zeros((len(blocks), blocks.max()), np.int32)
+        ids = self._rng.permutation(self._pool.num_slots // block_size)
+        table[np.arange(blocks.max()) < blocks[:, None]] = ids[: blocks.sum()]
+        return self._put(table)
+
+    def _moves(self, blocks: int) -> Iterator[Probe]:
+        """Copies on the device, and swaps both ways, of random blocks."""
+        pool, block_size = self._pool, self._pool.block_size
+        on_device = [self._rng.permutation(pool.num_blocks)[: 2 * blocks].reshape(2, blocks) for _ in range(MOST_TURNS)]
+        on_host = [self._rng.permutation(pool.host_blocks)[:blocks] for _ in range(MOST_TURNS)]
+        moves = {
+            "block_copy": (pool.copy, on_device),
+            "swap_out": (pool.swap_out, [(ids[0], host) for ids, host in zip(on_device, on_host, strict=True)]),
+            "swap_in": (pool.swap_in, [(host, ids[0]) for ids, host in zip(on_device, on_host, strict=True)]),
+        }
+        for op, (moving, ends) in moves.items():
+            pairs = [np.stack(both, axis=1) for both in ends]
+            point = points.move(op, self._model, blocks, block_size)
+            yield Probe(point, lambda number, moving=moving, pairs=pairs: moving(_turn(pairs, number)), captured=False)
+
+    def _step(self, lens: list[int], contexts: list[int]) -> StepProbe:
+        block_size, model = self._pool.block_size, self._model
+        token_ids = self._rng.integers(model.vocab_size, size=sum(lens))
+        tables = self._table(contexts, block_size).cpu().numpy()
+        batch = Batch.paged(lens, contexts, token_ids, tables, block_size)
+        parts = points.operations_of_step(model, lens, contexts, block_size)
+        return StepProbe(len(lens), lambda number: self._skeleton.step(batch), parts)
+
+    def _about(self, batch: int, tokens: int) -> list[int]:
+        """Lengths of ``batch`` sequences within a tenth of ``tokens``; the same at every call."""
+        rng = np.random.default_rng((self._seed, batch, tokens))
+        lengths = rng.integers(math.ceil(0.9 * tokens), math.floor(1.1 * tokens) + 1, batch)
+        return lengths.clip(max=max(tokens, self._model.max_model_len)).tolist()
+
+    def _fits(self, contexts: list[int]) -> bool:
+        """Whether the model takes sequences of these lengths, and the pool has room for them."""
+        blocks = sum(-(-context // self._pool.block_size) for context in contexts)
+        return max(contexts) <= self._model.max_model_len and blocks <= self._pool.num_blocks
+
+    def _turns(self, size: int) -> int:
+        """How many things of ``size`` bytes are more than the last cache holds."""
+        return max(1, min(MOST_TURNS, -(-self._stopwatch.cold_bytes // size)))
+
+    def _new_tokens(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Random ids and positions."""
+        ends = (self._model.vocab_size, self._model.max_model_len)
+        ids, positions = (self._put(self._rng.integers(end, size=tokens)) for end in ends)
+        return ids, positions
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device.torch_device, dtype=self._dtype)
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device.torch_device)
+
+
+def _turn(items: Sequence[Item], number: int) -> Item:
+    return items[number % len(items)]

@@ -1,0 +1,1 @@
+"""Whether the kernels are right: correctness grid, replays, sanitizers, compile gate."""

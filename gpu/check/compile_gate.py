@@ -1,0 +1,141 @@
+"""The compile gate: every kernel instance for every architecture, without a GPU. No instance may spill registers.
+
+``python -m fragmeter.gpu.check.compile_gate`` prints the table. It needs CuPy and NVIDIA's compiler and headers (extra
+``kernels``), and no driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+
+from ...sim.types.errors import KernelFault, MissingExtra
+from ..devices import program
+from ..ops import source
+from ..ops.source import Kernel
+
+#: A100; H100 and H200; B200.
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the assembler says of one instance on one architecture.
+
+    Attributes:
+        expression: The instance.
+        architecture: As NVRTC names it.
+        registers: Of a thread.
+        spill_bytes: Stores and loads of registers that did not fit, of a thread.
+        shared_bytes: Static shared memory of a block.
+    """
+
+    expression: str
+    architecture: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def every_kernel() -> Iterator[Kernel]:
+    """All instances that the modules of this package can ask for."""
+    for dtype in source.SCALARS:
+        for head_dim in source.HEAD_DIMS:
+            for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
+                yield source.decode_attention(dtype, head_dim, tile, slots)
+            yield source.merge_partitions(dtype, head_dim)
+            yield source.prefill_attention(dtype, head_dim)
+            yield source.merge_prefill(dtype, head_dim)
+    for name in ("reshape_and_cache", "copy_blocks"):
+        yield source.plain(name)
+
+
+def compiled(kernels: Iterable[Kernel], architecture: str) -> list[Compiled]:
+    """Compile to machine code, instances of one text together.
+
+    Raises:
+        MissingExtra: CuPy, NVRTC or the CUDA headers are not installed.
+        KernelFault: A source does not compile; the text is the compiler's first error.
+    """
+    by_text = defaultdict(list)
+    for kernel in kernels:
+        by_text[kernel.text].append(kernel.expression)
+    return [
+        found for text, expressions in by_text.items() for found in _compile(text, expressions, architecture)
+    ]
+
+
+def _compile(text: str, expressions: list[str], architecture: str) -> list[Compiled]:
+    nvrtc, include = toolkit()
+    program = nvrtc.createProgram(text, "kernel.cu", [], [])
+    try:
+        for expression in expressions:
+            nvrtc.addNameExpression(program, expression)
+        options = [f"-arch={architecture}", "-std=c++17", f"-I{include}", "--ptxas-options=-v"]
+        try:
+            nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as error:
+            lines = [line for line in nvrtc.getProgramLog(program).splitlines() if "error" in line]
+            raise KernelFault(f"{architecture}: {(lines or [str(error)])[0]}") from error
+        entries = {entry["name"]: entry for entry in _ENTRY.finditer(nvrtc.getProgramLog(program))}
+        names = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
+        return [_compiled(expression, architecture, entries[name]) for expression, name in names.items()]
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _compiled(expression: str, architecture: str, entry: re.Match[str]) -> Compiled:
+    shared = re.search(r"(\d+) bytes smem", entry["rest"])
+    spills = int(entry["stores"]) + int(entry["loads"])
+    return Compiled(expression, architecture, int(entry["registers"]), spills, int(shared[1]) if shared else 0)
+
+
+def toolkit() -> tuple[ModuleType, Path]:
+    """NVRTC, and the folder of the CUDA headers.
+
+    Raises:
+        MissingExtra: One of them is not installed.
+    """
+    try:
+        nvrtc = importlib.import_module("cupy").cuda.nvrtc
+        folders = (Path(folder, "include") for folder in find_spec("nvidia.cu13").submodule_search_locations)
+        include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
+        nvrtc.getVersion()
+    except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
+        raise MissingExtra("compiling kernels needs NVRTC: pip install 'fragmeter[kernels]'") from error
+    return nvrtc, include
+
+
+def main() -> int:
+    """Print registers an instance and architecture; 1 where one spills."""
+    return program.run(_report)
+
+
+def _report() -> bool:
+    """Whether none spills."""
+    rows: dict[str, list[Compiled]] = defaultdict(list)
+    for architecture in ARCHITECTURES:
+        for found in compiled(every_kernel(), architecture):
+            rows[found.expression].append(found)
+    print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
+    for expression, found in rows.items():
+        print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in found))
+    return not any(one.spill_bytes for found in rows.values() for one in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Every kernel instance, compiled and loaded on the GPU that is there.
+
+``python -m fragmeter.gpu.check.modules --device cuda --json modules.json``. Processes compile side by side into CuPy's
+cache on disk; then one process loads them all and reads what the driver says of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..devices import program
+from .compile_gate import every_kernel
+from ..ops.cuda_kernels import CudaKernels
+from ..ops.source import Kernel
+
+SCHEMA_VERSION = 1
+#: Processes that compile; each holds a context on the GPU.
+MOST_WORKERS = 16
+#: What is kept of what CuPy's functions say of themselves, under our names.
+ATTRIBUTES = {
+    "registers": "num_regs",
+    "local_bytes": "local_size_bytes",
+    "shared_bytes": "shared_size_bytes",
+    "most_threads": "max_threads_per_block",
+}
+
+
+def compile_share(device: int, first: int, step: int) -> None:
+    """Every ``step``-th kernel into CuPy's cache; one that fails will fail again where it is loaded."""
+    for _ in loaded(itertools.islice(every_kernel(), first, None, step), CudaKernels(device).load):
+        pass
+
+
+def loaded(kernels: Iterable[Kernel], load: Callable[[Kernel], Any]) -> Iterable[dict[str, Any]]:
+    """A row for each: attributes of its function, or the error; a thread's local memory is what it spills."""
+    for kernel in kernels:
+        try:
+            found = load(kernel).attributes
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            yield {"kernel": kernel.expression, "error": f"{type(error).__name__}: {lines[0]}"}
+        else:
+            yield {"kernel": kernel.expression, "error": None} | {
+                name: found[attribute] for name, attribute in ATTRIBUTES.items()
+            }
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.check.modules", description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ...")
+    parser.add_argument("--json", type=Path, help="file for a row for each instance")
+    given = parser.parse_args(tokens)
+    return program.run(lambda: _report(given))
+
+
+def _report(given: argparse.Namespace) -> bool:
+    target = program.JsonFile(given.json)
+    device = program.gpu(given.device)
+    number, workers = device.torch_device.index, min(MOST_WORKERS, os.cpu_count() or 1)
+    begin = perf_counter()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_share, *zip(*((number, first, workers) for first in range(workers)), strict=True)))
+    compiled = perf_counter()
+    rows = list(loaded(every_kernel(), CudaKernels(number).load))
+    seconds = {"compile_s": round(compiled - begin, 2), "load_s": round(perf_counter() - compiled, 2)}
+    target.write({"schema_version": SCHEMA_VERSION, "device": device.describe(), **seconds, "kernels": rows})
+    failed = [row for row in rows if row["error"]]
+    for row in failed:
+        print(f"FAILED {row['kernel']}: {row['error']}")
+    spilling = sum(row["local_bytes"] > 0 for row in rows if not row["error"])
+    counts = f"{len(rows)} kernels, {len(failed)} failed, {spilling} with local memory"
+    print(f"{counts}; {seconds['compile_s']} s to compile")
+    return not failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Which parts of this machine the GPU side can use, and why not the others."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from ...sim.types.errors import MissingExtra
+from .compile_gate import toolkit
+from ..ops.cpu_kernels import compiler
+from ..devices.probe import probe
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part.
+
+    Attributes:
+        name: What it is called.
+        works: Whether it can be used here.
+        found: One line: what is there, or what stands in the way.
+        remedy: One line: what helps; None where it works.
+    """
+
+    name: str
+    works: bool
+    found: str
+    remedy: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data, for ``fragmeter doctor --json``."""
+        return asdict(self)
+
+
+def cpu_kernels() -> Part:
+    """The kernels' CPU build: a C++ compiler."""
+    name, found = "CPU kernels", compiler()
+    if found is None:
+        return Part(name, False, "no C++ compiler", "install g++, or name a compiler in CXX")
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        return Part(name, False, f"{found}: {error}", "install g++, or name another compiler in CXX")
+    return Part(name, True, (said.splitlines() or [found])[0])
+
+
+def compile_gate() -> Part:
+    """Compiling for GPUs that are not there: NVRTC and CUDA's headers."""
+    try:
+        nvrtc, _ = toolkit()
+    except MissingExtra:
+        return Part("compile gate", False, "no NVRTC or no CUDA headers", "pip install 'fragmeter[kernels]'")
+    major, minor = nvrtc.getVersion()
+    return Part("compile gate", True, f"NVRTC {major}.{minor} and CUDA's headers")
+
+
+def torch() -> Part:
+    """torch, and what it is built for; a build for the CPU works where there is no GPU."""
+    part = _library("torch", "pip install 'fragmeter[torch]'", _torch_build)
+    if not part.works or probe().state != "ready":
+        return part
+    found = importlib.import_module("torch")
+    if found.version.cuda is None:
+        return replace(part, works=False, remedy="there is a GPU: install torch's build for CUDA (pytorch.org says how)")
+    if not found.cuda.is_available():
+        return replace(part, works=False, remedy="it does not see the GPU: install its build for the driver's CUDA")
+    return part
+
+
+def _torch_build(found: ModuleType) -> str:
+    return f"built for CUDA {found.version.cuda}" if found.version.cuda else "built for the CPU only"
+
+
+def cupy() -> Part:
+    """CuPy, which runs our kernels on a GPU."""
+    return _library("cupy", "pip install 'fragmeter[gpu]' (CUDA 13) or 'fragmeter[gpu12]' (CUDA 12)", label="CuPy")
+
+
+def gpu() -> Part:
+    """A GPU that CuPy can use."""
+    report = probe()
+    remedies = {
+        "no-cupy": "pip install 'fragmeter[gpu]'",
+        "no-driver": "install NVIDIA's driver: 580 or newer for CUDA 13, 525 or newer for CUDA 12 (extra gpu12)",
+        "no-device": "look at nvidia-smi and CUDA_VISIBLE_DEVICES; without a GPU use --device cpu",
+        "failed": "look at nvidia-smi; CuPy's own account: python -c 'import cupy; cupy.show_config()'",
+    }
+    return Part("GPU", report.state == "ready", report.text, remedies.get(report.state))
+
+
+def fitting() -> Part:
+    """scipy, with which ``fragmeter calibrate`` fits."""
+    return _library("scipy", "to calibrate: pip install 'fragmeter[fit]'")
+
+
+def flashinfer() -> Part:
+    """FlashInfer, which the benchmark compares with where it is installed."""
+    return _library("flashinfer", "optional, on a GPU: pip install flashinfer-python", label="FlashInfer")
+
+
+def _library(
+    module: str, remedy: str, more: Callable[[ModuleType], str] | None = None, label: str | None = None
+) -> Part:
+    """An optional package: imported, for one that is installed may still be broken."""
+    name = label or module
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        text = "not installed" if error.name == module else f"lacks {error.name}"
+        return Part(name, False, text, remedy)
+    except Exception as error:
+        return Part(name, False, f"cannot be imported: {' '.join(str(error).split())}", remedy)
+    details = f", {more(found)}" if more else ""
+    return Part(name, True, f"{found.__version__}{details}")
+
+
+def every_part() -> list[Part]:
+    """All of them, those that need little first."""
+    return [part() for part in (cpu_kernels, compile_gate, torch, fitting, cupy, gpu, flashinfer)]

@@ -1,0 +1,140 @@
+"""Whether what a recorded plan says is what its tables held: invariant 8, on a device.
+
+Each row of a step that is looked at is held to two things that know no table: its attention to dense attention in
+float64 over the tokens that the sequence really holds, and the keys and values found through its table, one by one,
+to those tokens' own. The second sees what attention does not: two full blocks of one sequence that change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...sim.recording.plans import Plan
+from .cases import TOLERANCE, dense_attention, error, slots_of
+from ..model.executor import Executor
+from ..model.replay_values import KEY, QUERY, VALUE
+from ..model.skeleton import DTYPES
+
+#: Relative L2 error allowed of a head's attention.
+LIMITS = {name: TOLERANCE[str(dtype).removeprefix("torch.")] for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A row that is not what it should be, in the first layer where that shows.
+
+    Attributes:
+        step: Of the plan.
+        sequence: As the plan numbers them.
+        layer: Of the model.
+        error: Relative L2 error of attention, of the worst head of a new token.
+        limit: What was allowed.
+        position: The first token of the sequence whose key or value is another's; None where all are its own.
+    """
+
+    step: int
+    sequence: int
+    layer: int
+    error: float
+    limit: float
+    position: int | None
+
+    def __str__(self) -> str:
+        held = "all its tokens are in place" if self.position is None else f"token {self.position} is another's"
+        where = f"step {self.step}, sequence {self.sequence}, layer {self.layer}"
+        return f"{where}: attention is off by {self.error:.2g} (at most {self.limit:g}); {held}"
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a replay found.
+
+    Attributes:
+        steps: Steps carried out.
+        checked_steps: Steps of which every row was looked at.
+        checked_rows: Rows that were looked at.
+        wrong_rows: Rows among them that are not what they should be.
+        worst_error: The largest error of attention, relative L2, NaN where one is.
+        mismatches: The first wrong row of each sequence.
+    """
+
+    steps: int = 0
+    checked_steps: int = 0
+    checked_rows: int = 0
+    wrong_rows: int = 0
+    worst_error: float = 0.0
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As data; an error that is NaN, as of slots that nobody wrote, is null."""
+        found = asdict(self)
+        for one in (found, *found["mismatches"]):
+            one.update({name: None for name, value in one.items() if value != value})
+        return found
+
+
+@torch.inference_mode()
+def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None) -> Checked:
+    """Carry out the moves and writes of a plan, and look at every row of every ``every``-th step.
+
+    Args:
+        executor: Of the plan, not yet begun.
+        every: 1 looks at all steps.
+        steps: All steps of the plan, in order, perhaps with a progress bar around them.
+    """
+    checked = Checked()
+    for step in range(executor.plan.num_steps) if steps is None else steps:
+        inputs = executor.advance(step)
+        checked.steps += 1
+        if step % every:
+            continue
+        out = executor.attention(step, inputs)
+        checked.checked_steps += 1
+        for row in range(len(executor.plan.step(step).sequence)):
+            _look(executor, step, row, out, checked)
+    return checked
+
+
+def _look(executor: Executor, step: int, row: int, out: list[Tensor], checked: Checked) -> None:
+    found = executor.plan.step(step)
+    tokens = slice(*found.query_start_loc[row : row + 2])
+    compared = [_compared(executor, step, row, layer, attended[tokens]) for layer, attended in enumerate(out)]
+    checked.checked_rows += 1
+    # NaN stays.
+    checked.worst_error = float(np.max([checked.worst_error, *(off for off, _ in compared)]))
+    limit, sequence = LIMITS[executor.dtype], int(found.sequence[row])
+    wrong = (layer for layer, (off, place) in enumerate(compared) if not off <= limit or place is not None)
+    layer = next(wrong, None)
+    if layer is not None:
+        checked.wrong_rows += 1
+        if all(sequence != other.sequence for other in checked.mismatches):
+            off, place = compared[layer]
+            checked.mismatches.append(Mismatch(step, sequence, layer, off, limit, place))
+
+
+def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) -> tuple[float, int | None]:
+    """The error of a row's attention, and the first position whose key or value is not its own."""
+    names = executor.plan.logical_tokens(step, row)
+    tokens = executor.place(names), executor.place(np.arange(len(names)))
+    query, keys, values = (executor.drawn(kind, layer, *tokens) for kind in (QUERY, KEY, VALUE))
+    slots = executor.place(held_slots(executor.plan, step, row))
+    caches = executor.pool.keys[layer], executor.pool.values[layer]
+    held_keys, held_values = (cache.flatten(0, 1)[slots] for cache in caches)
+    wrong = ((held_keys != keys) | (held_values != values)).flatten(1).any(1).nonzero()
+    position = int(wrong[0]) if len(wrong) else None
+    return error(out, dense_attention(query[len(names) - len(out) :], keys, values)), position
+
+
+def held_slots(plan: Plan, step: int, row: int) -> np.ndarray:
+    """The slot of each token of a row, by its table."""
+    place = plan.row_offsets[step] + row
+    context = int(plan.context_lens[place])
+    if plan.is_paged:
+        return slots_of(plan.block_table(step, row), context, plan.meta["block_size"])
+    return plan.slot_starts[place] + np.arange(context)

@@ -1,0 +1,48 @@
+"""Python with the kernels' CPU build under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+``python -m fragmeter.gpu.check.sanitize PROGRAM ARGUMENTS`` runs ``python PROGRAM ARGUMENTS`` so: an access outside an array, of
+any size, ends the program with the kernel's line on standard error. It needs Linux and gcc with its sanitizers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...sim.types.errors import UserError
+from ..ops.cpu_kernels import SANITIZE, compiler
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """``base``, so that a Python that starts in it has sanitized kernels.
+
+    Raises:
+        UserError: The compiler brings no AddressSanitizer.
+    """
+    found = compiler()
+    library = found and subprocess.run([found, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout
+    # gcc answers with the bare name where there is none.
+    if not library or not Path(library.strip()).is_absolute():
+        raise UserError("no libasan.so: install gcc's sanitizers, or name another compiler in CXX")
+    return {
+        **base,
+        SANITIZE: "1",
+        "LD_PRELOAD": library.strip(),  # must come before any other library
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "PYTHONMALLOC": "malloc",
+    }
+
+
+def main() -> None:
+    """Become the program."""
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment(os.environ))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

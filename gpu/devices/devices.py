@@ -1,0 +1,171 @@
+"""Where recorded plans and skeletons of models run: the CPU by torch, the kernels' CPU build, or a GPU.
+
+All of them take torch tensors on ``torch_device`` and share one set of calls. Nothing here imports torch before a
+device is opened: the simulator runs without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from ...sim.types.errors import MissingExtra, SettingError, UserError
+from .cpu import CpuDevice
+from .kernels import CudaDevice, ShimDevice
+from .probe import probe
+
+
+class Device(Protocol):
+    """One device. Shapes and dtypes are those of the kernels' own functions, which the calls name.
+
+    Attributes:
+        name: As it was opened.
+        torch_device: What tensors are made on, a ``torch.device``.
+    """
+
+    name: str
+    torch_device: Any
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for a report: device, driver, clocks, versions; as JSON takes it."""
+
+    def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Memory of the host that swaps go to; pinned where that matters."""
+
+    def free_bytes(self) -> int:
+        """Memory that tensors can have."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for is done."""
+
+    def decode_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        block_size: int,
+        max_context_len: int,
+    ) -> None:
+        """:func:`paged_attention.forward` into ``out``."""
+
+    def prefill_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        query_start_loc: Any,
+        context_lens: Any,
+        block_size: int,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> None:
+        """:func:`prefill.forward` into ``out``."""
+
+    def contiguous_attention(
+        self,
+        out: Any,
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        slot_starts: Any,
+        context_lens: Any,
+        max_context_len: int,
+    ) -> None:
+        """:func:`contiguous.forward` into ``out``."""
+
+    def reshape_and_cache(
+        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
+    ) -> None:
+        """:func:`cache.reshape_and_cache`."""
+
+    def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
+        """:func:`cache.copy_blocks`."""
+
+    def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
+        """:func:`cache.swap_blocks`."""
+
+
+def open(name: str) -> Device:
+    """The device of a name: ``cpu``, ``shim`` (the kernels' CPU build; slow), ``cuda`` or ``cuda:`` and a number.
+
+    A GPU becomes torch's current one.
+
+    Raises:
+        MissingExtra: torch or CuPy is not installed.
+        UserError: There is no GPU to work with; the text says why.
+        SettingError: No such name, or no GPU of that number.
+    """
+    torch, kind, number = _found(name)
+    if kind == "cuda":
+        # Streams, events and captures are made on torch's current device.
+        torch.cuda.set_device(number)
+        return CudaDevice(torch, number)
+    if kind == "shim":
+        return ShimDevice(torch)
+    return CpuDevice(torch)
+
+
+def open_timed(name: str) -> Device:
+    """The device of a name, whose times mean something.
+
+    Raises:
+        UserError: As :func:`open`, or it is the kernels' CPU build.
+    """
+    if name == "shim":
+        raise SettingError("device", name, "shows that kernels are right, not how long they take; take cpu or cuda")
+    return open(name)
+
+
+def require(name: str) -> None:
+    """Ask for a device that other processes will open; memory of a GPU stays free.
+
+    Raises:
+        UserError: As :func:`open`.
+    """
+    _found(name)
+
+
+def usual_dtype(device: Device) -> str:
+    """What is computed in where nothing else is asked for: fp16 on a GPU, fp32 elsewhere."""
+    return "fp16" if device.torch_device.type == "cuda" else "fp32"
+
+
+def _found(name: str) -> tuple[ModuleType, str, int]:
+    """torch, the kind of the device, and its number."""
+    kind = re.fullmatch(r"(?P<kind>cpu|shim|cuda)(:(?P<number>\d+))?", name)
+    if kind is None or (kind["number"] and kind["kind"] != "cuda"):
+        raise SettingError("device", name, "must be cpu, shim, cuda, or cuda: and a number")
+    torch, number = _torch(), int(kind["number"] or 0)
+    return torch, kind["kind"], _gpu(torch, name, number) if kind["kind"] == "cuda" else number
+
+
+def _torch() -> ModuleType:
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("running on a device needs torch: pip install 'fragmeter[torch]'") from error
+
+
+def _gpu(torch: ModuleType, name: str, number: int) -> int:
+    """The number of a GPU that is there and that CuPy and torch can use."""
+    report = probe()
+    if report.state == "no-cupy":
+        raise MissingExtra(report.text)
+    if torch.version.cuda is None:
+        raise UserError(f"torch {torch.__version__} is built for the CPU only: install a build of it for CUDA")
+    if report.state != "ready":
+        raise UserError(f"no GPU to work with: {report.text}")
+    if not torch.cuda.is_available():
+        text = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, does not see the GPU"
+        raise UserError(f"{text}: install its build for the driver's CUDA")
+    if number >= len(report.devices):
+        raise SettingError("device", name, f"there are {len(report.devices)}, numbered from 0")
+    return number

@@ -1,0 +1,151 @@
+"""Carries out a recorded plan on a device: moves, writes and attention, by the plan's own block tables.
+
+What is written is no model's: each token's keys, values and queries follow from its id and position alone
+(:mod:`replay_values`), so what attention must give is known without any table. Slots that nobody wrote are NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...sim.types.errors import SettingError
+from ...sim.recording.plans import Plan, PlanStep
+from ...sim.spec import ModelSpec
+from ..devices.devices import Device
+from .executor_ids import require_within
+from .replay_values import KEY, QUERY, VALUE, drawn
+from .skeleton import DTYPES, attend
+from .batch import Batch, Inputs, Stager
+from .pool import KvPool
+
+#: What moves blocks, by the operations of ``sim.cost``.
+MOVES = {"swap_out": KvPool.swap_out, "swap_in": KvPool.swap_in, "block_copy": KvPool.copy}
+#: Token ids are names, and stay whole.
+_ANY_TOKEN = 2**63 - 1
+
+
+class Executor:
+    """The caches of a plan on a device.
+
+    Args:
+        plan: What is carried out, from its first step on.
+        model: Whose layers, heads and head_dim the caches have; any that is small enough serves.
+        device: What computes, from ``devices.open``.
+        dtype: fp32, fp16 or bf16.
+
+    Raises:
+        SettingError: No such dtype, or a plan that leaves its own pool.
+    """
+
+    def __init__(self, plan: Plan, model: ModelSpec, device: Device, dtype: str = "fp32") -> None:
+        if dtype not in DTYPES:
+            raise SettingError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+        require_within(plan)
+        self.plan, self.model, self.dtype = plan, model, dtype
+        self._device = device
+        self.pool = pool_of(plan, model, device, DTYPES[dtype])
+        self._stager = Stager(_ANY_TOKEN, self.pool.block_size, self.pool.num_slots)
+        self._begin()
+
+    @torch.inference_mode()
+    def advance(self, step: int) -> Inputs:
+        """The moves and writes of a step, the one after the last; what :meth:`attention` takes."""
+        move(self.pool, self.plan, self.plan.step(step))
+        inputs = self._stager.inputs(batch(self.plan, step), self.place)
+        for layer, caches in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            new = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
+            self._device.reshape_and_cache(*new, *caches, inputs.slot_mapping)
+        return inputs
+
+    @torch.inference_mode()
+    def attention(self, step: int, inputs: Inputs) -> list[Tensor]:
+        """Attention of a step that has just been written, layer by layer: ``[new tokens, heads, head_dim]``."""
+        order = _order(self.plan.step(step).query_tokens)
+        return [self._attend(layer, inputs)[order] for layer in range(self.model.num_layers)]
+
+    def drawn(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Keys, values or queries of tokens, as the caches hold them."""
+        heads = self.model.num_heads if kind == QUERY else self.model.num_kv_heads
+        return drawn(kind, layer, token_ids, positions, heads, self.model.head_dim).to(DTYPES[self.dtype])
+
+    def place(self, values: np.ndarray) -> Tensor:
+        """``values`` on the device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device.torch_device)
+
+    def _begin(self) -> None:
+        """What the pool and the host hold before the first step."""
+        plan, pool = self.plan, self.pool
+        here = plan.initial_slots, plan.initial_token_ids, plan.initial_positions
+        self._fill(pool.keys, pool.values, *map(self.place, here))
+        host = plan.initial_host_slots, plan.initial_host_token_ids, plan.initial_host_positions
+        self._fill(pool.host_keys, pool.host_values, *map(torch.from_numpy, host))
+
+    def _fill(
+        self, keys: list[Tensor], values: list[Tensor], slots: Tensor, token_ids: Tensor, positions: Tensor
+    ) -> None:
+        for kind, caches in ((KEY, keys), (VALUE, values)):
+            for layer, cache in enumerate(caches):
+                cache.fill_(torch.nan)
+                cache.flatten(0, 1)[slots] = self.drawn(kind, layer, token_ids, positions)
+
+    def _attend(self, layer: int, inputs: Inputs) -> Tensor:
+        query = self.drawn(QUERY, layer, inputs.token_ids, inputs.positions)
+        out = torch.full_like(query, torch.nan)
+        for rows in filter(None, (inputs.decodes, inputs.prefills)):
+            held = self.pool.keys[layer], self.pool.values[layer]
+            attend(self._device, rows, out[rows.tokens], query[rows.tokens], *held)
+        return out
+
+
+def batch(plan: Plan, step: int) -> Batch:
+    """What a step of a plan computes, as a skeleton takes it."""
+    found = plan.step(step)
+    rows = slice(*plan.row_offsets[step : step + 2])
+    held = {"block_tables": plan.block_tables(step)} if plan.is_paged else {"slot_starts": plan.slot_starts[rows]}
+    return Batch(found.query_tokens, found.context_lens, found.token_ids, found.slot_mapping, **held)
+
+
+def move(pool: KvPool, plan: Plan, step: PlanStep) -> None:
+    """What moves before a step computes."""
+    for name, pairs in moves_of(plan, step).items():
+        MOVES[name](pool, pairs)
+
+
+def moves_of(plan: Plan, step: PlanStep) -> dict[str, np.ndarray]:
+    """What moves before a step computes, in order, by the operations of ``sim.cost`` that have anything to do."""
+    copies = step.copies if plan.is_paged else _slot_pairs(step)
+    moves = {"swap_out": step.swap_outs, "swap_in": step.swap_ins, "block_copy": copies}
+    return {name: pairs for name, pairs in moves.items() if len(pairs)}
+
+
+def _slot_pairs(step: PlanStep) -> np.ndarray:
+    """Copies of contiguous pieces, slot by slot."""
+    if not len(step.copies):
+        return step.copies
+    ends = np.cumsum(step.copied_slots)
+    places = np.arange(ends[-1]) - np.repeat(ends - step.copied_slots, step.copied_slots)
+    return np.repeat(step.copies, step.copied_slots, axis=0) + places[:, None]
+
+
+def pool_of(plan: Plan, model: ModelSpec, device: Device, dtype: torch.dtype) -> KvPool:
+    """A pool of the plan's size; a contiguous layout has blocks of one slot."""
+    if plan.is_paged:
+        meta = plan.meta
+        return KvPool(model, device, meta["num_blocks"], meta["block_size"], dtype, used_host_blocks(plan))
+    return KvPool(model, device, plan.meta["num_slots"], 1, dtype)
+
+
+def used_host_blocks(plan: Plan) -> int:
+    """Host blocks up to the last that the plan uses: a swap space is often far larger than what is swapped."""
+    named = plan.swap_outs[:, 1], plan.swap_ins[:, 0], plan.initial_host_slots // plan.meta["block_size"]
+    return 1 + int(np.concatenate(named).max(initial=-1))
+
+
+def _order(query_tokens: np.ndarray) -> np.ndarray:
+    """Where each new token of a step lies when single ones come first, as :class:`Inputs` has them."""
+    prefills = np.repeat(query_tokens > 1, query_tokens)
+    order = np.empty(len(prefills), np.int64)
+    order[np.argsort(prefills, kind="stable")] = np.arange(len(prefills))
+    return order

@@ -1,0 +1,69 @@
+"""Steps that only decode, captured once and replayed: inputs lie in static buffers that every step fills anew.
+
+Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``), and contexts to a power of two of blocks,
+since a kernel splits its work by the longest context that there could be. Steps over contiguous caches are captured
+like those over paged ones: what launches take must not tell the two apart. No GPU has run this yet: tests capture on
+the CPU by remembering the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...sim.spec.graphs import MAX_CAPTURED, padded_batch
+from .batch import Batch, Inputs, Place, Stager
+
+Replay = Callable[[], None]
+#: Runs of a step before it is captured: kernels are compiled and handles created in them.
+WARM_UPS = 3
+
+
+class DecodeGraphs:
+    """Captured steps by padded batch, blocks of the longest context, and layout.
+
+    Args:
+        stager: Makes tensors of batches.
+        block_size: Tokens of a block.
+        place: Makes one tensor on the device.
+        forward: A step, from its inputs to its logits.
+    """
+
+    def __init__(self, stager: Stager, block_size: int, place: Place, forward: Callable[[Inputs], Tensor]) -> None:
+        self._stager, self._block_size, self._place, self._forward = stager, block_size, place, forward
+        self._captured: dict[tuple[int, int, bool], tuple[Inputs, Replay, Tensor]] = {}
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether the batch is one for a graph: only decodes, and no more than vLLM captures."""
+        return batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
+
+    def step(self, batch: Batch) -> Tensor:
+        """Replay the graph of the batch's size, which is captured first where there is none."""
+        rows = len(batch.query_lens)
+        blocks = -(-int(batch.context_lens.max()) // self._block_size)
+        size = (padded_batch(rows), 1 << (blocks - 1).bit_length())
+        fresh = self._stager.inputs(batch.padded(*size), self._place, max_context_len=size[1] * self._block_size)
+        shape = (*size, batch.is_paged)
+        if shape not in self._captured:
+            self._captured[shape] = (fresh, *capture(lambda: self._forward(fresh)))
+        inputs, replay, logits = self._captured[shape]
+        if inputs is not fresh:
+            inputs.load(fresh)
+        replay()
+        return logits[:rows]
+
+
+def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    """A CUDA graph of ``work``, as its replay and where that leaves its result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+    return graph.replay, result

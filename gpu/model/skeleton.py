@@ -1,0 +1,114 @@
+"""A transformer to time: a model's real shapes, random weights, torch's GEMMs and the kernels over a paged KV pool.
+
+It computes what an engine computes in a step, from token ids to the logits of every row's last token. What it says
+means nothing; when it says it is the point. On a GPU steps that only decode are captured as CUDA graphs, as vLLM
+does, a graph for every padded batch, longest context and layout; no GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...sim.types.errors import SettingError
+from ...sim.spec import ModelSpec
+from ..devices.devices import Device
+from .batch import Batch, Inputs, Rows, Stager
+from .graphs import DecodeGraphs
+from .layers import check_shape, draw_weights
+from .pool import KvPool, require_room
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Skeleton:
+    """A model on a device.
+
+    Args:
+        model: One like OPT or Llama.
+        device: What computes, from ``devices.open``.
+        num_blocks: Blocks of the KV pool.
+        block_size: Tokens of a block.
+        dtype: fp32, fp16 or bf16, of weights, activations and KV.
+        seed: Of the weights.
+        host_blocks: Blocks of the pool on the host, for swaps.
+        graphs: Whether to capture steps that only decode; by default on a GPU.
+
+    Raises:
+        SettingError: A model or dtype that it cannot compute, or that the device has no room for.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        device: Device,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: str = "fp32",
+        seed: int = 0,
+        host_blocks: int = 0,
+        graphs: bool | None = None,
+    ) -> None:
+        check_shape(model)
+        if dtype not in DTYPES:
+            raise SettingError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+        require_room(device, model.weight_bytes(dtype), "model", model.name, f"weights in {dtype}; take a smaller one")
+        self.model, self.device, self.dtype = model, device, dtype
+        self.weights = draw_weights(model, device.torch_device, DTYPES[dtype], seed)
+        self.pool = KvPool(model, device, num_blocks, block_size, DTYPES[dtype], host_blocks)
+        self.stager = Stager(model.vocab_size, block_size, self.pool.num_slots)
+        self._on_gpu = device.torch_device.type == "cuda"
+        captures = self._on_gpu if graphs is None else graphs
+        self._graphs = DecodeGraphs(self.stager, block_size, self.place, self.forward) if captures else None
+
+    @torch.inference_mode()
+    def step(self, batch: Batch) -> Tensor:
+        """One step: writes the new keys and values, and returns the logits ``[rows, vocab_size]`` of the last tokens.
+
+        Starts the work and does not wait for it. The logits of a captured step stay until the next step.
+        """
+        if self._graphs and self._graphs.takes(batch):
+            return self._graphs.step(batch)
+        return self.forward(self.stager.inputs(batch, self.place))
+
+    def place(self, values: np.ndarray) -> Tensor:
+        """``values`` as a new tensor on the device; a GPU fetches them from pinned memory, without waiting."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        if self._on_gpu:
+            return tensor.pin_memory().to(self.device.torch_device, non_blocking=True)
+        return tensor
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """A step whose inputs lie on the device."""
+        hidden, rotary = self.weights.embed(inputs.token_ids, inputs.positions)
+        for number, layer in enumerate(self.weights.layers):
+            hidden = layer.forward(hidden, rotary, functools.partial(self.attend, number, inputs))
+        return self.weights.logits(hidden[inputs.last_tokens])
+
+    def attend(self, layer: int, inputs: Inputs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write keys and values of a layer, and attend to what the rows hold."""
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        self.device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
+        out = torch.empty_like(query)
+        for rows in filter(None, (inputs.decodes, inputs.prefills)):
+            attend(self.device, rows, out[rows.tokens], query[rows.tokens], keys, values)
+        return out
+
+
+def attend(device: Device, rows: Rows, out: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Attention of ``rows`` over one layer's caches, by the operation that their layout and lengths ask for."""
+    shape = keys.shape[2:]
+    if rows.block_tables is None:
+        slots = (keys.view(-1, *shape), values.view(-1, *shape))
+        device.contiguous_attention(out, query, *slots, rows.slot_starts, rows.context_lens, rows.max_context_len)
+        return
+    blocks = (keys.view(-1, rows.block_size, *shape), values.view(-1, rows.block_size, *shape))
+    held = (rows.block_size, rows.max_context_len)
+    if rows.query_start_loc is None:
+        device.decode_attention(out, query, *blocks, rows.block_tables, rows.context_lens, *held)
+        return
+    lens = (rows.query_start_loc, rows.context_lens, rows.block_size, rows.max_query_len, rows.max_context_len)
+    device.prefill_attention(out, query, *blocks, rows.block_tables, *lens)

@@ -1,0 +1,1 @@
+"""The kernels behind Python functions, and how they are built."""

@@ -1,0 +1,117 @@
+"""Arrays of any library as a kernel sees them: where they lie, their shape and dtype, on which device."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A contiguous array of numpy, torch or CuPy.
+
+    Attributes:
+        field: What the caller calls it; errors name it.
+        pointer: Its address.
+        shape: Its extents.
+        dtype: Its element type as all three libraries name it: ``float16``, ``bfloat16``, ``int32``, ...
+        nbytes: Its size.
+        device: ``cpu``, or ``cuda:`` and a number.
+        owner: The array itself, which keeps the memory.
+    """
+
+    field: str
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    device: str
+    owner: Any
+
+    def expect(self, shape: tuple[int | None, ...], *dtypes: str) -> None:
+        """Refuse another shape (``None`` is any extent) or dtype.
+
+        Raises:
+            SettingError: Naming the field, what it is and what it should be.
+        """
+        matches = [wanted in (None, extent) for wanted, extent in zip(shape, self.shape, strict=False)]
+        if len(shape) != len(self.shape) or not all(matches):
+            wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+            raise SettingError(f"{self.field}.shape", self.shape, f"must be ({wanted})")
+        if self.dtype not in dtypes:
+            raise SettingError(f"{self.field}.dtype", self.dtype, f"must be {' or '.join(dtypes)}")
+
+
+def view(field: str, array: Any) -> Array:
+    """What a kernel needs to know of ``array``, without a copy.
+
+    Raises:
+        SettingError: If it is no array, or not contiguous.
+    """
+    library = type(array).__module__.partition(".")[0]
+    if isinstance(array, np.ndarray):
+        found = Array(field, array.ctypes.data, array.shape, array.dtype.name, array.nbytes, "cpu", array)
+        contiguous = array.flags.c_contiguous
+    elif library == "torch":
+        dtype, size = str(array.dtype).removeprefix("torch."), array.numel() * array.element_size()
+        found = Array(field, array.data_ptr(), tuple(array.shape), dtype, size, str(array.device), array)
+        contiguous = array.is_contiguous()
+    elif library == "cupy":
+        device = f"cuda:{array.device.id}"
+        found = Array(field, array.data.ptr, array.shape, array.dtype.name, array.nbytes, device, array)
+        contiguous = array.flags.c_contiguous
+    else:
+        raise SettingError(field, type(array).__name__, "must be a numpy array, a torch tensor or a CuPy array")
+    if not contiguous:
+        raise SettingError(field, f"strides of {found.shape}", "must be contiguous (C order)")
+    return found
+
+
+def views(**arrays: Any) -> tuple[Array, ...]:
+    """:func:`view` of each, all on one device.
+
+    Raises:
+        SettingError: As :func:`view`, and if the devices differ.
+    """
+    found = tuple(view(field, array) for field, array in arrays.items())
+    for other in found[1:]:
+        if other.device != found[0].device:
+            raise SettingError(other.field, other.device, f"must be on {found[0].device}, as {found[0].field} is")
+    return found
+
+
+def empty(field: str, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+    """A new array of the library and on the device of ``like``."""
+    if isinstance(like.owner, np.ndarray):
+        made = np.empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
+    elif type(like.owner).__module__.partition(".")[0] == "torch":
+        torch = importlib.import_module("torch")
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=like.owner.device)
+    else:
+        with like.owner.device:
+            made = importlib.import_module("cupy").empty(shape, like.owner.dtype if dtype == like.dtype else dtype)
+    return view(field, made)
+
+
+def from_host(field: str, values: np.ndarray, like: Array) -> Array:
+    """``values`` in a new array of the library and on the device of ``like``."""
+    if isinstance(like.owner, np.ndarray):
+        made = values
+    elif type(like.owner).__module__.partition(".")[0] == "torch":
+        made = importlib.import_module("torch").from_numpy(values).to(like.owner.device)
+    else:
+        with like.owner.device:
+            made = importlib.import_module("cupy").asarray(values)
+    return view(field, made)
+
+
+def on_host(array: Array) -> np.ndarray:
+    """The values of an integer array; waits for the device."""
+    if hasattr(array.owner, "get"):
+        return array.owner.get()
+    return np.asarray(array.owner.cpu() if hasattr(array.owner, "cpu") else array.owner)

@@ -1,0 +1,159 @@
+"""Writing to a paged KV cache, copying its blocks, and swapping them to and from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from . import source
+from .arrays import Array, from_host, on_host, view, views
+from .launching import Span, kernels_for
+
+#: Threads of a block: a row of 4,096 bytes in one go.
+THREADS = 256
+LOAD_BYTES = 16
+
+
+def reshape_and_cache(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, *, check_ids: bool = False
+) -> None:
+    """Write new keys and values into their slots.
+
+    Args:
+        key: ``[tokens, num_kv_heads, head_dim]``, of any dtype of :data:`source.SCALARS`, as ``value``.
+        value: As ``key``.
+        key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; changed in place.
+        value_cache: As ``key_cache``; changed in place.
+        slot_mapping: int64 ``[tokens]``: ``block * block_size + offset``, or -1 for padding, which is left out.
+        check_ids: Look at every slot first, which waits for the device.
+
+    Raises:
+        SettingError: A shape, dtype, device or (where checked) slot that does not fit.
+    """
+    key, value, key_cache, value_cache, slot_mapping = views(
+        key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slot_mapping
+    )
+    key.expect((None, None, None), *source.SCALARS)
+    tokens, kv_heads, head_dim = key.shape
+    value.expect(key.shape, key.dtype)
+    key_cache.expect((None, None, kv_heads, head_dim), key.dtype)
+    value_cache.expect(key_cache.shape, key.dtype)
+    slot_mapping.expect((tokens,), "int64")
+    row_loads = _loads("head_dim", key_cache, key_cache.shape[0] * key_cache.shape[1])
+    if check_ids:
+        _check_range("slot_mapping", on_host(slot_mapping), -1, key_cache.shape[0] * key_cache.shape[1])
+    kernels_for(key).launch(
+        source.plain("reshape_and_cache"),
+        (tokens, 1, 1),
+        (THREADS, 1, 1),
+        (key, value, key_cache, value_cache, slot_mapping, np.int32(row_loads)),
+    )
+
+
+def copy_blocks(
+    key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any, *, check_ids: bool = False
+) -> None:
+    """Copy whole blocks within each layer's caches, all layers in one launch.
+
+    Args:
+        key_caches: One cache a layer, all alike; changed in place.
+        value_caches: As ``key_caches``.
+        block_mapping: int64 ``[pairs, 2]``: source and destination block. A destination is named once,
+            and is no source.
+        check_ids: Look at every pair first, which waits for the device.
+
+    Raises:
+        SettingError: A shape, dtype, device or (where checked) block id that does not fit.
+    """
+    if not key_caches or len(key_caches) != len(value_caches):
+        raise SettingError("key_caches", len(key_caches), f"one a layer, as value_caches ({len(value_caches)})")
+    named = {f"key_caches[{layer}]": cache for layer, cache in enumerate(key_caches)}
+    named |= {f"value_caches[{layer}]": cache for layer, cache in enumerate(value_caches)}
+    *caches, mapping = views(**named, block_mapping=block_mapping)
+    for cache in caches:
+        cache.expect(caches[0].shape, caches[0].dtype)
+    mapping.expect((None, 2), "int64")
+    blocks = caches[0].shape[0]
+    block_loads = _loads("block", caches[0], blocks)
+    if check_ids:
+        _check_pairs(on_host(mapping), blocks)
+    pointers = np.array([cache.pointer for cache in caches], np.int64)
+    keys, values = (from_host("pointers", half, mapping) for half in np.split(pointers, 2))
+    kernels_for(mapping).launch(
+        source.plain("copy_blocks"),
+        (mapping.shape[0], len(key_caches), 1),
+        (THREADS, 1, 1),
+        (keys, values, mapping, np.int64(block_loads)),
+        touched=caches,
+    )
+
+
+def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -> None:
+    """Copy whole blocks between two caches, as between a GPU's and one in host memory (vLLM's swap in and out).
+
+    Blocks that lie side by side in both caches are one copy. The copies go to the caller's current stream; on a GPU
+    they overlap its work where that stream is another than the one that computes, and the host's cache is pinned.
+
+    Args:
+        source_cache: ``[num_blocks, ...]``, one layer's keys or values.
+        destination_cache: As ``source_cache``, of any number of blocks; changed in place.
+        block_mapping: int64 ``[pairs, 2]``, on the host: source and destination block. A destination is named once,
+            and within one cache is no source.
+
+    Raises:
+        SettingError: A shape, dtype, device or block id that does not fit; host memory that is not pinned.
+    """
+    source_cache = view("source_cache", source_cache)
+    destination_cache = view("destination_cache", destination_cache)
+    mapping = view("block_mapping", block_mapping)
+    destination_cache.expect((None, *source_cache.shape[1:]), source_cache.dtype)
+    mapping.expect((None, 2), "int64")
+    if mapping.device != "cpu":
+        raise SettingError("block_mapping", mapping.device, "must be on the CPU: the host issues the copies")
+    pairs = on_host(mapping)
+    _check_range("block_mapping", pairs, 0, [source_cache.shape[0], destination_cache.shape[0]])
+    _check_destinations(pairs, one_cache=source_cache.pointer == destination_cache.pointer)
+    block_bytes = source_cache.nbytes // max(1, source_cache.shape[0])
+    on_device = next((cache for cache in (source_cache, destination_cache) if cache.device != "cpu"), source_cache)
+    kernels_for(on_device).copy(source_cache, destination_cache, _spans(pairs, block_bytes))
+
+
+def _spans(pairs: np.ndarray, block_bytes: int) -> list[Span]:
+    """Runs of pairs in which both blocks follow on, as byte offsets and sizes; their order does not matter."""
+    ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    breaks = np.flatnonzero((np.diff(ordered, axis=0) != 1).any(axis=1)) + 1
+    runs = np.split(ordered, breaks) if len(ordered) else []
+    return [(*(int(block) * block_bytes for block in run[0]), len(run) * block_bytes) for run in runs]
+
+
+def _loads(what: str, cache: Array, parts: int) -> int:
+    """16-byte loads of one of the cache's equal parts."""
+    part_bytes = cache.nbytes // max(1, parts)
+    if part_bytes % LOAD_BYTES:
+        raise SettingError(f"{cache.field}, bytes of a {what}", part_bytes, f"must be a multiple of {LOAD_BYTES}")
+    return part_bytes // LOAD_BYTES
+
+
+def _check_range(field: str, ids: np.ndarray, lowest: int, end: int | list[int]) -> None:
+    """Every id from ``lowest`` up to its column's ``end``."""
+    ends = np.broadcast_to(end, ids.shape)
+    for place in map(tuple, np.argwhere((ids < lowest) | (ids >= ends))[:1]):
+        where = ", ".join(map(str, place))
+        raise SettingError(f"{field}[{where}]", int(ids[place]), f"must be from {lowest} to {ends[place] - 1}")
+
+
+def _check_pairs(pairs: np.ndarray, blocks: int) -> None:
+    _check_range("block_mapping", pairs, 0, blocks)
+    _check_destinations(pairs, one_cache=True)
+
+
+def _check_destinations(pairs: np.ndarray, *, one_cache: bool) -> None:
+    destinations, counts = np.unique(pairs[:, 1], return_counts=True)
+    wrong = counts > 1
+    if one_cache:
+        wrong |= np.isin(destinations, pairs[:, 0])
+    for block in destinations[wrong][:1]:
+        raise SettingError("block_mapping", int(block), "a destination is named once, and is no source")

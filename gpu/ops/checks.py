@@ -1,0 +1,89 @@
+"""What the attention functions check alike. Each refuses with one :class:`SettingError` that names the field."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from . import source
+from .arrays import Array, on_host
+
+MAX_BLOCK_SIZE = 4096
+
+
+def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots: int | None) -> None:
+    """Shapes and dtypes of queries ``[any, num_heads, head_dim]`` and caches ``[*slots, num_kv_heads, head_dim]``.
+
+    Raises:
+        SettingError: One that does not fit; ``num_heads`` is no multiple of ``num_kv_heads``; an array whose memory does
+            not begin at a multiple of 16 bytes, which the kernels read at once.
+    """
+    query.expect((None, None, None), *source.SCALARS)
+    _, num_heads, head_dim = query.shape
+    if head_dim not in source.HEAD_DIMS:
+        raise SettingError("head_dim", head_dim, f"must be one of {', '.join(map(str, source.HEAD_DIMS))}")
+    out.expect(query.shape, query.dtype)
+    key_cache.expect((*slots, None, head_dim), query.dtype)
+    value_cache.expect(key_cache.shape, query.dtype)
+    for array in (query, out, key_cache, value_cache):
+        if array.pointer % 16:
+            raise SettingError(array.field, "misaligned memory", "must begin at a multiple of 16 bytes")
+    kv_heads = key_cache.shape[-2]
+    if kv_heads == 0 or num_heads % kv_heads:
+        raise SettingError("num_heads", num_heads, f"must be a multiple of the cache's {kv_heads} KV heads")
+
+
+def limit(field: str, value: int) -> None:
+    """A length that no sequence exceeds, such as ``max_context_len``.
+
+    Raises:
+        SettingError: It is negative.
+    """
+    if value < 0:
+        raise SettingError(field, value, "must not be negative")
+
+
+def block_size(value: int) -> None:
+    """Tokens of a block.
+
+    Raises:
+        SettingError: Not 1 to 4096.
+    """
+    if not 1 <= value <= MAX_BLOCK_SIZE:
+        raise SettingError("block_size", value, f"must be from 1 to {MAX_BLOCK_SIZE}")
+
+
+def tables(block_tables: Array, batch: int, block_size: int, max_context_len: int) -> None:
+    """Shape and dtype of the tables, which must have room for the longest sequence.
+
+    Raises:
+        SettingError: One that does not fit.
+    """
+    block_tables.expect((batch, None), "int32")
+    room = block_tables.shape[1] * block_size
+    if max_context_len > room:
+        raise SettingError("max_context_len", max_context_len, f"block_tables hold {room} tokens a sequence")
+
+
+def lengths(field: str, values: np.ndarray, limit_field: str, most: int) -> None:
+    """Tokens a sequence, on the host.
+
+    Raises:
+        SettingError: The first that is out of range.
+    """
+    for sequence in np.flatnonzero((values < 0) | (values > most))[:1]:
+        remedy = f"must be from 0 to {limit_field} = {most}"
+        raise SettingError(f"{field}[{sequence}]", int(values[sequence]), remedy)
+
+
+def block_ids(block_tables: Array, context_lens: np.ndarray, block_size: int, num_blocks: int) -> None:
+    """Every block id that a sequence uses; waits for the device.
+
+    Raises:
+        SettingError: The first that is not in the cache.
+    """
+    ids = on_host(block_tables)
+    used = np.arange(ids.shape[1]) < -(-context_lens[:, None] // block_size)
+    for sequence, place in np.argwhere(used & ((ids < 0) | (ids >= num_blocks)))[:1]:
+        remedy = f"the cache has blocks 0 to {num_blocks - 1}"
+        raise SettingError(f"block_tables[{sequence}, {place}]", int(ids[sequence, place]), remedy)

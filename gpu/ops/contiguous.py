@@ -1,0 +1,109 @@
+"""Decode attention over a contiguous KV cache, in which a sequence's tokens lie one after the other.
+
+What static batching and reserving allocators run. The kernel is that of :mod:`paged_attention`; only the rule of a
+token's slot differs, so a difference in speed is the block table's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from . import checks
+from .arrays import Array, empty, on_host, views
+from .launching import kernels_for
+from .paged_attention import Decode, Slots
+
+
+def forward(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_starts: Any,
+    context_lens: Any,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> Any:
+    """Attention of one new token a sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
+
+    Args:
+        query: ``[batch, num_heads, head_dim]``, float16, bfloat16 or float32; a torch tensor, CuPy or numpy array.
+        key_cache: ``[num_slots, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a multiple of
+            ``num_kv_heads`` (MHA, GQA and MQA).
+        value_cache: As ``key_cache``.
+        slot_starts: int64 ``[batch]``: the slot of each sequence's first token; token i lies i slots further.
+        context_lens: int32 ``[batch]``, in tokens; a sequence of none gives zeros.
+        max_context_len: No context is longer. Work is split by it.
+        check_ids: Look at every slot and context length first, which waits for the device.
+
+    Returns:
+        A new array like ``query``.
+
+    Raises:
+        SettingError: A shape, dtype, device or (where checked) slot or length that does not fit.
+    """
+    (like,) = views(query=query)
+    out = empty("out", like.shape, like.dtype, like)
+    arguments = query, key_cache, value_cache, slot_starts, context_lens, max_context_len
+    forward_into(out.owner, *arguments, check_ids=check_ids)
+    return out.owner
+
+
+def forward_into(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_starts: Any,
+    context_lens: Any,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> None:
+    """:func:`forward` into ``out``, an array like ``query``."""
+    arrays = views(
+        query=query,
+        out=out,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_starts=slot_starts,
+        context_lens=context_lens,
+    )
+    call = checked(*arrays, max_context_len)
+    if check_ids:
+        _check_slots(call)
+    call.run(kernels_for(call.query))
+
+
+def checked(
+    query: Array,
+    out: Array,
+    key_cache: Array,
+    value_cache: Array,
+    slot_starts: Array,
+    context_lens: Array,
+    max_context_len: int,
+) -> Decode:
+    """The call with these arguments of :func:`forward`.
+
+    Raises:
+        SettingError: A shape or dtype that does not fit.
+    """
+    checks.heads(query, out, key_cache, value_cache, None)
+    checks.limit("max_context_len", max_context_len)
+    slot_starts.expect((query.shape[0],), "int64")
+    context_lens.expect((query.shape[0],), "int32")
+    slots = Slots("ContiguousSlots", slot_starts, 1)
+    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len)
+
+
+def _check_slots(call: Decode) -> None:
+    lengths, starts = on_host(call.context_lens), on_host(call.slots.ids)
+    checks.lengths("context_lens", lengths, "max_context_len", call.max_context_len)
+    slots = call.key_cache.shape[0]
+    for sequence in np.flatnonzero((lengths > 0) & ((starts < 0) | (starts + lengths > slots)))[:1]:
+        remedy = f"{lengths[sequence]} tokens from there must lie in slots 0 to {slots - 1}"
+        raise SettingError(f"slot_starts[{sequence}]", int(starts[sequence]), remedy)

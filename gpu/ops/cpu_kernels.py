@@ -1,0 +1,211 @@
+"""The kernels on the CPU: the text that NVRTC compiles for a GPU, built by g++ behind ``kernels/cpu/shim.h``.
+
+It is slow, and meant to be: a barrier that is missing, a wild block id or a copy that is not waited for shows here,
+on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...sim.types.errors import KernelFault, UserError
+from ...sim.output.files import write_whole
+from .arrays import Array
+from .source import KERNELS, Kernel, inlined
+
+#: What a kernel takes: an array, or a numpy scalar of the parameter's size.
+Argument = Array | np.generic
+Extent = tuple[int, int, int]
+#: Bytes to copy: where from and where to, as offsets, and how many.
+Span = tuple[int, int, int]
+
+# Kernels read 16 bytes as scalars of another type, as CUDA allows; no contraction, so that machines agree.
+_FLAGS = (
+    "-std=c++17",
+    "-O1",  # most of the time goes into building
+    "-fPIC",
+    "-shared",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-Wno-unknown-pragmas",  # unroll
+)
+_MESSAGE_BYTES = 512
+#: Set to build with AddressSanitizer and UndefinedBehaviorSanitizer; see :mod:`sanitize`.
+SANITIZE = "FRAGMETER_SANITIZE"
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+
+
+class _Launch(ctypes.Structure):
+    """``shim::Launch``."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("seed", ctypes.c_uint64),
+        ("shared_bytes", ctypes.c_uint),
+        ("range_count", ctypes.c_uint),
+        ("ranges", ctypes.POINTER(_Range)),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("message", ctypes.c_char_p),
+        ("message_bytes", ctypes.c_uint64),
+    ]
+
+
+class CpuKernels:
+    """Launches kernels on the CPU.
+
+    Attributes:
+        seed: Of the order in which the threads of a block run.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @staticmethod
+    def places(kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """As many as an A100 has, by threads and shared memory, so that the same partitions are run."""
+        return 108 * min(2048 // threads, 164 * 1024 // (shared_bytes + 1024))
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Argument],
+        touched: Sequence[Array] = (),
+        shared_bytes: int = 0,
+    ) -> None:
+        """Run the grid to its end.
+
+        Args:
+            kernel: What to run; it is built at first use.
+            grid: Blocks, x y z.
+            block: Threads of a block, x y z.
+            arguments: In the kernel's order.
+            touched: Arrays that the kernel reaches by addresses in memory.
+            shared_bytes: Dynamic shared memory.
+
+        Raises:
+            KernelFault: A deadlock, or a 16-byte access that a GPU would not survive.
+            UserError: There is no compiler.
+        """
+        arrays = [argument for argument in (*arguments, *touched) if isinstance(argument, Array)]
+        ranges = (_Range * len(arrays))(*(_Range(array.pointer, array.nbytes) for array in arrays))
+        values = [np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments]
+        cells = [ctypes.create_string_buffer(value.tobytes()) for value in values]
+        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        settings = _Launch(
+            grid,
+            block,
+            self.seed * 2 + 1,
+            shared_bytes,
+            len(arrays),
+            ranges,
+            places,
+            ctypes.addressof(message),
+            _MESSAGE_BYTES,
+        )
+        if 0 not in grid and _function(kernel)(ctypes.byref(settings)):
+            raise KernelFault(f"{kernel.expression}: {message.value.decode()}")
+
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays."""
+        for origin, target, nbytes in spans:
+            ctypes.memmove(destination.pointer + target, source.pointer + origin, nbytes)
+
+
+@functools.cache
+def _function(kernel: Kernel) -> ctypes._CFuncPtr:
+    if os.environ.get(SANITIZE) and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise UserError(f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize PROGRAM ...")
+    return ctypes.CDLL(os.fspath(built(kernel))).run
+
+
+def built(kernel: Kernel) -> Path:
+    """The shared library of a kernel, from the cache or built now.
+
+    Raises:
+        UserError: There is no compiler, or no folder for the cache.
+        KernelFault: The source does not compile; the text is the compiler's first error.
+    """
+    text = f"{kernel.text}\nFRAGMETER_EXPORT(run, {kernel.expression})\n"
+    name = hashlib.sha256("\0".join((_shim() + text, *_flags(), platform.machine())).encode()).hexdigest()
+    library = cache_folder() / f"{name}.so"
+    if not library.exists():
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{library.parent} cannot be made ({error.strerror}): set XDG_CACHE_HOME") from error
+        _compile(kernel, text, library)
+    return library
+
+
+def _flags() -> tuple[str, ...]:
+    return _FLAGS + (_SANITIZERS if os.environ.get(SANITIZE) else ())
+
+
+def cache_folder() -> Path:
+    """Where built kernels are kept, by the hash of what they are built from."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fragmeter" / "kernels"
+
+
+def compiler() -> str | None:
+    """The C++ compiler's path: ``$CXX``, or g++; None where there is none."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+@functools.cache
+def _shim() -> str:
+    return inlined(KERNELS / "cpu" / "shim.h")
+
+
+def _header(found: str) -> Path:
+    """The shim as a header that this compiler has read before: half of a small kernel's time goes into that.
+
+    Beside the header lies what was read. A compiler that cannot use it reads the header itself.
+    """
+    name = hashlib.sha256("\0".join((found, _shim(), *_flags())).encode()).hexdigest()
+    header = cache_folder() / name / "shim.h"
+    read = header.with_name("shim.h.gch")
+    if not read.exists():
+        header.parent.mkdir(exist_ok=True)
+        write_whole(header, _shim())
+        with tempfile.TemporaryDirectory(dir=header.parent) as folder:
+            target = Path(folder, read.name)
+            done = subprocess.run([found, *_flags(), "-x", "c++-header", "-o", target, header], capture_output=True)
+            if done.returncode == 0:
+                target.replace(read)
+    return header
+
+
+def _compile(kernel: Kernel, text: str, library: Path) -> None:
+    found = compiler()
+    if found is None:
+        raise UserError("running kernels on the CPU needs a C++ compiler: install g++, or name one in CXX")
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        source, target = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        source.write_text(text)
+        command = [found, *_flags(), "-include", _header(found), "-o", target, source]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            raise KernelFault(f"{kernel.expression}: {(errors or ['the compiler failed'])[0]}")
+        # Whole or not at all: two processes may build the same kernel.
+        target.replace(library)

@@ -1,0 +1,123 @@
+"""The kernels on a GPU, through CuPy. No GPU has run this file yet."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import MissingExtra, SettingError
+from .arrays import Array
+from .cpu_kernels import Argument, Extent, Span
+from .source import Kernel
+
+
+#: Dynamic shared memory that a kernel may have unasked (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
+UNASKED_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of another library, by its handle, under CUDA's stream protocol."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+class CudaKernels:
+    """Launches kernels on one CUDA device, on the stream that is current when asked.
+
+    Raises:
+        MissingExtra: CuPy is not installed.
+    """
+
+    def __init__(self, device: int) -> None:
+        try:
+            self._cupy = importlib.import_module("cupy")
+        except ModuleNotFoundError as error:
+            raise MissingExtra("arrays on a GPU need CuPy: pip install 'fragmeter[gpu]'") from error
+        self._device = device
+        self._multiprocessors: int = self._cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+        self._function = functools.cache(self._compiled)
+        self.places = functools.cache(self._places)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Argument],
+        touched: Sequence[Array] = (),
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start the grid; the first launch of a kernel compiles it, so do that before a graph is captured."""
+        values = tuple(np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments)
+        if 0 in grid:
+            return
+        with self._cupy.cuda.Device(self._device), self._stream(arguments):
+            self._function(kernel, shared_bytes)(grid, block, values, shared_mem=shared_bytes)
+
+    def load(self, kernel: Kernel) -> Any:
+        """The kernel as CuPy's function, compiled where it never was."""
+        with self._cupy.cuda.Device(self._device):
+            return self._function(kernel, 0)
+
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays, of which one may be in pinned memory of the host.
+
+        Raises:
+            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
+        """
+        runtime = self._cupy.cuda.runtime
+        with self._cupy.cuda.Device(self._device):
+            for array in (source, destination):
+                self._check_reach(array)
+            stream = self._stream((source, destination)).ptr
+            for origin, target, nbytes in spans:
+                addresses = destination.pointer + target, source.pointer + origin
+                runtime.memcpyAsync(*addresses, nbytes, runtime.memcpyDefault, stream)
+
+    def _check_reach(self, array: Array) -> None:
+        if array.device not in ("cpu", f"cuda:{self._device}"):
+            raise SettingError(array.field, array.device, f"must be on the host or on cuda:{self._device}")
+        if not array.nbytes:
+            return
+        runtime = self._cupy.cuda.runtime
+        # The host would wait for every copy from memory that can be paged out.
+        if runtime.pointerGetAttributes(array.pointer).type == runtime.memoryTypeUnregistered:
+            remedy = "must be pinned (torch: pin_memory=True; numpy: cupyx.empty_pinned)"
+            raise SettingError(array.field, "pageable memory", remedy)
+
+    def _compiled(self, kernel: Kernel, shared_bytes: int) -> Any:
+        module = self._cupy.RawModule(
+            code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,)
+        )
+        function = module.get_function(kernel.expression)
+        if shared_bytes > UNASKED_SHARED_BYTES:
+            function.max_dynamic_shared_size_bytes = shared_bytes
+        if shared_bytes:
+            # As many blocks as fit, at the cost of the L1 cache: what comes by cp.async passes it by.
+            function.preferred_shared_memory_carveout = 100
+        return function
+
+    def _places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """As CUDA counts them, by registers too."""
+        with self._cupy.cuda.Device(self._device):
+            function = self._function(kernel, shared_bytes).kernel.ptr
+            occupancy = self._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+            return self._multiprocessors * occupancy(function, threads, shared_bytes)
+
+    def _stream(self, arguments: Iterable[Argument]) -> Any:
+        """torch's current stream where the arrays are torch's: CuPy knows only its own."""
+        torch = sys.modules.get("torch")
+        owners = (argument.owner for argument in arguments if isinstance(argument, Array))
+        if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
+            return self._cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(self._device).cuda_stream))
+        return self._cupy.cuda.get_current_stream()

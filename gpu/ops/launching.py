@@ -1,0 +1,67 @@
+"""Who runs the kernels of an array: the GPU that it lies on, or the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ...sim.types.errors import SettingError
+from .arrays import Array
+from .cpu_kernels import Argument, CpuKernels, Extent, Span
+from .cuda_kernels import CudaKernels
+from .source import Kernel
+
+
+class Kernels(Protocol):
+    """Launches kernels on one device."""
+
+    def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """Blocks of a kernel that the device holds at a time, of so many threads and so much dynamic shared memory."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Argument],
+        touched: Sequence[Array] = (),
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start the grid on the caller's stream.
+
+        Args:
+            kernel: What to run.
+            grid: Blocks, x y z; none where an extent is zero.
+            block: Threads of a block, x y z.
+            arguments: In the kernel's order.
+            touched: Arrays that the kernel reaches by addresses in memory.
+            shared_bytes: Dynamic shared memory.
+        """
+
+    def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
+        """Copy bytes between two arrays, of which one may be on the host, on the caller's stream.
+
+        Raises:
+            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
+        """
+
+
+def kernels_for(array: Array) -> Kernels:
+    """The kernels of the device that ``array`` lies on.
+
+    Raises:
+        SettingError: It is neither the CPU nor a CUDA device.
+        MissingExtra: It is a CUDA device, and CuPy is not installed.
+    """
+    kind, _, number = array.device.partition(":")
+    if kind == "cpu":
+        return CpuKernels()
+    if kind == "cuda":
+        return _cuda(int(number or 0))
+    raise SettingError(array.field, array.device, "must be on the CPU or on a CUDA device")
+
+
+@functools.cache
+def _cuda(device: int) -> CudaKernels:
+    return CudaKernels(device)

@@ -1,0 +1,227 @@
+"""Prefill attention over a paged KV cache: many new tokens a sequence, causal, over what the cache holds of it.
+
+GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel. No GPU has run this code yet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from . import checks, paged_attention, source
+from .arrays import Array, empty, on_host, views
+from .launching import Kernels, kernels_for
+
+THREADS = 128
+
+
+def forward(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    query_start_loc: Any,
+    context_lens: Any,
+    block_size: int,
+    max_query_len: int,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> Any:
+    """Causal attention of each sequence's new tokens over all of its tokens, softmax scale ``1 / sqrt(head_dim)``.
+
+    The new tokens are the sequence's last ones and lie in the cache already: new token i of q sees the first
+    ``context - q + i + 1``.
+
+    Args:
+        query: ``[tokens, num_heads, head_dim]``, the new tokens of all sequences one after the other; float16,
+            bfloat16 or float32; a torch tensor, CuPy or numpy array.
+        key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a
+            multiple of ``num_kv_heads`` (MHA, GQA and MQA).
+        value_cache: As ``key_cache``.
+        block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
+        query_start_loc: int32 ``[batch + 1]``: where in ``query`` each sequence's new tokens begin, from 0 to
+            ``tokens``; a sequence may have none.
+        context_lens: int32 ``[batch]``, in tokens, the new ones included.
+        block_size: Tokens of a block, 1 to 4096.
+        max_query_len: No sequence has more new tokens; later ones would not be computed.
+        max_context_len: No context is longer.
+        check_ids: Look at every block id and length first, which waits for the device.
+
+    Returns:
+        A new array like ``query``.
+
+    Raises:
+        SettingError: A shape, dtype, device or (where checked) block id or length that does not fit.
+    """
+    (like,) = views(query=query)
+    out = empty("out", like.shape, like.dtype, like)
+    caches, lengths = (key_cache, value_cache, block_tables), (query_start_loc, context_lens)
+    sizes = block_size, max_query_len, max_context_len
+    forward_into(out.owner, query, *caches, *lengths, *sizes, check_ids=check_ids)
+    return out.owner
+
+
+def forward_into(
+    out: Any,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    query_start_loc: Any,
+    context_lens: Any,
+    block_size: int,
+    max_query_len: int,
+    max_context_len: int,
+    *,
+    check_ids: bool = False,
+) -> None:
+    """:func:`forward` into ``out``, an array like ``query``."""
+    arrays = views(
+        query=query,
+        out=out,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=block_tables,
+        query_start_loc=query_start_loc,
+        context_lens=context_lens,
+    )
+    call = Call(*arrays, block_size, max_query_len, max_context_len)
+    call.check()
+    if check_ids:
+        call.check_ids()
+    call.run(kernels_for(call.query))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, under the names of :func:`forward`."""
+
+    query: Array
+    out: Array
+    key_cache: Array
+    value_cache: Array
+    block_tables: Array
+    query_start_loc: Array
+    context_lens: Array
+    block_size: int
+    max_query_len: int
+    max_context_len: int
+
+    def check(self) -> None:
+        """Shapes and dtypes.
+
+        Raises:
+            SettingError: One that does not fit.
+        """
+        batch = self.block_tables.shape[0] if self.block_tables.shape else 0
+        checks.block_size(self.block_size)
+        checks.heads(self.query, self.out, self.key_cache, self.value_cache, None, self.block_size)
+        checks.limit("max_query_len", self.max_query_len)
+        checks.limit("max_context_len", self.max_context_len)
+        checks.tables(self.block_tables, batch, self.block_size, self.max_context_len)
+        self.query_start_loc.expect((batch + 1,), "int32")
+        self.context_lens.expect((batch,), "int32")
+
+    def check_ids(self) -> None:
+        """Every length, and every block id that a sequence uses.
+
+        Raises:
+            SettingError: The first that is out of range.
+        """
+        starts, contexts = on_host(self.query_start_loc), on_host(self.context_lens)
+        tokens = self.query.shape[0]
+        for place in np.flatnonzero(starts[[0, -1]] != [0, tokens])[:1]:
+            field, value = f"query_start_loc[{(0, len(starts) - 1)[place]}]", int(starts[[0, -1]][place])
+            raise SettingError(field, value, f"must be {(0, tokens)[place]}: query has {tokens} tokens")
+        checks.lengths("query_len", np.diff(starts), "max_query_len", self.max_query_len)
+        checks.lengths("context_lens", contexts, "max_context_len", self.max_context_len)
+        for sequence in np.flatnonzero(contexts < np.diff(starts))[:1]:
+            remedy = f"must not be less than its {np.diff(starts)[sequence]} new tokens"
+            raise SettingError(f"context_lens[{sequence}]", int(contexts[sequence]), remedy)
+        checks.block_ids(self.block_tables, contexts, self.block_size, self.key_cache.shape[0])
+
+    def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
+        """Launch the kernels; ``partition_tokens`` overrides the split."""
+        tokens, heads, head_dim = self.query.shape
+        kv_heads, batch = self.key_cache.shape[2], self.block_tables.shape[0]
+        attention, tile = source.prefill_attention(self.query.dtype, head_dim), tile_of(self.query.dtype, head_dim)
+        columns = kv_heads * -(-self.max_query_len * (heads // kv_heads) // tile.rows)
+        if partition_tokens is None:
+            places = kernels.places(attention, THREADS, tile.shared_bytes)
+            partition_tokens = partition_size(self.max_context_len, batch * columns, places)
+        partitions = max(1, -(-self.max_context_len // partition_tokens))
+        # With one partition nobody writes these.
+        rows = tokens * heads * partitions if partitions > 1 else 0
+        states = empty("partial_states", (rows, 2), "float32", self.query)
+        values = empty("partial_values", (rows, head_dim), "float32", self.query)
+        kernels.launch(
+            attention,
+            (columns, batch, partitions),
+            (THREADS, 1, 1),
+            (
+                self.out,
+                states,
+                values,
+                self.query,
+                self.key_cache,
+                self.value_cache,
+                self.block_tables,
+                self.query_start_loc,
+                self.context_lens,
+                *map(np.int32, (kv_heads, heads // kv_heads, self.block_size, self.block_tables.shape[1])),
+                np.int32(partition_tokens),
+                np.float32(math.log2(math.e) / math.sqrt(head_dim)),
+            ),
+            shared_bytes=tile.shared_bytes,
+        )
+        if partitions > 1:
+            kernels.launch(
+                source.merge_prefill(self.query.dtype, head_dim),
+                (self.max_query_len, heads, batch),
+                (-(-head_dim // 32) * 32, 1, 1),
+                (
+                    self.out,
+                    states,
+                    values,
+                    self.query_start_loc,
+                    self.context_lens,
+                    *map(np.int32, (partitions, partition_tokens)),
+                ),
+            )
+
+
+def partition_size(max_context_len: int, columns: int, places: int) -> int:
+    """Tokens of a partition: all of a context where the ``columns`` (tiles of rows) fill half of the device's places.
+
+    Few new tokens over a long context would leave most of the device idle, and are split as decoding is.
+    """
+    if 2 * columns >= places:
+        return max(1, max_context_len)
+    return paged_attention.partition_size(max_context_len, columns, places)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a block of threads works on at a time; ``prefill.cu`` has the same.
+
+    Attributes:
+        rows: Rows of queries: new tokens times query heads of a KV head.
+        shared_bytes: Its dynamic shared memory.
+    """
+
+    rows: int
+    shared_bytes: int
+
+
+def tile_of(dtype: str, head_dim: int) -> Tile:
+    """The tile of an instance of the kernel."""
+    scalar_bytes = 4 if dtype == "float32" else 2
+    loads = head_dim * scalar_bytes // 16
+    rows = 128 if scalar_bytes == 2 and head_dim <= 128 else 64
+    keys = 64 if loads <= 12 else 32 if loads <= 32 else 16
+    return Tile(rows, 16 * (loads + 1) * (rows + 2 * keys) + 2 * 8 * keys + 4 * rows)

@@ -1,0 +1,105 @@
+"""The kernels' source: one text a kernel, with the project's own headers written into it.
+
+CuPy's disk cache and the cache of CPU builds go by the text that is compiled; an included file would escape them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+_INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
+#: The C++ type of a cache's dtype.
+SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+HEAD_DIMS = (64, 80, 96, 112, 128, 256)
+#: Where a token's slot is looked up: in a block table, or counted from the sequence's first one.
+SLOT_RULES = ("PagedSlots", "ContiguousSlots")
+#: Warps of a block of the decode kernel.
+DECODE_WARPS = 4
+#: Query heads that a block can serve; larger groups take several blocks. Of 16-bit types 8 and 16 go to tensor cores.
+GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel instance.
+
+    Attributes:
+        text: The whole source that it is compiled from.
+        expression: Its name in C++, template arguments and all.
+    """
+
+    text: str
+    expression: str
+
+
+@functools.cache
+def inlined(path: Path) -> str:
+    """The text of a source file, each header of the project in place of its first ``#include``."""
+    return "\n".join(_lines(path, set())) + "\n"
+
+
+def _lines(path: Path, seen: set[Path]) -> list[str]:
+    seen.add(path)
+    # Compilers name the file that a person would open.
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        include = _INCLUDE.match(line)
+        if line == "#pragma once":
+            lines.append("")
+        elif not include:
+            lines.append(line)
+        else:
+            header = path.parent / include["name"]
+            lines += [*([] if header in seen else _lines(header, seen)), f'#line {number + 1} "{path.name}"']
+    return lines
+
+
+def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots") -> Kernel:
+    """Attention of ``group`` query heads a KV head; ``slots`` is one of :data:`SLOT_RULES`."""
+    return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
+
+
+def group_tile(dtype: str, group: int) -> int:
+    """Query heads that one block serves, of ``group`` a KV head."""
+    tiles = GROUP_TILES[dtype]
+    return next((tile for tile in tiles if tile >= group), tiles[-1])
+
+
+def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
+    """Dynamic shared memory of a block of :func:`decode_attention`: its warps' rings, or what they hand in."""
+    tile = group_tile(dtype, group)
+    if dtype != "float32" and tile >= 8:
+        stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
+        ring = 72 * 1024 // stage * stage
+    else:
+        ring = 3 * 16 * 1024
+    return max(ring, DECODE_WARPS * tile * (head_dim + 2) * 4)
+
+
+def merge_partitions(dtype: str, head_dim: int) -> Kernel:
+    """What brings the partitions of :func:`decode_attention` together."""
+    return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
+
+
+def prefill_attention(dtype: str, head_dim: int) -> Kernel:
+    """Causal attention of new tokens over a paged cache."""
+    return Kernel(inlined(KERNELS / "prefill.cu"), f"prefill_attention<{SCALARS[dtype]}, {head_dim}>")
+
+
+def merge_prefill(dtype: str, head_dim: int) -> Kernel:
+    """What brings the partitions of :func:`prefill_attention` together."""
+    return Kernel(inlined(KERNELS / "prefill.cu"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
+
+
+def plain(name: str) -> Kernel:
+    """A kernel without templates, in a file of its name."""
+    return Kernel(inlined(KERNELS / f"{name}.cu"), name)
+
+
+def attention(expression: str) -> Kernel:
+    """An instance of the attention kernels, by its name in C++."""
+    return Kernel(inlined(KERNELS / "paged_attention.cu"), expression)

@@ -1,0 +1,1 @@
+"""The whole GPU day in one command."""

@@ -1,0 +1,177 @@
+"""The whole GPU day in one command: ``python -m fragmeter.gpu.runbook --device cuda --out DIR``.
+
+Each part is a process of its own, with a budget of seconds: one that fails, hangs or breaks its CUDA context is
+written down, and the rest goes on. What a part finds lies in a JSON file as soon as the part is over; ``run.json``
+says how each went, and ``summary.md`` tells it all. With ``--device cpu`` the same parts run small, without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from ... import __version__
+from ...sim.types.errors import UserError
+from ...sim.output.files import as_json, user_paths, write_whole
+from ...sim.output.folders import FolderKind, check_folder
+from ...sim.output.interrupts import handle
+from ..devices import devices, program
+from .parts import MODELS, Part, parts_for
+from .summary import summary
+
+SCHEMA_VERSION = 1
+State = Literal["done", "failed", "over budget", "left out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a part went.
+
+    Attributes:
+        name: Of the part.
+        state: ``failed`` also where a check did not pass; ``left out`` where it cannot run on this device.
+        seconds: What it took.
+        error: One line; None where it is done.
+        files: What it wrote, beside its log.
+    """
+
+    name: str
+    state: State
+    seconds: float
+    error: str | None
+    files: tuple[str, ...] = ()
+
+
+def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
+    """Run the parts in order and keep ``run.json`` and ``summary.md`` up to date.
+
+    What a part leaves of its budget the next one may use: all take no longer than their budgets together.
+    Outcomes of parts that an earlier run left in ``out`` stay where they are not run again.
+
+    Raises:
+        UserError: ``out`` takes no files.
+    """
+    outcomes, saved_s = _earlier(out), 0.0
+    check_folder(out, _folder_kind(parts, outcomes.values()))
+    with user_paths(out):
+        out.mkdir(parents=True, exist_ok=True)
+    _write(out, device, list(outcomes.values()))
+    for part in parts:
+        print(f"{part.name:<12}", end="", flush=True)
+        budget_s = part.budget_s + saved_s
+        outcomes[part.name] = outcome = run_part(part, out, budget_s)
+        saved_s = max(0.0, budget_s - outcome.seconds)
+        error = f": {outcome.error}" if outcome.error else ""
+        print(f"{outcome.state} ({outcome.seconds:.1f} s){error}", flush=True)
+        _write(out, device, list(outcomes.values()))
+    return [outcomes[part.name] for part in parts]
+
+
+def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKind:
+    """The folder of ``--out``: what these parts, those of any device and earlier ones write, and their logs."""
+    known = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
+    files = {name for part in known for name in (*part.files, f"{part.name}.log")}
+    return FolderKind("GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run)
+
+
+def run_part(part: Part, out: Path, budget_s: float) -> Outcome:
+    """One part in a process of its own; its log begins with the command, to be run by hand, and has all output."""
+    if part.reason:
+        return Outcome(part.name, "left out", 0.0, part.reason)
+    log = out / f"{part.name}.log"
+    for name in part.files:
+        (out / name).unlink(missing_ok=True)
+    command, begin = [sys.executable, *part.tokens(out)], perf_counter()
+    with log.open("w") as written:
+        print(f"$ {shlex.join(command)}", file=written, flush=True)
+        status = _status(command, written, budget_s)
+    seconds = round(perf_counter() - begin, 2)
+    files = tuple(name for name in part.files if (out / name).exists())
+    if status == 0:
+        return Outcome(part.name, "done", seconds, None, files)
+    if status is None:
+        return Outcome(part.name, "over budget", seconds, f"stopped after {seconds:.0f} s", files)
+    return Outcome(part.name, "failed", seconds, _last_line(log) or f"exit status {status}", files)
+
+
+def _status(command: list[str], output: Any, budget_s: float) -> int | None:
+    """The exit status of a process; None where it had to be stopped."""
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        return process.wait(budget_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Its workers, too; on Ctrl-C as well.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _last_line(log: Path) -> str | None:
+    said = log.read_text(errors="replace").splitlines()[1:]
+    return next((line.strip()[:300] for line in reversed(said) if line.strip()), None)
+
+
+def _earlier(out: Path) -> dict[str, Outcome]:
+    """What an earlier run says of its parts.
+
+    Raises:
+        UserError: Its file is another's.
+    """
+    found = out / "run.json"
+    try:
+        told = json.loads(found.read_text())["parts"] if found.exists() else []
+        return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in told}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{found}: tells of no GPU day; take another folder, or move it away") from None
+
+
+def _write(out: Path, device: str, outcomes: list[Outcome]) -> None:
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "fragmeter": __version__,
+        "device": device,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(sum(outcome.seconds for outcome in outcomes), 2),
+        "parts": [asdict(outcome) for outcome in outcomes],
+    }
+    write_whole(out / "run.json", as_json(document))
+    write_whole(out / "summary.md", summary(out))
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.runbook", description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu: the same, small")
+    parser.add_argument("--model", help="preset that is calibrated and validated; one that fits by default")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
+    parser.add_argument("--only", action="append", help="run this part alone (may be given again)")
+    given = parser.parse_args(tokens)
+    return program.run(lambda: _play_asked(given))
+
+
+def _play_asked(given: argparse.Namespace) -> bool:
+    parts = parts_for(given.device, given.model, given.only)
+    if given.device != "cpu" and any(given.device in part.program for part in parts):
+        # Once, instead of in every part.
+        devices.require(given.device)
+    outcomes = play(parts, given.out, given.device)
+    print(f"{given.out / 'summary.md'}")
+    return all(outcome.state in ("done", "left out") for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    handle()
+    sys.exit(main())

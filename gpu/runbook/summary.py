@@ -1,0 +1,211 @@
+"""``summary.md`` of a GPU day, from the JSON files of its parts: whatever is there, and nothing that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..bench.table import HEADINGS, line
+
+Found = dict[str, Any]
+
+
+def summary(out: Path) -> str:
+    """The page."""
+    run = _read(out, "run")
+    told = [_told(name, found) for name in SECTIONS if (found := _read(out, name))]
+    return "\n\n".join([_heading(run, _device(out)), _parts(run), *told]) + "\n"
+
+
+def _told(name: str, found: Found) -> str:
+    """A part's section. What was measured counts more than its page: one that cannot be told is named."""
+    try:
+        return SECTIONS[name](found)
+    except Exception as error:
+        return f"## {name}\n\n{name}.json is there and cannot be told: {type(error).__name__}: {error}"
+
+
+def _read(out: Path, name: str) -> Found | None:
+    path = out / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _device(out: Path) -> str:
+    """What a part that measures says that it ran on."""
+    measured = (_read(out, name) for name in ("ceiling", "bench", "grid"))
+    device = next((found["device"] for found in measured if found), {"name": "no device answered"})
+    driver = device.get("driver")
+    return f"{device.get('name')}, driver {driver}" if driver else f"{device.get('name')}"
+
+
+def _heading(run: Found, device: str) -> str:
+    where = f"# GPU day on {run['device']}: {device}"
+    return f"{where}\n\nfragmeter {run['fragmeter']}, {run['written']}, {run['seconds']:.0f} s in all."
+
+
+def _parts(run: Found) -> str:
+    rows = [
+        (part["name"], part["state"], f"{part['seconds']:.1f}", ", ".join(part["files"]), part["error"] or "")
+        for part in run["parts"]
+    ]
+    return _table(("part", "state", "seconds", "files", "why"), rows)
+
+
+def _doctor(found: Found) -> str:
+    rows = [(part["name"], "yes" if part["works"] else "no", part["found"]) for part in found["parts"]]
+    return "## What works\n\n" + _table(("part", "works", "found"), rows)
+
+
+def _grid(found: Found) -> str:
+    rows = [
+        (
+            row["kernel"],
+            row["dtype"],
+            row["points"],
+            row["failed"],
+            _scientific(row["worst_error"]),
+            f"{row['tolerance']:.0e}",
+        )
+        for row in found["summary"]
+    ]
+    headings = ("kernel", "dtype", "points", "failed", "worst error", "allowed")
+    return "## Correctness, against float64\n\n" + _table(headings, rows)
+
+
+def _modules(found: Found) -> str:
+    kernels = found["kernels"]
+    rows = [
+        (row["kernel"], row.get("registers", "-"), row.get("local_bytes", "-"), row["error"] or "")
+        for row in kernels
+        if row["error"] or row["local_bytes"]
+    ]
+    told = f"## Kernels\n\n{len(kernels)} compiled in {found['compile_s']:.0f} s and loaded"
+    if not rows:
+        return f"{told}; none fails or needs local memory."
+    headings = ("kernel", "registers", "local bytes", "error")
+    return f"{told}; those that fail or need local memory:\n\n" + _table(headings, rows)
+
+
+def _graphs(found: Found) -> str:
+    rows = [
+        (check["name"], "yes" if check["passes"] else "no", _scientific(check["error"]), check["tolerance"])
+        for check in found["checks"]
+    ]
+    return "## Captured against eager\n\n" + _table(("what", "the same", "error", "allowed"), rows)
+
+
+def _replay(found: Found) -> str:
+    rows = f"{found['checked_rows']:,} rows of {found['checked_steps']:,} steps of a {found['plan']['policy']} plan"
+    told = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {_scientific(found['worst_error'])}."
+    wrong = "".join(f"\n- {mismatch}" for mismatch in found["mismatches"])
+    return f"## The simulator's own block tables\n\n{told}\n{wrong}".rstrip()
+
+
+def _ceiling(found: Found) -> str:
+    rows = [(copy["kind"], f"{copy['bytes_per_s'] / 1e9:.1f}") for copy in found["copies"]]
+    sheet = found["data_sheet_bytes_per_s"]
+    told = f"\n\nData sheet: {sheet / 1e9:.0f} GB/s." if sheet else ""
+    return "## Copies\n\n" + _table(("kind", "GB/s"), rows) + told
+
+
+def _bench(found: Found) -> str:
+    return "\n".join(["## Decode attention", "", "```", HEADINGS, *map(line, found["rows"]), "```"])
+
+
+def _calibration(found: Found) -> str:
+    rows = []
+    for name, entry in found["ops"].items():
+        fit = entry["fit"]
+        held = ", ".join(f"{by} {error['median_error']:.1%}" for by, error in fit["held_out"].items())
+        errors = (f"{fit[error]:.1%}" for error in ("median_error", "mape", "bias"))
+        rows.append((name, fit["points"], *errors, held or "-"))
+    title = f"## Calibration: {found['model']}, {found['dtype']}{', quick' if found['quick'] else ''}"
+    headings = ("operation", "points", "median error", "mean error", "bias", "median error, held out")
+    return f"{title}\n\n" + _table(headings, rows)
+
+
+def _validation(found: Found) -> str:
+    """Part by part: one that was stopped has those that it came to."""
+    sections = {"runs": _runs, "operations": _operations, "allocation": _allocation, "attention": _attention}
+    told = [section(found[name]) for name, section in sections.items() if name in found]
+    if "start_up" in found:
+        told.append(_start_up(found["start_up"]))
+    return "\n\n".join([f"## Validation: {found['model']}, predicted against measured", *told])
+
+
+def _runs(runs: Iterable[Found]) -> str:
+    rows = [
+        (
+            run["policy"],
+            *_errors(run["step"]),
+            f"{run['predicted_tokens_per_s']:,.1f}",
+            f"{run['measured_tokens_per_s']:,.1f}",
+            f"{run['throughput_error']:+.1%}",
+        )
+        for run in runs
+    ]
+    return _table(("run", *ERRORS, "predicted tokens/s", "measured", "error"), rows)
+
+
+def _operations(operations: Found) -> str:
+    return _table(("operation", *ERRORS), [(name, *_errors(error)) for name, error in operations.items()])
+
+
+def _allocation(allocation: Found) -> str:
+    rows = [
+        (
+            f"{name} a block allocated",
+            found["count"],
+            *(found[side][rank] for side in ("measured", "predicted") for rank in ("p50_ms", "p99_ms")),
+        )
+        for name, found in allocation.items()
+    ]
+    return _table(("decode steps, ms", "steps", "p50", "p99", "predicted p50", "predicted p99"), rows)
+
+
+def _attention(shapes: Iterable[Found]) -> str:
+    rows = [
+        (f"{one['batch']} x {one['context']}", one["paged_us"], one["contiguous_us"], f"{one['overhead']:+.1%}")
+        for one in shapes
+    ]
+    return _table(("decode attention, us", "paged", "contiguous", "paged adds"), rows)
+
+
+def _start_up(found: Found) -> str:
+    times = f"{found['measured_ms']:,.1f} ms, predicted {found['predicted_ms']:,.1f} ms ({found['error']:+.1%})"
+    return f"A prompt of {found['prompt_tokens']:,} tokens in {found['chunks']} chunks starts up in {times}."
+
+
+#: Of steps, as :func:`_errors` tells them.
+ERRORS = ("steps", "mean error", "p95", "bias", "of the sum")
+
+
+def _errors(error: Found) -> tuple[Any, ...]:
+    shares = (f"{error['mape']:.1%}", f"{error['p95']:.1%}", f"{error['bias']:+.1%}", f"{error['total_bias']:+.1%}")
+    return error["count"], *shares
+
+
+#: By the names of their files, in the order of the page.
+SECTIONS: dict[str, Callable[[Found], str]] = {
+    "doctor": _doctor,
+    "modules": _modules,
+    "grid": _grid,
+    "graphs": _graphs,
+    "replay": _replay,
+    "ceiling": _ceiling,
+    "bench": _bench,
+    "calibration": _calibration,
+    "validation/validation": _validation,
+}
+
+
+def _scientific(error: float | None) -> str:
+    """An error that is no number is null in JSON."""
+    return "no number" if error is None else f"{error:.1e}"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

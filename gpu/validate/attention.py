@@ -1,0 +1,83 @@
+"""Decode attention by block tables against the same over contiguous pieces: what paging costs a kernel, measured.
+
+The comparison of the paper's Fig 18a. Both read the same tokens of the same pool, whose blocks the tables name in a
+random order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..devices import timing
+from ..model.skeleton import Skeleton, attend
+from ..model.batch import Rows
+from ..devices.timing import Work
+
+#: Sequences, and the tokens that each of them holds.
+SHAPES = {
+    "cpu": ((8, 64), (8, 128), (8, 224), (4, 224)),
+    "cuda": tuple((batch, context) for batch in (8, 32) for context in (64, 128, 256, 512, 1024, 2048)),
+}
+
+
+@torch.inference_mode()
+def paged_against_contiguous(
+    skeleton: Skeleton, shapes: Iterable[tuple[int, int]], rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    """One layer's decode attention, both ways, for those of the shapes that the pool has room for.
+
+    Returns:
+        ``batch``, ``context``, ``paged_us``, ``contiguous_us`` and ``overhead``, the share that tables add.
+    """
+    fitting = [shape for shape in shapes if _fits(skeleton, *shape)]
+    rng, stopwatch = np.random.default_rng(seed), timing.stopwatch(skeleton.device)
+    works = [work for shape in fitting for work in _both(skeleton, *shape, rng)]
+    samples: list[list[float]] = [[] for _ in works]
+    for index, us in timing.interleaved([stopwatch.sampler(work) for work in works], rounds, seed):
+        samples[index].append(us)
+    found = [timing.timing(taken, stopwatch.quantile).us for taken in samples]
+    return [
+        {
+            "batch": batch,
+            "context": context,
+            "paged_us": round(paged, 3),
+            "contiguous_us": round(contiguous, 3),
+            "overhead": round(paged / contiguous - 1, 4),
+        }
+        for (batch, context), paged, contiguous in zip(fitting, found[::2], found[1::2], strict=True)
+    ]
+
+
+def _fits(skeleton: Skeleton, batch: int, context: int) -> bool:
+    return batch * -(-context // skeleton.pool.block_size) <= skeleton.pool.num_blocks
+
+
+def _both(skeleton: Skeleton, batch: int, context: int, rng: np.random.Generator) -> Sequence[Work]:
+    pool, model = skeleton.pool, skeleton.model
+    blocks = -(-context // pool.block_size)
+    ids = rng.permutation(pool.num_blocks)[: batch * blocks].reshape(batch, blocks)
+    held = skeleton.place(np.full(batch, context, np.int32))
+    tables = skeleton.place(ids.astype(np.int32))
+    starts = skeleton.place(np.arange(batch, dtype=np.int64) * (pool.num_slots // batch))
+    shape = (batch, model.num_heads, model.head_dim)
+    query = torch.randn(shape, device=skeleton.device.torch_device, dtype=pool.keys[0].dtype)
+    every = slice(0, batch)
+    return (
+        _attending(skeleton, query, Rows(every, held, context, pool.block_size, block_tables=tables)),
+        _attending(skeleton, query, Rows(every, held, context, pool.block_size, slot_starts=starts)),
+    )
+
+
+def _attending(skeleton: Skeleton, query: torch.Tensor, rows: Rows) -> Work:
+    """Over the caches of all layers by turns, so that what is read is as cold as in a step."""
+    out, pool = torch.empty_like(query), skeleton.pool
+
+    def work(number: int) -> None:
+        layer = number % skeleton.model.num_layers
+        attend(skeleton.device, rows, out, query, pool.keys[layer], pool.values[layer])
+
+    return work

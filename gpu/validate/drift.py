@@ -1,0 +1,76 @@
+"""Whether a machine still is what it was when it was calibrated: some calls of the calibration, measured again.
+
+Others at work, a warmer chip or another clock make every prediction wrong alike. That is no fault of the model of a
+step, and nothing is corrected by it; who reads a report should know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..calibrate import points
+from ..devices import timing
+from ..calibrate.grid import Grid
+from ..calibrate.probes import Probes
+from ..calibrate.points import Point
+from ..model.skeleton import Skeleton
+
+#: What is measured again: GEMMs of a decode step, what is between them, and attention.
+AGAIN = Grid(
+    tokens=(16,),
+    head_rows=(4, 16),
+    batches=(8,),
+    contexts=(64, 128),
+    ragged=(),
+    block_sizes=(),
+    chunks=(),
+    prefixes=(),
+    prompts=(),
+    moved_blocks=(),
+    steps=(),
+    rounds=5,
+    pool_bytes=None,
+)
+
+
+class Drift:
+    """Looks at a machine from time to time.
+
+    Args:
+        skeleton: Of the model that was calibrated.
+        calibrated: The calibration's points.
+        seed: The calibration's, so that lengths are the same.
+    """
+
+    def __init__(self, skeleton: Skeleton, calibrated: Sequence[Point], seed: int) -> None:
+        self._stopwatch, self._seed = timing.stopwatch(skeleton.device), seed
+        then_us = {points.key(point): point["us"] for point in calibrated}
+        probes = Probes(skeleton, AGAIN, self._stopwatch, seed)
+        known = [probe for probe in probes.operations() if points.key(probe.point) in then_us]
+        self._then_us = np.array([then_us[points.key(probe.point)] for probe in known])
+        self._samplers = [self._stopwatch.sampler(probe.work, probe.captured) for probe in known]
+        self._looks: list[float] = []
+
+    @property
+    def between(self) -> float | None:
+        """By which share they took longer at the last two looks, in the mean; None where nothing is compared."""
+        return round(sum(self._looks[-2:]) / 2, 4) if self._looks else None
+
+    @torch.inference_mode()
+    def look(self) -> None:
+        """Measure all calls."""
+        samples: list[list[float]] = [[] for _ in self._samplers]
+        for index, us in timing.interleaved(self._samplers, AGAIN.rounds, self._seed):
+            samples[index].append(us)
+        now_us = np.array([timing.timing(taken, self._stopwatch.quantile).us for taken in samples])
+        if len(now_us):
+            self._looks.append(float(np.median(now_us / self._then_us)) - 1)
+
+    def told(self) -> dict[str, Any]:
+        """``calls``, how many are compared, and by which share they took longer: at each look, and in the median."""
+        looks = [round(look, 4) for look in self._looks]
+        return {"calls": len(self._samplers), "looks": looks, "median": float(np.median(looks)) if looks else None}

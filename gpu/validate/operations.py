@@ -1,0 +1,196 @@
+"""What the operations of a step take while the step runs, each beside its prediction.
+
+A step of the skeleton, call by call under a clock. On a CPU that is the time that the core spent on the thread. On a
+GPU events stand between the calls, which are laid up behind a kernel that waits, so that the device never waits for
+the host; what the host takes is then not among them. No GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...sim.cost.calibration import Calibration
+from ...sim.cost.operations import OPERATIONS
+from ...sim.recording.plans import Plan
+from ...sim.spec import ModelSpec
+from ..calibrate import points
+from ..devices import timing
+from ..model.executor import MOVES, moves_of
+from ..calibrate.points import Point
+from ..model.skeleton import Skeleton, attend
+from ..model.batch import Inputs
+from ..model.layers import Matrix, multiply
+from .validate import batch_of, compared
+
+#: All but GEMMs, attention and moves: short calls. What a step takes beyond its operations, as they were measured by
+#: themselves, a calibration gives to ``step``; so only their sum says whether it is right.
+BESIDE = ("embedding", "elementwise", "kv_write", "step")
+#: Cycles of a GPU, some 50 ms: enough to lay a step up.
+AHEAD_CYCLES = 100_000_000
+
+
+class Clock(Protocol):
+    """Adds up microseconds by name; calls may lie within each other."""
+
+    def begin(self) -> None:
+        """A step is about to run; nothing is counted yet."""
+
+    def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns."""
+
+    def read(self) -> Counter[str]:
+        """What has been counted since the beginning."""
+
+
+class CpuClock:
+    """:class:`Clock` of this thread's time on its core."""
+
+    def begin(self) -> None:
+        """As :class:`Clock` has it."""
+        self._us: Counter[str] = Counter()
+
+    def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """As :class:`Clock` has it."""
+        start = time.thread_time_ns()
+        found = call(*arguments)
+        self._us[name] += (time.thread_time_ns() - start) / 1e3
+        return found
+
+    def read(self) -> Counter[str]:
+        """As :class:`Clock` has it."""
+        return self._us
+
+
+class CudaClock:
+    """:class:`Clock` of events on the current stream."""
+
+    def begin(self) -> None:
+        """As :class:`Clock` has it: lets the device wait."""
+        self._spans: list[tuple[str, Any, Any]] = []
+        torch.cuda._sleep(AHEAD_CYCLES)
+
+    def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """As :class:`Clock` has it."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        found = call(*arguments)
+        end.record()
+        self._spans.append((name, start, end))
+        return found
+
+    def read(self) -> Counter[str]:
+        """As :class:`Clock` has it; waits for the device."""
+        torch.cuda.synchronize()
+        found: Counter[str] = Counter()
+        for name, start, end in self._spans:
+            found[name] += start.elapsed_time(end) * 1e3
+        return found
+
+
+class TimedStep:
+    """Runs steps of a skeleton call by call."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton = skeleton
+        self._on_gpu = skeleton.device.torch_device.type == "cuda"
+        self._clock: Clock = CudaClock() if self._on_gpu else CpuClock()
+
+    @torch.inference_mode()
+    def operations_us(self, plan: Plan, step: int) -> Counter[str]:
+        """Microseconds of each operation of a step, all its calls together."""
+        self._clock.begin()
+        for name, pairs in moves_of(plan, plan.step(step)).items():
+            self._clock.timed(name, MOVES[name], self._skeleton.pool, pairs)
+        batch = batch_of(plan, step)
+        self._clock.timed("whole", lambda: self._forward(self._skeleton.stager.inputs(batch, self._skeleton.place)))
+        us = self._clock.read()
+        in_layers = sum(us[name] for name in ("gemm", "kv_write", "decode_attention", "prefill_attention"))
+        beside = us.pop("whole") - us["layer"] - us["head"] - us["embedding"]
+        if not self._on_gpu:
+            us["step"] = beside
+        us["elementwise"] = us.pop("layer") - in_layers
+        us["gemm"] += us.pop("head")
+        return us
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        weights, timed = self._skeleton.weights, self._clock.timed
+        hidden, rotary = timed("embedding", weights.embed, inputs.token_ids, inputs.positions)
+        for number, layer in enumerate(weights.layers):
+            attending = functools.partial(self._attend, number, inputs)
+            hidden = timed("layer", layer.forward, hidden, rotary, attending, self._multiply)
+        return timed("head", weights.logits, hidden[inputs.last_tokens])
+
+    def _multiply(self, hidden: Tensor, matrix: Matrix) -> Tensor:
+        return self._clock.timed("gemm", multiply, hidden, matrix)
+
+    def _attend(self, layer: int, inputs: Inputs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        device, pool, timed = self._skeleton.device, self._skeleton.pool, self._clock.timed
+        keys, values = pool.keys[layer], pool.values[layer]
+        timed("kv_write", device.reshape_and_cache, key, value, keys, values, inputs.slot_mapping)
+        out = torch.empty_like(query)
+        for name, rows in (("decode_attention", inputs.decodes), ("prefill_attention", inputs.prefills)):
+            if rows:
+                timed(name, attend, device, rows, out[rows.tokens], query[rows.tokens], keys, values)
+        return out
+
+
+def operations_compared(
+    skeleton: Skeleton, plan: Plan, calibration: Calibration, steps: Sequence[int], rounds: int, watch: Callable
+) -> dict[str, dict[str, Any]]:
+    """Errors of each operation, over those of the steps that have it; ``beside`` is :data:`BESIDE` together.
+
+    Args:
+        plan: A paged one.
+        steps: Which of its steps are looked at.
+        rounds: Samples of each, in turns, after one to warm up.
+        watch: Passes the samples on while they are taken.
+    """
+    timed, quantile = TimedStep(skeleton), timing.stopwatch(skeleton.device).quantile
+    samples: dict[int, list[Counter[str]]] = {step: [] for step in steps}
+    for step in watch([*steps] * (rounds + 1), len(steps) * (rounds + 1)):
+        samples[step].append(timed.operations_us(plan, step))
+    sides: dict[str, list[tuple[float, float]]] = {}
+    for step, counted in samples.items():
+        predicted = predicted_us(calibration, skeleton.model, plan, step)
+        measured = {name: float(np.quantile([one[name] for one in counted[1:]], quantile)) for name in counted[0]}
+        for one in (predicted, measured):
+            one["beside"] = sum(one[name] for name in BESIDE if name in measured)
+        for name, us in measured.items():
+            sides.setdefault(name, []).append((predicted[name], us))
+    return {name: compared(*np.transpose(both)) for name, both in sides.items()}
+
+
+def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: int) -> Counter[str]:
+    """What the calibration says of a step, operation by operation."""
+    found, block_size = plan.step(step), plan.meta["block_size"]
+    lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
+    calls = points.operations_of_step(model, lens, contexts, block_size)
+    calls += [(1, points.move(name, model, len(pairs), block_size)) for name, pairs in moves_of(plan, found).items()]
+    us: Counter[str] = Counter()
+    for count, point in [*calls, (1, points.step(len(lens)))]:
+        us[point["op"]] += count * _point_us(calibration, point)
+    return us
+
+
+def _point_us(calibration: Calibration, point: Point) -> float:
+    sizes = {name: size for name, size in point.items() if name != "op"}
+    return float(calibration.ops[point["op"]].us(OPERATIONS[point["op"]](**sizes)))
+
+
+def telling_steps(plan: Plan, count: int) -> list[int]:
+    """Steps to look at: half of them out of those that prefill or move blocks, the others out of all, evenly."""
+    moved = sum(np.diff(getattr(plan, f"{move}_offsets")) for move in ("swap_out", "swap_in", "copy"))
+    special = np.flatnonzero((plan.prefill_tokens > 0) | (moved > 0))
+    return sorted({*_evenly(special, count // 2), *_evenly(np.arange(plan.num_steps), count - count // 2)})
+
+
+def _evenly(steps: np.ndarray, count: int) -> Iterable[int]:
+    return steps[np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)].tolist()

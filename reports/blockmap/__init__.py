@@ -1,0 +1,1 @@
+"""The block map and the block tables of a request."""

@@ -1,0 +1,183 @@
+"""The block map: every physical block of the pool over time, coloured by what it holds and for which request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.memory import BUCKETS
+from ...sim.types.ticks import PER_SECOND
+from .palette import KIND_LABELS, KINDS, legend_colour
+from .picture import Picture, picture
+from ..style.labels import Numbers
+from ..style.look import blank
+from ..style.palette import PAPER
+from .png import data_uri
+
+HEIGHT_PX = 560
+_MOST_LINES = 25
+_MOST_MARKS = 400
+#: Cells of the layer that follows the pointer.
+_HOVER_ROWS, _HOVER_COLUMNS = 64, 128
+
+
+def block_map(
+    found: BlockMap,
+    title: str,
+    requests: np.ndarray | None = None,
+    follows: bool = True,
+    drawn: Picture | None = None,
+) -> go.Figure:
+    """A picture of ``found``: time to the right, block 0 on top, a pixel for each block and moment that was recorded.
+
+    Args:
+        requests: int64 [sequences], the request of each sequence; None where each is a request of its own.
+        follows: Whether the pointer is followed, on a layer thinned to some thousand cells; a page that reads the
+            pixels back has no need of it.
+        drawn: The picture, where it is there already.
+    """
+    holders = request_of(found, requests)
+    drawn = picture(found, holders) if drawn is None else drawn
+    listed = _numbers(found, _spread(found.num_columns, _MOST_LINES))
+    figure = blank(title, _subtitle(found, drawn), HEIGHT_PX, listed, _numbers(found, range(found.num_columns)))
+    end_s, blocks = seconds(found.meta["end_ticks"]), int(found.block_ids[-1]) + 1
+    figure.add_layout_image(
+        source=data_uri(drawn.png),
+        xref="x",
+        yref="y",
+        x=0,
+        y=-0.5,
+        sizex=end_s,
+        sizey=blocks,
+        sizing="stretch",
+        layer="below",
+    )
+    _legend(figure, found)
+    _preemptions(figure, found, requests)
+    if follows:
+        _follow(figure, found, holders)
+    figure.update_layout(dragmode="zoom", hovermode="closest", legend_traceorder="normal")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", tickformat=",", fixedrange=False, showgrid=False)
+    figure.update_xaxes(range=[0, end_s])
+    figure.update_yaxes(title_text="physical block", fixedrange=False, showgrid=False, range=[blocks - 0.5, -0.5])
+    return figure
+
+
+def request_of(found: BlockMap, requests: np.ndarray | None) -> np.ndarray:
+    """The request that holds each block at each moment, or ``NOBODY``; int64 [columns, rows]."""
+    sequence = found.sequence.astype(np.int64)
+    return sequence if requests is None else np.where(sequence == NOBODY, NOBODY, requests[sequence])
+
+
+def seconds(ticks: int) -> float:
+    """Simulated time in seconds."""
+    return ticks / PER_SECOND
+
+
+def _subtitle(found: BlockMap, drawn: Picture) -> str:
+    blocks, rows = found.meta["num_blocks"], len(found.block_ids)
+    told = [f"{blocks:,} blocks of {found.meta['block_size']} slots, {found.num_columns:,} moments."]
+    if rows < int(found.block_ids[-1]) + 1:
+        told.append(f"Drawn: {rows:,} of the blocks, evenly spaced.")
+    if found.meta["layout"] == "counted":
+        told.append("The policy counts slots without addresses: each piece is drawn in the lowest room that holds it.")
+    if len(drawn.columns) < found.num_columns:
+        told.append(f"Drawn: {len(drawn.columns):,} of the moments, evenly spaced.")
+    told.append("A block is what most of its slots are;")
+    if drawn.is_shaded:
+        told.append("each request has its own shade.")
+    else:
+        told.append(f"requests have no shades, as a block stays with one for {drawn.stay_columns:.1f} moments (mean).")
+    return " ".join(told)
+
+
+def _legend(figure: go.Figure, found: BlockMap) -> None:
+    """A square for each kind of block that there is; they are no data."""
+    present = np.bincount(found.bucket.ravel(), minlength=len(KINDS))
+    for number, kind in enumerate(KINDS):
+        if present[number]:
+            figure.add_scatter(
+                name=KIND_LABELS[kind],
+                x=[None],
+                y=[None],
+                mode="markers",
+                marker={"symbol": "square", "size": 11, "color": legend_colour(kind)},
+                hoverinfo="skip",
+            )
+
+
+def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None) -> None:
+    """A mark on the upper edge for each time somebody was pushed out; of many some, evenly chosen."""
+    count = len(found.preempted_ticks)
+    if not count:
+        return
+    shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_MARKS)).round().astype(int))
+    sequence = found.preempted_sequence[shown]
+    who = sequence if requests is None else requests[sequence]
+    fate = np.where(found.preempted_swapped[shown] == 1, "to the host", "to be computed again")
+    figure.add_scatter(
+        name=f"preemption ({count:,})" if count <= _MOST_MARKS else f"preemption ({len(shown):,} of {count:,} marked)",
+        x=found.preempted_ticks[shown] / PER_SECOND,
+        y=np.full(len(shown), -0.5),
+        mode="markers",
+        cliponaxis=False,
+        customdata=np.column_stack([who.astype(str), fate]),
+        marker={
+            "symbol": "triangle-down",
+            "size": 9,
+            "color": legend_colour("given_up"),
+            "line": {"color": PAPER, "width": 1},
+        },
+        hovertemplate="request %{customdata[0]} preempted, %{customdata[1]}<br>%{x:,.2f} s<extra></extra>",
+    )
+
+
+def _follow(figure: go.Figure, found: BlockMap, holders: np.ndarray) -> None:
+    """A layer that cannot be seen and says what lies under the pointer."""
+    columns = _spread(found.num_columns, _HOVER_COLUMNS)
+    rows = _spread(len(found.block_ids), _HOVER_ROWS)
+    figure.add_heatmap(
+        name="blocks",
+        x=found.at_ticks[columns] / PER_SECOND,
+        y=found.block_ids[rows],
+        z=np.zeros((len(rows), len(columns)), dtype=np.int8),
+        text=[[_told(found, holders, column, row) for column in columns] for row in rows],
+        opacity=0,
+        showscale=False,
+        hovertemplate="block %{y}, %{x:,.2f} s<br>%{text}<extra></extra>",
+    )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def _told(found: BlockMap, holders: np.ndarray, column: int, row: int) -> str:
+    """What a block is at a moment, in words."""
+    request, kind = int(holders[column, row]), KIND_LABELS[KINDS[found.bucket[column, row]]]
+    if request == NOBODY:
+        return kind
+    tokens, references = int(found.live_slots[column, row]), int(found.references[column, row])
+    held = f"{tokens} of {found.meta['block_size']} slots hold tokens"
+    return f"request {request}: {kind}<br>{held}, {references} reference{'' if references == 1 else 's'}"
+
+
+def _numbers(found: BlockMap, columns: Iterable[int]) -> Numbers:
+    """The ledger at some of the moments, in percent of the pool, and the blocks given up to preemptions."""
+    used = [place for place in range(len(BUCKETS)) if found.census_slots[:, place].any()]
+    capacity = found.census_slots.sum(axis=1)
+    given_up = (found.bucket == GIVEN_UP).mean(axis=1)
+    rows = [
+        [
+            found.at_ticks[column] / PER_SECOND,
+            *(100 * found.census_slots[column, place] / capacity[column] for place in used),
+            100 * given_up[column],
+            int(np.searchsorted(found.preempted_ticks, found.at_ticks[column], side="right")),
+        ]
+        for column in columns
+    ]
+    names = [f"{BUCKETS[place].replace('_', ' ').capitalize()}, %" for place in used]
+    return {"columns": ["Time (s)", *names, "Free since a preemption, %", "Preemptions so far"], "rows": rows}

@@ -1,0 +1,90 @@
+"""The colours of the block map: what is of use is cool, waste is warm, and every request has its own shade.
+
+A pixel's palette index says what the block is, and where a request holds it also whose:
+
+    held      index = kind * SHADES + shade       live, reserved, over_estimate, block_tail, round_up, finished_hold
+              shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ
+    others    one index each, after those         stranded, cached, free, and free since a preemption
+
+Without shades the index is the kind. Each index has a colour of its own, so that a picture can be read back; in the
+light and in the dark form.
+"""
+
+from __future__ import annotations
+
+from colorsys import hls_to_rgb
+
+import numpy as np
+
+from ...sim.recording.blocks import NOBODY
+from ..style.palette import BUCKETS
+
+SHADES = 12
+KINDS: tuple[str, ...] = (*BUCKETS, "given_up")
+"""What a block can be, by its number in a recorded map."""
+
+KIND_LABELS: dict[str, str] = {bucket: bucket.replace("_", " ") for bucket in BUCKETS} | {
+    "given_up": "free since a preemption"
+}
+_HELD_KINDS = KINDS.index("stranded")
+#: Coprime to SHADES, so that requests that follow each other are far apart.
+_STRIDE = 5
+
+#: Hue in degrees, lightness and saturation in percent: of the light form, then of the dark one; and by how much hue
+#: and lightness wander around these from shade to shade.
+_BASE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], float, float]] = {
+    "live": ((216, 37, 68), (214, 55, 66), 21, 13),
+    "reserved": ((211, 84, 64), (213, 27, 42), 16, 4),
+    "over_estimate": ((21, 55, 84), (20, 50, 78), 5, 6),
+    "block_tail": ((54, 58, 84), (54, 60, 80), 3, 5),
+    "round_up": ((41, 48, 92), (41, 50, 88), 3, 5),
+    "finished_hold": ((350, 70, 42), (350, 62, 40), 5, 4),
+    "stranded": ((210, 20, 8), (210, 64, 8), 0, 0),
+    "cached": ((163, 34, 100), (163, 40, 90), 0, 0),
+    "free": ((214, 93, 18), (214, 12, 14), 0, 0),
+    "given_up": ((346, 46, 84), (346, 46, 84), 0, 0),
+}
+
+
+def palette(is_dark: bool = False) -> list[str]:
+    """A colour for every index, as ``#rrggbb``; no two are alike."""
+    held = [_colour(kind, shade, is_dark) for kind in KINDS[:_HELD_KINDS] for shade in range(SHADES)]
+    return [*held, *plain_palette(is_dark)[_HELD_KINDS:]]
+
+
+def plain_palette(is_dark: bool = False) -> list[str]:
+    """A colour for every kind, as ``#rrggbb``; of those that a request holds, none of the shades'."""
+    return [_hex(*_BASE[kind][is_dark]) for kind in KINDS]
+
+
+def legend_colour(kind: str) -> str:
+    """The colour that stands for a kind, in its light form."""
+    return _hex(*_BASE[kind][0])
+
+
+def legend_colours() -> dict[str, str]:
+    """Light form to dark form of what ``legend_colour`` gives."""
+    return {legend_colour(kind): _hex(*_BASE[kind][1]) for kind in KINDS}
+
+
+def indices(kind: np.ndarray, request: np.ndarray) -> np.ndarray:
+    """The palette index of each pixel, uint8; ``request`` is ``NOBODY`` where there is none."""
+    shade = np.where(request == NOBODY, 0, request * _STRIDE % SHADES)
+    own = kind.astype(np.int64)
+    others = _HELD_KINDS * (SHADES - 1) + own
+    return np.where(own < _HELD_KINDS, own * SHADES + shade, others).astype(np.uint8)
+
+
+def _colour(kind: str, shade: int, is_dark: bool) -> str:
+    light, dark, hue_width, lightness_width = _BASE[kind]
+    hue, lightness, saturation = dark if is_dark else light
+    # Six hues at two levels, no two shades alike.
+    step, level = divmod(shade, 2)
+    hue += hue_width * (step / 2.5 - 1)
+    lightness += lightness_width * (level * 2 - 1) * (0.75 + 0.05 * step)
+    return _hex(hue, lightness, saturation)
+
+
+def _hex(hue: float, lightness: float, saturation: float) -> str:
+    channels = hls_to_rgb(hue % 360 / 360, min(max(lightness, 0), 100) / 100, saturation / 100)
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)

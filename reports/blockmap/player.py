@@ -1,0 +1,132 @@
+"""What a page needs to play block maps: pictures, and beside them what the pixels leave out.
+
+The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
+[rows, columns], deflated and written as base64, which the page's script inflates. Planes have the columns that the
+picture has, and tell what is new:
+
+    holder        0 where the holder is that of the column before, else 1 + which of the requests of its column
+                  (few: hardly a request of a long run is there for two columns, so that its number would not be short);
+                  of a block that a preemption freed, who had it
+    live          tokens beyond a full live block's, or an empty one's
+    references    beyond the holder's
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.types.ticks import PER_SECOND
+from .palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
+from .picture import MOST_BYTES, Picture, picture
+from .figure import block_map, request_of
+from ..style.look import note
+from ..style.packing import packed
+
+#: Of the longest run: so much shorter ones leave room to say when they were done.
+_MUCH_SOONER = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class PlayedMap:
+    """A map beside others that run on the same clock.
+
+    Attributes:
+        name: What its run is called.
+        found: What was recorded.
+        requests: int64 [sequences], the request of each sequence.
+        most_bytes: What its picture may take.
+    """
+
+    name: str
+    found: BlockMap
+    requests: np.ndarray
+    most_bytes: int = MOST_BYTES
+
+    @cached_property
+    def drawn(self) -> Picture:
+        """What is drawn of the map."""
+        return picture(self.found, request_of(self.found, self.requests), self.most_bytes)
+
+    def figure(self) -> go.Figure:
+        """The picture; the page itself follows the pointer."""
+        return block_map(self.found, self.name, self.requests, follows=False, drawn=self.drawn)
+
+    def data(self) -> dict[str, Any]:
+        """What the script reads."""
+        found, columns = self.found, self.drawn.columns
+        request = self._holders()[columns]
+        holders = [np.unique(column, return_inverse=True) for column in request]
+        place = np.stack([each + 1 for _, each in holders])
+        place[1:][request[1:] == request[:-1]] = 0
+        planes = {
+            "holder": place,
+            "sample": self._samples()[columns],
+            "live": (found.live_slots - (found.bucket == KINDS.index("live")) * found.meta["block_size"])[columns],
+            "references": (found.references - (found.sequence != NOBODY))[columns],
+        }
+        return {
+            "name": self.name,
+            "rows": len(found.block_ids),
+            "columns": len(columns),
+            "block_size": found.meta["block_size"],
+            "end_s": found.meta["end_ticks"] / PER_SECOND,
+            "block_ids": packed(found.block_ids),
+            "start_s": (found.start_ticks[columns] / PER_SECOND).tolist(),
+            "planes": {name: packed(plane.T) for name, plane in planes.items()},
+            "requests": packed(np.concatenate([names for names, _ in holders])),
+            "first_requests": packed(np.cumsum([0, *(len(names) for names, _ in holders)])),
+            "census": packed(found.census_slots[columns]),
+            "largest_free": packed(found.largest_free_blocks[columns]),
+            "preemptions": packed(np.searchsorted(found.preempted_ticks, found.at_ticks[columns], side="right")),
+        }
+
+    def _holders(self) -> np.ndarray:
+        """The request that holds each block, or gave it up in a preemption, or ``NOBODY``; int64 [columns, rows]."""
+        requests = request_of(self.found, self.requests)
+        last = np.full(requests.shape[1], NOBODY)
+        for held, kind in zip(requests, self.found.bucket, strict=True):
+            last = np.where(held == NOBODY, last, held)
+            held[kind == GIVEN_UP] = last[kind == GIVEN_UP]
+        return requests
+
+    def _samples(self) -> np.ndarray:
+        """Which of its request's sequences holds each block, from 0."""
+        first = np.searchsorted(self.requests, np.arange(len(self.requests)))
+        held = self.found.sequence
+        return np.where(held == NOBODY, 0, held - first[self.requests[held]])
+
+
+class Player:
+    """Block maps of one or several runs, side by side, on one clock (a ``page.Widget``)."""
+
+    kind = "player"
+
+    def __init__(self, maps: Sequence[PlayedMap]) -> None:
+        self.figures = [played.figure() for played in maps]
+        self.data = [played.data() for played in maps]
+        longest_s = max(played["end_s"] for played in self.data)
+        for figure, played in zip(self.figures, self.data, strict=True):
+            figure.update_xaxes(range=[0, longest_s])
+            if played["end_s"] < _MUCH_SOONER * longest_s:
+                told = f"all served<br>after {played['end_s']:,.0f} s"
+                note(figure, told, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
+        self.constants = {"block_colours": json.dumps(_colours())}
+
+
+def _colours() -> dict[str, Any]:
+    """What pixels mean, and their colours in both schemes."""
+    return {
+        "shades": SHADES,
+        "kinds": list(KINDS),
+        "labels": KIND_LABELS,
+        "light": palette() + plain_palette(),
+        "dark": palette(is_dark=True) + plain_palette(is_dark=True),
+    }

@@ -1,0 +1,1 @@
+"""Result folders, read and checked, and tables made of them."""

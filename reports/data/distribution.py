@@ -1,0 +1,79 @@
+"""A distribution of latencies in few points, however many values there are.
+
+It is drawn through percentiles, by numpy's definition (linear between order statistics) and so those of a run's
+summary. Up to ``MOST_POINTS`` values each is a point, and the line is exact. Of more a point stands every 0.25 %, and
+every 0.025 % from 99 % on. Between two neighbours both the line and all values lie in the same box, so a share that is
+read off is wrong by no more than the step between them, and one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...sim.metrics.gaps import Gaps
+
+_PERCENTS = np.unique(np.concatenate([np.arange(401) / 4, 99 + np.arange(41) / 40]))
+MOST_POINTS = len(_PERCENTS)
+#: Percentiles that are told besides.
+TOLD = (50, 90, 95, 99, 100)
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """Values in ms, by their percentiles.
+
+    Attributes:
+        number: How many values there are, at least one.
+        mean_ms: Their mean.
+        percents, values_ms: The points of the line, float64 [points], both ascending.
+        told_ms: The percentiles of ``TOLD``.
+    """
+
+    number: int
+    mean_ms: float
+    percents: np.ndarray
+    values_ms: np.ndarray
+    told_ms: Mapping[int, float]
+
+    @property
+    def error_pct(self) -> float:
+        """By how much a share that is read off the line can be wrong, in percent of the values."""
+        step = float(np.diff(self.percents).max(initial=0)) if self.number > MOST_POINTS else 0.0
+        return step + 100 / self.number
+
+
+def of_values(values_ms: np.ndarray) -> Distribution | None:
+    """The distribution of values in ms; None where there are none."""
+    if not len(values_ms):
+        return None
+    percents = _percents(len(values_ms))
+    told = np.percentile(values_ms, TOLD)
+    return Distribution(
+        number=len(values_ms),
+        mean_ms=float(values_ms.mean()),
+        percents=percents,
+        values_ms=np.percentile(values_ms, percents),
+        told_ms=dict(zip(TOLD, told.tolist(), strict=True)),
+    )
+
+
+def of_gaps(gaps: Gaps) -> Distribution | None:
+    """The distribution of inter-token latencies, pooled; None where there are none."""
+    if not gaps.number:
+        return None
+    percents = _percents(gaps.number)
+    values_ms = gaps.percentiles_ms(np.concatenate([percents, TOLD]))
+    return Distribution(
+        number=gaps.number,
+        mean_ms=gaps.mean_ms(),
+        percents=percents,
+        values_ms=values_ms[: len(percents)],
+        told_ms=dict(zip(TOLD, values_ms[len(percents) :].tolist(), strict=True)),
+    )
+
+
+def _percents(number: int) -> np.ndarray:
+    return _PERCENTS if number > MOST_POINTS else np.linspace(0, 100, number)

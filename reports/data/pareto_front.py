@@ -1,0 +1,36 @@
+"""What no other point beats in both of two quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import plotly.graph_objects as go
+
+from ..style.palette import INK, PAPER
+
+
+def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Whether each point is on the Pareto front: none is as good in both quantities, and better in one.
+
+    Larger is better in both.
+    """
+    front, best = set(), -inf
+    # Whoever is beaten is beaten by one of more in the first quantity, or of as much in it and more in the second.
+    for point in sorted(set(points), reverse=True):
+        if point[1] > best:
+            front.add(point)
+            best = point[1]
+    return [point in front for point in points]
+
+
+def rings(x: Sequence[float], y: Sequence[float]) -> go.Scatter:
+    """A ring around each of those points, to be drawn behind them."""
+    return go.Scatter(
+        name="beaten by none",
+        mode="markers",
+        x=x,
+        y=y,
+        marker={"size": 19, "color": PAPER, "line": {"color": INK, "width": 1}},
+        hoverinfo="skip",
+    )

@@ -1,0 +1,220 @@
+"""The results of a run, read from the folder in which ``simulate --out`` left them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...sim.recording import blocks, plans as plan
+from ...sim.output import frames as pd
+from ...sim.types.errors import UserError
+from ...sim.output.files import as_utf8
+from ...sim.output.folders import restore
+from ...sim.memory import BUCKETS
+from ...sim.types.ticks import PER_SECOND
+from .declared import MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
+
+#: Tables that earlier versions did not write.
+_LATER = ("preemptions", "gaps")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run, as its tables tell it.
+
+    Attributes:
+        name: What it is called beside others.
+        summary, about: ``summary.json`` and ``run.json``.
+        requests, stays, steps, memory: The tables; times are in ticks.
+        preemptions, gaps: Tables too; None of a run that an earlier version wrote.
+        blocks, plan: What was recorded besides, if it was.
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    about: Mapping[str, Any]
+    requests: pd.DataFrame
+    stays: pd.DataFrame
+    steps: pd.DataFrame
+    memory: pd.DataFrame
+    preemptions: pd.DataFrame | None = None
+    gaps: pd.DataFrame | None = None
+    blocks: blocks.BlockMap | None = None
+    plan: plan.Plan | None = None
+
+    @property
+    def policy(self) -> str:
+        """What decided who runs."""
+        return self.about["settings"]["policy"]
+
+    @cached_property
+    def request_of_sequence(self) -> np.ndarray:
+        """The request of each of the workload's sequences, int64."""
+        return sequences_of(self.requests)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many served the run, each with a pool of its own."""
+        return num_replicas(self.about)
+
+    @property
+    def end_s(self) -> float:
+        """When the last request was done."""
+        return self.stays["end_ticks"].max() / PER_SECOND if len(self.stays) else 0.0
+
+
+def sequences_of(requests: pd.DataFrame) -> np.ndarray:
+    """The request of each of the workload's sequences, int64, from the table of requests."""
+    count = requests["n"].to_numpy() if "n" in requests else 1
+    return np.repeat(np.arange(len(requests)), count)
+
+
+def num_replicas(about: Mapping[str, Any]) -> int:
+    """How many served a run, from its ``run.json``."""
+    asked = about.get("cluster", {})
+    apart = (asked.get("prefill_replicas"), asked.get("decode_replicas"))
+    return asked.get("num_replicas", 1) if None in apart else sum(apart)
+
+
+def read_result(folder: str | PathLike[str], name: str = "") -> Result:
+    """Read a result folder.
+
+    Args:
+        name: What to call it; by default its policy.
+
+    Raises:
+        UserError: It is none, or one of another version, or damaged.
+    """
+    place = Path(folder)
+    summary, about = read_documents(place)
+    with _told_of(place):
+        tables = _tables(place, about)
+        recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
+        result = Result(as_utf8(name or about["settings"]["policy"]), summary, about, **tables, **recorded)
+        _check_of_one_run(result)
+        return result
+
+
+def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``summary.json`` and ``run.json`` of a result folder.
+
+    Raises:
+        UserError: It is none, or one of another version, or damaged.
+    """
+    restore(folder)
+    with _told_of(folder):
+        summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
+        _check_replicas(about)
+        return summary, about
+
+
+@contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """Turn what is wrong with a result folder into the user's error.
+
+    Raises:
+        UserError: It is no result folder, or a damaged one.
+    """
+    try:
+        yield
+    except OSError as error:
+        which = f": {as_utf8(Path(error.filename).name)}" if error.filename else ""
+        remedy = f"is no result folder ({error.strerror}{which}); make one by fragmeter simulate --out"
+        raise UserError(f"{folder}: {remedy}") from None
+    except Damaged as damaged:
+        remedy = "make it again by fragmeter simulate --out"
+        raise UserError(f"{folder}: holds a damaged result, or another version's ({damaged}); {remedy}") from None
+
+
+def _check_replicas(about: Mapping[str, Any]) -> None:
+    """Refuse a cluster whose number of replicas cannot be told."""
+    asked = about.get("cluster", {})
+    check_document(asked, {}, "run.json: cluster")
+    numbers = [asked.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]
+    wrong = [number for number in numbers if number is not None and not (is_count(number) and number)]
+    if wrong or about.get("cluster") and numbers[0] is None:
+        raise Damaged("run.json: cluster has no number of replicas")
+    watermark = about["replica"].get("watermark_blocks", 0)
+    if not is_count(watermark):
+        raise Damaged("run.json: replica.watermark_blocks is not a whole number, 0 or more")
+
+
+def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """All tables of a folder, by their names; those of later versions where they are there."""
+    sizes = {"requests": about["workload"]["requests"], "replicas": num_replicas(about)}
+    tables = {}
+    for name, declared in TABLES.items():
+        path = place / f"{name}.parquet"
+        if name in _LATER and not path.is_file():
+            continue
+        tables[name] = declared.read(path, sizes)
+        if name == "requests":
+            if len(tables[name]) != sizes["requests"]:
+                raise Damaged(f"{path.name}: has {len(tables[name])} rows, and run.json {sizes['requests']} requests")
+            sizes["sequences"] = len(sequences_of(tables[name]))
+    return tables
+
+
+def _check_of_one_run(result: Result) -> None:
+    """Refuse files that do not belong together.
+
+    Raises:
+        Damaged: They are of different runs, or of none.
+    """
+    for text, holds in _agreements(result):
+        if not holds:
+            raise Damaged(text)
+
+
+def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
+    """What the files of one run agree in, each with what is said where they do not; the first may be the reason."""
+    requests, stays, steps, memory = result.requests, result.stays, result.steps, result.memory
+    refused, summary = requests["refused"].to_numpy(), result.summary
+    counts = len(requests) - summary["refused"], summary["refused"]
+    yield "summary.json: is of another run than requests.parquet", (summary["completed"], refused.sum()) == counts
+    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
+        yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
+    tables = (requests, stays, steps, memory)
+    yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
+    for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):
+        yield "memory.parquet: is of another run than steps.parquet", memory[name].equals(steps[name])
+    yield "steps.parquet: does not end", (steps["start_ticks"] <= MOST_TICKS - steps["ticks"]).all()
+    iterations = steps["iterations"].sum()
+    yield "steps.parquet: iterations are not the num_steps of summary.json", iterations == summary["num_steps"]
+    for rows in _of_each_replica(steps):
+        yield "steps.parquet: start_ticks are not in order", rows["start_ticks"].is_monotonic_increasing
+    for rows in _of_each_replica(memory):
+        yield "memory.parquet: the pool changes its size", rows[list(BUCKETS)].sum(axis=1).nunique() == 1
+    asked = result.request_of_sequence[stays["sequence"]]
+    yield "stays.parquet: sequences are of other requests", (asked == stays["request"].to_numpy()).all()
+    yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(stays)
+    if result.gaps is not None:
+        last = result.gaps["first_ticks"] + result.gaps["slope_ticks"].astype(float) * (result.gaps["count"] - 1)
+        yield "gaps.parquet: slope_ticks lead below 0, or beyond all time", last.between(0, MOST_TICKS).all()
+    if result.blocks is not None:
+        sequences = np.append(result.blocks.preempted_sequence, result.blocks.sequence)
+        yield "run.json: the block map is of another run", _is_of(result, result.blocks.meta, sequences)
+    if result.plan is not None:
+        yield "run.json: the plan is of another run", _is_of(result, result.plan.meta, result.plan.sequence)
+
+
+def _is_of(result: Result, meta: Mapping[str, Any], sequences: np.ndarray) -> bool:
+    """Whether a recording is of the requests of a run."""
+    same = meta.get("trace_sha256") == result.about["workload"]["sha256"]
+    return same and sequences.max(initial=-1) < len(result.request_of_sequence)
+
+
+def _of_each_replica(table: pd.DataFrame) -> list[pd.DataFrame]:
+    return [rows for _, rows in table.groupby("replica")] if "replica" in table else [table] * bool(len(table))
+
+
+def _recorded(place: Path) -> list[tuple[Path, Any]]:
+    return [(place / "blocks.npz", blocks.load), (place / "plan.npz", plan.load)]

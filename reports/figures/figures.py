@@ -1,0 +1,54 @@
+"""Figures over tables: each function but ``data_of`` returns a ``plotly.graph_objects.Figure``.
+
+Figures come in their light form, with the numbers they show in ``layout.meta["numbers"]``; ``reports.page.page`` prints
+both and recolours them for dark screens. ``data_of`` is what a figure draws, as a table.
+"""
+
+from __future__ import annotations
+
+from ..blockmap.figure import block_map
+from .comparison import fig2, fig13a, fig15
+from .fragmentation import free_run_histogram, largest_free_run
+from .latency import latency_cdf
+from .ledger import ledger_over_time
+from .measured import simulated_against_measured
+from .plan import pareto
+from .rates import against_rate, throughput_pareto
+from .scale import scale_sensitivity
+from .seeds import seeds
+from .serving import batch_over_time, throughput_over_time
+from .story import story
+from .timeline import request_timeline
+from .trace import arrivals, lengths
+from .values import bars, curves
+from .waste import waste
+from .waste_cost import waste_cost
+from ..style.look import data_of
+
+__all__ = [
+    "against_rate",
+    "arrivals",
+    "bars",
+    "batch_over_time",
+    "block_map",
+    "curves",
+    "data_of",
+    "fig13a",
+    "fig15",
+    "fig2",
+    "free_run_histogram",
+    "largest_free_run",
+    "latency_cdf",
+    "ledger_over_time",
+    "lengths",
+    "pareto",
+    "request_timeline",
+    "scale_sensitivity",
+    "seeds",
+    "simulated_against_measured",
+    "story",
+    "throughput_over_time",
+    "throughput_pareto",
+    "waste",
+    "waste_cost",
+]

@@ -1,0 +1,115 @@
+"""The ledger over time: every slot of the pool, by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...sim.output import frames as pd
+from ..style.labels import Numbers
+from ..style.look import blank, hatched, note
+from ..style.palette import BUCKETS, INK
+
+MOST_POINTS = 2_000
+_MOST_LINES = 25
+
+
+def ledger_over_time(
+    table: pd.DataFrame | Mapping[str, object], title: str, watermark_slots: int = 0, end_s: float | None = None
+) -> go.Figure:
+    """The nine buckets stacked over time, in slots, as steps, with the pool's capacity on top.
+
+    ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket; a row holds from
+    its start to the next row's, the last one to ``end_s``. Of a table longer than ``MOST_POINTS`` the rows in force at
+    evenly spaced times are drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not
+    drawn. Of a policy that admits nobody where fewer than ``watermark_slots`` would stay free, that line is drawn too.
+    """
+    whole = pd.DataFrame(table)
+    drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]
+    used = [bucket for bucket in BUCKETS if whole[bucket].any()]
+    listed = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
+    subtitle = _subtitle(len(drawn), len(whole), len(listed), used)
+    figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used))
+    if end_s is not None:
+        drawn = pd.concat([drawn, drawn.tail(1).assign(start_s=end_s)])
+    for bucket in used:
+        figure.add_trace(_layer(drawn, bucket))
+    _capacity(figure, drawn)
+    if watermark_slots:
+        _watermark(figure, drawn, watermark_slots)
+    figure.update_layout(hovermode="x unified", dragmode="zoom", legend_traceorder="normal")
+    figure.update_xaxes(title_text="time", ticksuffix=" s", fixedrange=False, showgrid=False, hoverformat=",.2f")
+    figure.update_yaxes(title_text="KV slots", tickformat=",d", nticks=6)
+    return figure
+
+
+def thin(start_s: np.ndarray, most: int) -> np.ndarray:
+    """Positions of at most ``most`` rows: those in force at evenly spaced times, the first and the last included.
+
+    ``start_s`` ascends. A short table is kept whole.
+    """
+    if len(start_s) <= most:
+        return np.arange(len(start_s))
+    times_s = np.linspace(start_s[0], start_s[-1], most)
+    in_force = np.searchsorted(start_s, times_s, side="right") - 1
+    in_force[0] = 0
+    return np.unique(in_force)
+
+
+def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
+    empty = [bucket.replace("_", " ") for bucket in BUCKETS if bucket not in used]
+    parts = [f"Drawn: {drawn:,} of {rows:,} rows, those in force at evenly spaced times."] if drawn < rows else []
+    parts += [f"Listed below: {listed} of {rows:,} rows, evenly spaced."] if listed < rows else []
+    parts += [f"Nothing at any time in: {', '.join(empty)}."] if empty else []
+    return " ".join(parts)
+
+
+def _layer(table: pd.DataFrame, bucket: str) -> go.Scatter:
+    hue = BUCKETS[bucket]
+    return go.Scatter(
+        name=bucket.replace("_", " "),
+        x=table["start_s"].to_numpy(),
+        y=table[bucket].to_numpy(),
+        stackgroup="slots",
+        mode="lines",
+        line={"shape": "hv", "width": 0, "color": hue.light},
+        fillcolor=hue.light,
+        fillpattern=hatched(hue),
+        hovertemplate="%{y:,d} slots",
+    )
+
+
+def _capacity(figure: go.Figure, table: pd.DataFrame) -> None:
+    capacity_slots = table[list(BUCKETS)].sum(axis=1).to_numpy()
+    figure.add_scatter(
+        name="capacity",
+        x=table["start_s"].to_numpy(),
+        y=capacity_slots,
+        mode="lines",
+        line={"shape": "hv", "width": 1.5, "color": INK},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    text = f"capacity {int(capacity_slots[0]):,} slots"
+    end_s = table["start_s"].iloc[-1]
+    note(figure, text, x=end_s, xanchor="right", y=capacity_slots[-1], yanchor="bottom", font={"size": 12})
+    figure.update_yaxes(range=[0, 1.09 * capacity_slots.max()])
+
+
+def _watermark(figure: go.Figure, table: pd.DataFrame, slots: int) -> None:
+    start_s, most_slots = table["start_s"], int(table.iloc[0][list(BUCKETS)].sum()) - slots
+    figure.add_scatter(
+        name=f"watermark: {slots:,} slots below",
+        x=[start_s.iloc[0], start_s.iloc[-1]],
+        y=[most_slots, most_slots],
+        mode="lines",
+        line={"width": 1.5, "color": INK, "dash": "dot"},
+        hoverinfo="skip",
+    )
+
+
+def _numbers(table: pd.DataFrame, used: list[str]) -> Numbers:
+    rows = [list(row) for row in table[["start_s", *used]].astype(object).itertuples(index=False)]
+    return {"columns": ["Time (s)", *(bucket.replace("_", " ").capitalize() for bucket in used)], "rows": rows}

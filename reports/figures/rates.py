@@ -1,0 +1,121 @@
+"""The points of a sweep: a quantity against the request rate, and what users see against what a GPU gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from ...sim.output import frames as pd
+from ..style.labels import Numbers
+from ..style.look import blank
+from ..style.palette import MUTED, PAPER
+from ..data.pareto_front import rings, unbeaten
+from ..style.series import colour, dash, symbol
+
+#: Ratio of the largest to the smallest value from which on an axis is logarithmic.
+_LOG_FROM = 30
+_FAINT = 0.35
+
+
+def against_rate(points: pd.DataFrame, metric: str, title: str, unit: str) -> go.Figure:
+    """A quantity against the request rate, a line a series; points of several seeds are their mean, with the range.
+
+    Args:
+        points: Columns ``series``, ``request_rate`` (finite) and ``metric``, a row a point.
+        metric: The column that is drawn; of one in requests/s, what was asked is drawn as well.
+    """
+    spread = points.groupby(["series", "request_rate"], sort=False)[metric].agg(["mean", "min", "max", "size"])
+    seeds = int(spread["size"].max())
+    subtitle = f"Mean and range over {seeds} points each." if seeds > 1 else ""
+    figure = blank(title, subtitle, 400, _numbers(spread, unit))
+    if unit == "requests/s":
+        figure.add_trace(_asked(points["request_rate"].max()))
+    for place, name in enumerate(dict.fromkeys(points["series"])):
+        figure.add_trace(_line(place, name, spread.loc[name].sort_index(), unit))
+    values = spread[["min", "max"]]
+    # Beside what was asked, a rate is read from 0.
+    log = unit != "requests/s" and values["min"].min() > 0 and values["max"].max() / values["min"].min() > _LOG_FROM
+    figure.update_layout(hovermode="closest", legend_traceorder="normal")
+    figure.update_xaxes(title_text="requests/s asked", rangemode="tozero")
+    kind = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
+    figure.update_yaxes(title_text=unit, tickformat=",", **kind)
+    return figure
+
+
+def _asked(highest: float) -> go.Scatter:
+    line = {"color": MUTED, "width": 1, "dash": "dot"}
+    return go.Scatter(name="as asked", mode="lines", x=[0, highest], y=[0, highest], line=line, hoverinfo="skip")
+
+
+def _line(place: int, name: str, rows: pd.DataFrame, unit: str) -> go.Scatter:
+    above, below = (rows["max"] - rows["mean"]).to_numpy(), (rows["mean"] - rows["min"]).to_numpy()
+    return go.Scatter(
+        name=name,
+        mode="lines+markers",
+        x=rows.index.to_numpy(),
+        y=rows["mean"].to_numpy(),
+        line={"color": colour(place), "width": 2, "dash": dash(place)},
+        marker={"symbol": symbol(place), "size": 8, "line": {"color": PAPER, "width": 1}},
+        error_y={"array": above, "arrayminus": below, "color": colour(place), "thickness": 1, "width": 3},
+        hovertemplate=f"{name}<br>%{{x:,.3~g}} requests/s asked: %{{y:,.4~g}} {unit}<extra></extra>",
+    )
+
+
+def _numbers(spread: pd.DataFrame, unit: str) -> Numbers:
+    rows = [[*at, float(row["mean"]), float(row["min"]), float(row["max"])] for at, row in spread.iterrows()]
+    return {"columns": ["Series", "Requests/s asked", f"Mean ({unit})", "Least", "Most"], "rows": rows}
+
+
+def throughput_pareto(points: pd.DataFrame) -> go.Figure:
+    """Output tokens/s of a GPU against those that a user sees; what no other point beats in both is ringed.
+
+    Args:
+        points: Columns ``series``, ``request_rate``, ``tokens_per_s_per_user`` and ``tokens_per_s_per_gpu``, a row a
+            point.
+    """
+    ordered = points.sort_values("request_rate", kind="stable")
+    places = list(zip(ordered["tokens_per_s_per_user"], ordered["tokens_per_s_per_gpu"]))
+    best = pd.Series(unbeaten(places), index=ordered.index)
+    figure = blank(
+        "What a GPU gives, and what a user sees",
+        "Right and above is better; ringed is what no other point beats in both, all else is faint. A line joins the"
+        " rates of a series.",
+        440,
+        _pareto_numbers(ordered, best),
+    )
+    front = ordered[best].sort_values("tokens_per_s_per_user")
+    figure.add_trace(rings(front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()))
+    for place, name in enumerate(dict.fromkeys(points["series"])):
+        own = ordered[ordered["series"] == name]
+        figure.add_trace(_choices(place, name, own, best[own.index].tolist()))
+    figure.update_layout(hovermode="closest", legend_traceorder="normal")
+    figure.update_xaxes(title_text="output tokens/s that a user sees (1 / median TPOT)")
+    figure.update_yaxes(title_text="output tokens/s of a GPU", rangemode="tozero", tickformat=",")
+    return figure
+
+
+def _choices(place: int, name: str, rows: pd.DataFrame, best: Sequence[bool]) -> go.Scatter:
+    return go.Scatter(
+        name=name,
+        mode="lines+markers",
+        x=rows["tokens_per_s_per_user"].to_numpy(),
+        y=rows["tokens_per_s_per_gpu"].to_numpy(),
+        customdata=rows[["request_rate"]].to_numpy(),
+        line={"color": colour(place), "width": 1, "dash": dash(place)},
+        marker={
+            "symbol": symbol(place),
+            "size": 9,
+            "opacity": [1.0 if each else _FAINT for each in best],
+            "line": {"color": PAPER, "width": 1},
+        },
+        hovertemplate=f"{name}<br>at %{{customdata[0]:,.3~g}} requests/s:"
+        " %{x:,.1f} tokens/s a user, %{y:,.0f} a GPU<extra></extra>",
+    )
+
+
+def _pareto_numbers(rows: pd.DataFrame, best: pd.Series) -> Numbers:
+    columns = ["Series", "Requests/s asked", "Tokens/s a user", "Tokens/s a GPU", "Beaten by none"]
+    fields = ("series", "request_rate", "tokens_per_s_per_user", "tokens_per_s_per_gpu")
+    cells = zip(*(rows[name].tolist() for name in fields), best.tolist())
+    return {"columns": columns, "rows": [[*row[:-1], "yes" if row[-1] else "no"] for row in cells]}

@@ -1,0 +1,95 @@
+"""Published beside simulated for any figure: bars for single values, curves for values along an axis."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from .comparison import Comparison, side_by_side
+from ..style.labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
+from ..style.look import blank
+from ..style.palette import BUCKETS, PAPER, Hue
+
+_TITLE = "Published and simulated"
+#: One a series, in this order; neighbours differ in lightness.
+_HUES: tuple[Hue, ...] = tuple(
+    BUCKETS[name] for name in ("live", "over_estimate", "cached", "finished_hold", "round_up")
+)
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
+#: Ratios of the largest to the smallest value from which on an axis is logarithmic.
+_LOG_FROM = 30
+#: Values along an axis that are each written at it.
+_MOST_TICKS = 16
+
+
+def bars(comparison: Comparison) -> go.Figure:
+    """A published and a simulated bar for each value that is published; all have one unit."""
+    rows = [row for row in comparison["rows"] if row["published"] is not None]
+    metrics = series_of(rows, "metric")
+    title = _TITLE if len(metrics) > 1 else f"{_TITLE}: {metric_label(metrics[0])}"
+    tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
+    figure = blank(title, f"{comparison['workload']}.", 96 + 50 * len(rows), *tables)
+    figure.update_xaxes(title_text=unit(metrics[0]))
+    if len(metrics) > 1:
+        rows = [row | {"series": f"{row['series']}, {metric_label(row['metric'])}"} for row in rows]
+    return side_by_side(figure, rows)
+
+
+def curves(comparison: Comparison) -> go.Figure:
+    """Values along ``x`` of the first row's metric: dotted as published, solid as simulated, a colour a series.
+
+    The comparison may say what x is, under ``x_is``.
+    """
+    metric = comparison["rows"][0]["metric"]
+    rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]
+    title = f"{_TITLE}: {metric_label(metric)}"
+    tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
+    figure = blank(title, f"{comparison['workload']}. Dotted: published.", 420, *tables)
+    for name, hue, symbol in zip(series_of(rows), _HUES, _SYMBOLS, strict=False):
+        mine = [row for row in rows if row["series"] == name]
+        known = [row for row in mine if row["published"] is not None]
+        figure.add_trace(_curve(known, "published", hue, symbol))
+        figure.add_trace(_curve(mine, "simulated", hue, symbol))
+    _axes(figure, rows, metric)
+    figure.update_xaxes(title_text=comparison.get("x_is", ""))
+    return figure
+
+
+def _curve(rows: list[Row], side: str, hue: Hue, symbol: str) -> go.Scatter:
+    name = rows[0]["series"] if rows else ""
+    published = side == "published"
+    return go.Scatter(
+        name=f"{name}, {side}",
+        mode="lines+markers",
+        x=[row["x"] for row in rows],
+        y=[row[side] for row in rows],
+        customdata=[[number(row["metric"], row[side]), unit(row["metric"])] for row in rows],
+        line={"color": hue.light, "width": 2, "dash": "dot" if published else "solid"},
+        marker={"symbol": symbol, "size": 8, "color": PAPER if published else hue.light}
+        | {"line": {"color": hue.light, "width": 1.5}},
+        error_y=_range(rows, hue) if not published and has_range(rows) else None,
+        hovertemplate=f"{name}, %{{x:,g}}: {side} %{{customdata[0]}} %{{customdata[1]}}<extra></extra>",
+    )
+
+
+def _range(rows: list[Row], hue: Hue) -> dict:
+    spans = [(row["simulated"], row.get("minimum"), row.get("maximum")) for row in rows]
+    return {
+        "array": [0 if high is None else high - at for at, _, high in spans],
+        "arrayminus": [0 if low is None else at - low for at, low, _ in spans],
+        "color": hue.light,
+        "thickness": 1,
+        "width": 3,
+    }
+
+
+def _axes(figure: go.Figure, rows: list[Row], metric: str) -> None:
+    at = sorted({row["x"] for row in rows})
+    values = [row[side] for row in rows for side in ("published", "simulated") if row[side] is not None]
+    if at[0] > 0 and at[-1] / at[0] > _LOG_FROM:
+        ticks = {"tickvals": at, "ticktext": [f"{x:g}" for x in at]} if len(at) <= _MOST_TICKS else {}
+        figure.update_xaxes(type="log", **ticks)
+    figure.update_yaxes(title_text=unit(metric))
+    if min(values) > 0 and max(values) / min(values) > _LOG_FROM:
+        figure.update_yaxes(type="log", nticks=8)
+    else:
+        figure.update_yaxes(rangemode="tozero")

@@ -1,0 +1,1 @@
+"""Pages: runs, sweeps, templates, pictures, tables for the terminal."""

@@ -1,0 +1,97 @@
+"""Figures as pictures, PNG or SVG, drawn by kaleido in a browser that it starts without a window.
+
+The browser loads plotly.js from the installed package and nothing from a network. The same figures give the same bytes
+on a machine; another version of the browser, or other fonts, may draw them otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from ...sim.types.errors import MissingExtra, UserError
+from ...sim.output.files import write_whole
+from ...sim.output.folders import FolderKind, replace_folder
+from ..style.labels import file_stem
+
+ImageFormat = Literal["png", "svg"]
+#: Files begin with the place of their figure on the page.
+IMAGES = FolderKind("set of pictures", ("[0-9][0-9]-*.png", "[0-9][0-9]-*.svg"))
+_WIDTH_PX = 1000
+#: Title and subtitle, which a page writes beside the picture.
+_HEADING_PX = 60
+#: Points of a PNG a pixel.
+_SCALE = 2
+#: plotly.js gives every drawing a random number, and ends the names of its parts with it.
+_DRAWING = re.compile(rb'id="defs-([0-9a-f]{6})"')
+
+
+def require_kaleido() -> None:
+    """Refuse pictures where the package that draws them is missing; worth asking before other work.
+
+    Raises:
+        MissingExtra: It is.
+    """
+    try:
+        import kaleido  # noqa: F401
+    except ImportError:
+        raise MissingExtra("images: the package kaleido is not installed; pip install 'fragmeter[images]'") from None
+
+
+def write_images(folder: str | os.PathLike[str], figures: Sequence[go.Figure], kind: ImageFormat) -> list[Path]:
+    """Write every figure into ``folder``, in place of earlier pictures, and return the files.
+
+    Names are the place of a figure among the others, from 01, and its title. The folder is written whole or not at all.
+
+    Raises:
+        MissingExtra: kaleido is not installed.
+        UserError: kaleido finds no browser, or it does not start; or files cannot be written.
+    """
+    require_kaleido()
+    names = [f"{place:02d}-{file_stem(figure.layout.title.text)}.{kind}" for place, figure in enumerate(figures, 1)]
+    target = Path(folder)
+    with tempfile.TemporaryDirectory() as parts:
+        drawn = [Path(parts) / name for name in names]
+        _draw([_task(figure, path, kind) for path, figure in zip(drawn, figures, strict=True)])
+        contents = [path.read_bytes() for path in drawn]
+    if kind == "svg":
+        contents = [_named_for_good(content) for content in contents]
+    named = zip(names, contents, strict=True)
+    replace_folder(target, IMAGES, {name: partial(write_whole, content=content) for name, content in named})
+    return [target / name for name in names]
+
+
+def _task(figure: go.Figure, path: Path, kind: ImageFormat) -> dict[str, Any]:
+    layout, content = figure.layout, figure.to_dict()
+    for place, trace in enumerate(content["data"]):
+        # Else plotly.js makes up a random one.
+        trace["uid"] = f"{place:06d}"
+    size = {"width": layout.width or _WIDTH_PX, "height": layout.height + _HEADING_PX}
+    return {"fig": content, "path": path, "opts": {"format": kind, "scale": _SCALE if kind == "png" else 1, **size}}
+
+
+def _named_for_good(svg: bytes) -> bytes:
+    """A drawing with the number 0 for its random one."""
+    number = _DRAWING.search(svg)[1]
+    return re.sub(rb"(?<=[a-z-])" + number, b"000000", svg)
+
+
+def _draw(tasks: list[dict[str, Any]]) -> None:
+    import kaleido
+    from kaleido.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
+
+    try:
+        kaleido.write_fig_from_object_sync(tasks, kopts={"mathjax": False})
+    except ChromeNotFoundError:
+        remedy = "install one, or say where it is in the environment variable BROWSER_PATH"
+        raise UserError(f"images: kaleido finds no Chrome or Chromium; {remedy}") from None
+    except (BrowserClosedError, BrowserFailedError):
+        remedy = "say in the environment variable BROWSER_PATH where one is that does"
+        raise UserError(f"images: the browser that kaleido found does not start; {remedy}") from None

@@ -1,0 +1,204 @@
+"""One self-contained HTML page: text, figures, and every figure's numbers as a table.
+
+The page needs no network and can reach none: plotly.js lies inside, and its Content-Security-Policy forbids every
+other load. The same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
+from numbers import Integral, Real
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from ...sim.output.files import is_stream, user_paths, write_whole
+from ..blockmap.palette import legend_colours
+from ..style.labels import Numbers, file_stem
+from ..style.palette import DARK, GRID, INK, LINK, MUTED, PAPER, dark
+
+_ROLES = {"ink": INK, "paper": PAPER, "muted": MUTED, "grid": GRID, "link": LINK}
+_MOST_DECIMALS = 2
+_DIFFERENCE = re.compile(r"[-+]?[\d.]+%?|-")
+#: Characters from which on a cell's text is wrapped.
+_LONG = 60
+
+
+class Widget(Protocol):
+    """Something with a script of its own: templates ``KIND.html.j2``, ``KIND.css.j2`` and ``KIND.js.j2``.
+
+    Attributes:
+        kind: Names the templates.
+        figures: Pictures that it holds; the page draws them as it does its others.
+        data: What its script reads, as JSON.
+        constants: What script and style of its kind are rendered with, the same for each widget of the kind.
+    """
+
+    kind: str
+    figures: Sequence[go.Figure]
+    data: Any
+    constants: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: heading, paragraphs (divided by blank lines), figures, and rows shown as a table.
+
+    ``rows`` share their keys, which are the table's headings. ``widgets`` are what moves, and stand before the figures.
+    Text is shown as written; it holds no HTML.
+    """
+
+    title: str
+    text: str = ""
+    figures: Sequence[go.Figure] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+    widgets: Sequence[Widget] = ()
+
+
+def write_page(path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section]) -> Path:
+    """Writes the page to ``path`` and returns that; missing folders are made.
+
+    The file appears whole or not at all.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    target = Path(path)
+    if not is_stream(target):
+        with user_paths(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, render_page(title, lead, sections))
+    return target
+
+
+def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as text; see ``write_page``."""
+    folder = Path(__file__).with_name("templates")
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    counter = count(1)
+    widgets = [widget for section in sections for widget in section.widgets]
+    kinds = dict.fromkeys(widget.kind for widget in widgets)
+    constants = {name: value for widget in widgets for name, value in widget.constants.items()}
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        lead=_paragraphs(lead),
+        sections=[_section(section, counter) for section in sections],
+        plotly_js=get_plotlyjs(),
+        light=_ROLES,
+        dark={role: dark(colour) for role, colour in _ROLES.items()},
+        dark_of=json.dumps(DARK | legend_colours(), sort_keys=True),
+        scripts=[f"{kind}.js.j2" for kind in kinds],
+        styles=[f"{kind}.css.j2" for kind in kinds],
+        **constants,
+    )
+
+
+def as_script(value: Any) -> str:
+    """A value as JSON that may stand in a script, where "<" must not appear: "</script>" or "<!--" would end it."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _widget(widget: Widget, serials: Iterator[int]) -> dict[str, Any]:
+    return {
+        "template": f"{widget.kind}.html.j2",
+        "serial": next(serials),
+        "pictures": [_picture(figure, next(serials)) for figure in widget.figures],
+        "data": as_script(widget.data),
+    }
+
+
+def _section(section: Section, counter: Iterator[int]) -> dict[str, Any]:
+    widgets = [_widget(widget, counter) for widget in section.widgets]
+    pictures = [_picture(figure, next(counter)) for figure in section.figures]
+    return {
+        "title": section.title,
+        "paragraphs": _paragraphs(section.text),
+        "widgets": widgets,
+        "picture_rows": [(small, list(row)) for small, row in groupby(pictures, key=itemgetter("is_small"))],
+        "table": _table(_rows_as_numbers(section.rows)) if section.rows else None,
+    }
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [paragraph.strip() for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def _picture(figure: go.Figure, serial: int) -> dict[str, Any]:
+    # The page writes heading and numbers itself, where they wrap and can be read aloud; plotly draws the rest.
+    spec = json.loads(plotly.io.to_json(figure, validate=False, engine="json"))
+    layout = spec["layout"]
+    heading = layout.pop("title")
+    meta = layout.pop("meta")
+    numbers = meta["numbers"]
+    return {
+        "serial": serial,
+        "title": heading["text"],
+        "subtitle": heading["subtitle"]["text"],
+        "height_px": layout["height"],
+        "is_small": "width" in layout,
+        "spec": as_script(spec),
+        "table": _table(numbers),
+        "data": as_script(meta.get("data", numbers)),
+        "closer": as_script(meta["closer"]) if "closer" in meta else "",
+        "csv": f"{file_stem(heading['text'])}.csv",
+    }
+
+
+def _rows_as_numbers(rows: Sequence[Mapping[str, Any]]) -> Numbers:
+    return {"columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+
+
+def _table(numbers: Numbers) -> dict[str, Any]:
+    columns = list(zip(*numbers["rows"])) or [()] * len(numbers["columns"])
+    shown = [_column(values) for values in columns]
+    return {
+        "columns": numbers["columns"],
+        "numeric": [all(_is_figure(value) for value in values) for values in columns],
+        "long": [any(isinstance(value, str) and len(value) > _LONG for value in values) for values in columns],
+        "rows": list(zip(*shown)),
+    }
+
+
+def _column(values: Sequence[Any]) -> list[str]:
+    decimals = max((_decimals(value) for value in values if _is_number(value)), default=0)
+    return [_cell(value, decimals) for value in values]
+
+
+def _cell(value: Any, decimals: int) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    # Adding zero turns -0.0 into 0.0.
+    return f"{round(value, decimals) + 0:,.{decimals}f}" if _is_number(value) else str(value)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether it stands at the right of its column: a number, a difference as ``labels`` writes it, or nothing."""
+    return value is None or _is_number(value) or (isinstance(value, str) and bool(_DIFFERENCE.fullmatch(value)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _decimals(value: float) -> int:
+    if isinstance(value, Integral) or math.isnan(value):
+        return 0
+    fraction = f"{value:.{_MOST_DECIMALS}f}".partition(".")[2].rstrip("0")
+    return max(1, len(fraction))

@@ -1,0 +1,259 @@
+"""The report of a run, or of several on the same load: which sections it has, and what they say.
+
+A section is made by a function of what was asked, which returns None where there is nothing to show; ``SECTIONS`` has
+them in the order of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...sim.metrics.objectives import Objectives
+from ...sim.types.ticks import PER_SECOND
+from . import serving_sections
+from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
+from .page import Section, write_page
+from ..blockmap.player import PlayedMap, Player
+from ..data.pool_over_time import keeps_over_idle_spans, pool_over_time
+from ..data.results import Result
+from .serving_sections import Measured
+from ..blockmap.table_viewer import TableViewer, chosen_request
+
+
+class Asked(NamedTuple):
+    """What a page is to be about.
+
+    Attributes:
+        results: One run, or several on the same load.
+        request: The request whose block tables are shown; None for one that is worth it.
+        goal: Objectives of every request.
+        measured: The requests beside those of a real server; None where nothing was measured.
+    """
+
+    results: Sequence[Result]
+    request: int | None = None
+    goal: Objectives | None = None
+    measured: Measured | None = None
+
+
+#: Policies that admit nobody below the watermark.
+_WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
+_FREE_RUN = "free blocks, and the longest run of them"
+
+
+def write_report(path: str | PathLike[str], asked: Asked) -> Path:
+    """Write the page to ``path``, and return that.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    return write_page(path, title(asked), _lead(asked), _sections(asked))
+
+
+def figures(asked: Asked) -> list[go.Figure]:
+    """Every figure of the page, in its order."""
+    return [
+        figure
+        for section in _sections(asked)
+        for holder in (*section.widgets, section)
+        for figure in holder.figures
+    ]
+
+
+def _sections(asked: Asked) -> list[Section]:
+    return [made for make in SECTIONS if (made := make(asked)) is not None]
+
+
+def _served(asked: Asked) -> list[Result]:
+    """The runs in which somebody was not refused."""
+    return [result for result in asked.results if len(result.stays)]
+
+
+def _on_one_clock(figure: go.Figure, asked: Asked) -> go.Figure:
+    """A figure over time, from the start to the end of the longest of the runs that are beside each other."""
+    return figure.update_xaxes(range=[0, max(result.end_s for result in asked.results)])
+
+
+def title(asked: Asked) -> str:
+    """What the page is called."""
+    names = [result.name for result in asked.results]
+    return f"{' beside '.join(names)}: where the KV cache went"
+
+
+def _lead(asked: Asked) -> str:
+    loads = dict.fromkeys(_load_told(result) for result in asked.results)
+    if len({result.about["workload"]["sha256"] for result in asked.results}) > 1:
+        loads["These runs did not serve the same requests; compare them with care."] = None
+    return "\n\n".join([*loads, *(_run_told(result) for result in asked.results)])
+
+
+def _load_told(result: Result) -> str:
+    load, summary = result.about["workload"], result.summary
+    tokens = f"{summary['total_input_tokens']:,} prompt tokens and {summary['total_output_tokens']:,} output tokens"
+    return f"{load['name']}: {load['requests']:,} requests, {tokens}."
+
+
+def _run_told(result: Result) -> str:
+    settings, summary = result.about["settings"], result.summary
+    preemptions = sum(summary["preemptions"].values())
+    pushed = f" {preemptions:,} preemptions." if preemptions else ""
+    replicas = f", {result.num_replicas} replicas," if result.num_replicas > 1 else ""
+    refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
+    return (
+        f"{result.name} served {settings['model']} on {settings['gpu']}{replicas} in {summary['duration']:,.1f} s:"
+        f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"
+        f" {summary['waste']['mean_over_time_pct']['paper_view']['token_states']:.1f} % of the KV cache held tokens"
+        f" (mean over time).{pushed}{refused}"
+    )
+
+
+def _block_maps(asked: Asked) -> Section | None:
+    recorded = [result for result in asked.results if result.blocks is not None]
+    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in recorded]
+    if not maps:
+        return None
+    text = (
+        "Every physical block over time: blue holds tokens or soon will, what is warm is wasted, a pale shade is"
+        " reserved. Where bands are wide enough to be seen each request has a shade of its own. Drag across a map to"
+        " zoom; point at it, or at the blocks below, to see whose they are; play, or move the time, to watch the pool"
+        " fill and empty."
+    )
+    return Section("The block map", text, widgets=[Player(maps)])
+
+
+def _memory(asked: Asked) -> Section | None:
+    served = _served(asked)
+    if not served:
+        return None
+    figures = [_on_one_clock(_ledger(result), asked) for result in served]
+    return Section("Memory over time", _ledger_told(served), figures)
+
+
+def _ledger_told(results: Sequence[Result]) -> str:
+    told = ["The ledger: every slot of the pool in exactly one bucket."]
+    unrecorded = [result for result in results if result.blocks is None]
+    if len(unrecorded) < len(results):
+        told.append("Where blocks were recorded, at the moments of the block map.")
+    if unrecorded:
+        told.append("From memory.parquet, at every scheduling decision: what comes in between shows at the next one.")
+    if any(map(keeps_over_idle_spans, unrecorded)):
+        told.append("What is kept while nobody runs it does not tell: the last decision is drawn on.")
+    return " ".join(told)
+
+
+def _ledger(result: Result) -> go.Figure:
+    """The ledger of a run; of several replicas, each of which has a watermark of its own, added up."""
+    table = pool_over_time(result)
+    replica, replicas = result.about["replica"], result.num_replicas
+    table = table.assign(start_s=table["start_ticks"] / PER_SECOND)
+    heeds = result.policy in _WATERMARKED and replicas == 1
+    watermark = replica.get("watermark_blocks", 0) * replica["block_size"] if heeds else 0
+    of = f" of {replicas} replicas" if replicas > 1 else ""
+    return ledger_over_time(table, f"{result.name}: KV slots{of} by bucket", watermark, result.end_s)
+
+
+def _waste(asked: Asked) -> Section | None:
+    rows = [_waste_row(result) for result in _served(asked)]
+    if not rows:
+        return None
+    text = "The same slots in the paper's four kinds (its Fig 2), and in all nine buckets."
+    return Section("What the memory was used for", text, [waste(rows), waste(rows, "buckets")])
+
+
+def _waste_row(result: Result) -> dict[str, Any]:
+    shares = result.summary["waste"]["mean_over_iterations_pct"]
+    paper = shares["paper_view"]
+    return {
+        "policy": result.name,
+        "batched_requests": result.summary["mean_batch"],
+        "output_tokens_per_s": result.summary["output_throughput"],
+        "token_states_pct": paper["token_states"],
+        **{f"paper_{kind}_pct": value for kind, value in paper.items() if kind != "token_states"},
+        **{f"{bucket}_pct": value for bucket, value in shares["buckets"].items()},
+    }
+
+
+def _fragmentation(asked: Asked) -> Section | None:
+    recorded = [result for result in asked.results if result.blocks is not None]
+    if not recorded:
+        return None
+    figures = [
+        figure
+        for result in recorded
+        for figure in (
+            _on_one_clock(largest_free_run(result.blocks, f"{result.name}: {_FREE_RUN}"), asked),
+            free_run_histogram(result.blocks, f"{result.name}: lengths of the free runs"),
+        )
+    ]
+    text = (
+        "A policy that reserves memory in one piece can use a free block only where its neighbours are free too."
+        " A paged policy takes any block: it does not mind short runs."
+    )
+    return Section("External fragmentation", text, figures)
+
+
+def _latencies(asked: Asked) -> Section | None:
+    return serving_sections.latencies(asked.results, asked.goal)
+
+
+def _serving(asked: Asked) -> Section | None:
+    return serving_sections.serving(asked.results)
+
+
+def _measured(asked: Asked) -> Section:
+    return serving_sections.measured(asked.measured)
+
+
+def _timeline(asked: Asked) -> Section | None:
+    served = _served(asked)
+    if not served:
+        return None
+    figures = [
+        _on_one_clock(request_timeline(each.requests, each.stays, f"{each.name}: requests over time"), asked)
+        for each in served
+    ]
+    return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)
+
+
+def _tables(asked: Asked) -> Section | None:
+    viewers = [viewer for result in asked.results if (viewer := _viewer(result, asked.request)) is not None]
+    if not viewers:
+        return None
+    told = ", ".join(f"request {viewer.data['request']} of {viewer.data['name']}" for viewer in viewers)
+    text = (
+        f"Logical blocks and the physical ones behind them, step by step, as the PagedAttention paper draws them in its"
+        f" Figs 6 to 8: {told}. A block that several tables name has a coloured edge: it is copied before one of them"
+        " writes into it."
+    )
+    return Section("Block tables", text, widgets=viewers)
+
+
+def _viewer(result: Result, request: int | None) -> TableViewer | None:
+    """The tables of one request, if a plan has them."""
+    plan, requests = result.plan, result.request_of_sequence
+    if plan is None or not plan.is_paged:
+        return None
+    chosen = chosen_request(plan, requests) if request is None else request
+    if chosen is None or not np.isin(np.flatnonzero(requests == chosen), plan.sequence).any():
+        return None
+    return TableViewer(result.name, plan, chosen, np.flatnonzero(requests == chosen).tolist())
+
+
+SECTIONS: tuple[Callable[[Asked], Section | None], ...] = (
+    _block_maps,
+    _memory,
+    _waste,
+    _fragmentation,
+    _latencies,
+    _serving,
+    _timeline,
+    _measured,
+    _tables,
+)
+"""The page, in order; what a function has nothing to show for is left out."""

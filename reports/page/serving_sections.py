@@ -1,0 +1,118 @@
+"""What a server's users and its operator look at: latencies, batch and throughput, and whether a real server agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ...sim.output import frames as pd
+from ...sim.metrics.gaps import Gaps
+from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.requests import RequestTimes
+from ...sim.metrics.result import served_times
+from ..data.distribution import Distribution, of_gaps, of_values
+from ..figures.latency import LATENCIES, latency_cdf
+from ..figures.measured import BAND, agreement, simulated_against_measured
+from ..figures.serving import batch_over_time, throughput_over_time
+from ..data.over_time import over_time
+from .page import Section
+from ..data.results import Result
+
+#: Latencies that a request has of its own, as a server's client measures them.
+_OF_REQUESTS = ("ttft", "tpot", "e2el")
+
+
+def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Section | None:
+    """Every latency as a distribution, with the objectives of ``goal``; None where nobody was served."""
+    times = {result.name: served_times(result.requests) for result in results}
+    found = {result.name: _distributions(result, times[result.name]) for result in results}
+    met = {} if goal is None else {name: _met_pct(goal, each) for name, each in times.items() if len(each.index)}
+    limits = {} if goal is None else goal.limits
+    figures = []
+    for metric in LATENCIES:
+        runs = {name: each for name, own in found.items() if (each := own[metric]) is not None}
+        if runs:
+            shares = {name: own[metric] for name, own in met.items()} if metric in limits else None
+            figures.append(latency_cdf(metric, runs, limits.get(metric), shares))
+    if not figures:
+        return None
+    text = "From when a request is sent; percentiles are those of summary.json."
+    return Section("Latency", "\n\n".join([text, _goal_told(results, goal, met)]), figures)
+
+
+def _distributions(result: Result, times: RequestTimes) -> dict[str, Distribution | None]:
+    return {
+        "ttft": of_values(times.ttft_ms),
+        "tpot": of_values(times.tpot_ms),
+        "itl": None if result.gaps is None else of_gaps(Gaps.of_table(result.gaps)),
+        "e2el": of_values(times.e2el_ms),
+    }
+
+
+def _met_pct(goal: Objectives, times: RequestTimes) -> dict[str, float]:
+    return {name: float(100 * each.mean()) for name, each in goal.met(times).items()}
+
+
+def _goal_told(results: Sequence[Result], goal: Objectives | None, met: Mapping[str, Mapping[str, float]]) -> str:
+    if goal is None:
+        return "No objectives were given; fragmeter report --goodput ttft:500 tpot:50 draws them."
+    told = [
+        f"{result.name}: {met[result.name]['all']:.1f} % of the requests meet {goal} (ms), a goodput of"
+        f" {result.summary['request_throughput'] * met[result.name]['all'] / 100:,.3g} requests/s."
+        for result in results
+        if result.name in met
+    ]
+    return " ".join(told)
+
+
+def serving(results: Sequence[Result]) -> Section | None:
+    """Batch and throughput over time; None where no step was run."""
+    tables = {each.name: over_time(each.requests, each.stays, each.steps) for each in results}
+    tables = {name: table for name, table in tables.items() if len(table)}
+    if not tables:
+        return None
+    text = (
+        "A sequence runs from its first step to its last, or until it is preempted; a request waits while none of its"
+        " sequences runs. The spans add up to the run: to all its tokens, and all its seconds."
+    )
+    paces = [throughput_over_time(tables, kind) for kind in ("output", "prompt")]
+    return Section("Batch and throughput over time", text, [batch_over_time(tables), *paces])
+
+
+class Measured(NamedTuple):
+    """Simulated beside measured, request by request.
+
+    Attributes:
+        pairs: By the name of each run, columns ``simulated_<metric>_ms`` and ``measured_<metric>_ms``.
+        warning: What keeps the two from being comparable, if anything does.
+    """
+
+    pairs: Mapping[str, pd.DataFrame]
+    warning: str = ""
+
+
+def measured(found: Measured | None) -> Section:
+    """Simulated beside measured; a plain word where nothing was measured."""
+    title = "Simulated against measured"
+    if found is None:
+        text = (
+            "Nothing was measured: these are numbers of a simulation alone. fragmeter report --measured FILE holds them"
+            " to what vllm bench serve --save-result --save-detailed wrote of a real server."
+        )
+        return Section(title, text)
+    figures = [simulated_against_measured(metric, found.pairs) for metric in _OF_REQUESTS]
+    told = [_agreement_told(name, table) for name, table in found.pairs.items()]
+    text = "The same requests on both sides, each as its client sees it."
+    return Section(title, "\n\n".join([text, *told, found.warning]), figures)
+
+
+def _agreement_told(name: str, pairs: pd.DataFrame) -> str:
+    parts = []
+    for metric in _OF_REQUESTS:
+        near = agreement(metric, pairs)
+        if near.requests:
+            parts.append(
+                f"{metric.upper()} of {near.inside_pct:.1f} % of {near.requests:,} requests is within"
+                f" {100 * BAND:.0f} %, median error {near.median_pct:+.1f} %"
+            )
+    return f"{name}: {'; '.join(parts)}." if parts else ""

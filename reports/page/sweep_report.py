@@ -1,0 +1,111 @@
+"""The report of a sweep: how good each policy is at each rate, and which points nobody beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...sim.output import frames as pd
+from ..figures.rates import against_rate, throughput_pareto
+from .page import Section, write_page
+from ..style.series import COLOURED
+
+#: Points that are listed.
+MOST_LISTED = 200
+_LISTED = {
+    "series": "Series",
+    "request_rate": "Requests/s asked",
+    "seed": "Seed",
+    "request_throughput": "Requests/s done",
+    "request_goodput": "Goodput (requests/s)",
+    "p99_ttft_ms": "p99 TTFT (ms)",
+    "p99_tpot_ms": "p99 TPOT (ms)",
+    "tokens_per_s_per_user": "Tokens/s a user",
+    "tokens_per_s_per_gpu": "Tokens/s a GPU",
+}
+_LATENCIES = {"p99_ttft_ms": "TTFT that 99 % of the requests stay below", "p99_tpot_ms": "TPOT that 99 % stay below"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The points of a sweep that could be run.
+
+    Attributes:
+        name: What it is called.
+        points: A row a point: ``series``, ``request_rate`` (inf for all at once, NaN where nobody asked for one),
+            ``seed``, ``request_throughput``, ``p99_ttft_ms``, ``p99_tpot_ms``, ``tokens_per_s_per_user`` and
+            ``tokens_per_s_per_gpu``; and ``request_goodput``, where objectives were given.
+        axes: What tells the series apart.
+        objectives: As the sweep was told them, or nothing.
+        failed: Points that could not be run.
+    """
+
+    name: str
+    points: pd.DataFrame
+    axes: Sequence[str]
+    objectives: str
+    failed: int
+
+
+def write_sweep_report(path: str | PathLike[str], sweep: Sweep) -> Path:
+    """Write the page to ``path``, and return that.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    sections = [_rates(sweep), _pareto(sweep), _list(sweep)]
+    return write_page(path, f"{sweep.name}: a sweep", _lead(sweep), sections)
+
+
+def _lead(sweep: Sweep) -> str:
+    series = sweep.points["series"].nunique()
+    by = f", by {', '.join(name.replace('_', ' ') for name in sweep.axes)}" if sweep.axes else ""
+    failed = f" {sweep.failed:,} more could not be run; the column error says why." if sweep.failed else ""
+    many = f" The first {COLOURED} series have colours." if series > COLOURED else ""
+    return f"{len(sweep.points):,} points in {series:,} series{by}.{failed}{many}"
+
+
+def _rates(sweep: Sweep) -> Section:
+    points, title = sweep.points[np.isfinite(sweep.points["request_rate"])], "Goodput and latency against the rate"
+    if points["request_rate"].nunique() < 2:
+        text = (
+            "No two points differ in the request rate, so nothing is drawn against it;"
+            " fragmeter sweep --grid request_rate=1:8:1 runs several."
+        )
+        return Section(title, text)
+    figures = [_goodput(points, sweep.objectives)]
+    figures += [against_rate(points, name, told, "ms") for name, told in _LATENCIES.items()]
+    text = (
+        "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to"
+        " the last answer, so those of few requests stay below what was asked."
+    )
+    if not sweep.objectives:
+        text += " No objectives were given, so goodput is not known; sweep --goodput ttft:500 tpot:50 counts it."
+    return Section(title, text, figures)
+
+
+def _goodput(points: pd.DataFrame, objectives: str) -> go.Figure:
+    if not objectives:
+        return against_rate(points, "request_throughput", "Requests/s that are done", "requests/s")
+    return against_rate(points, "request_goodput", f"Goodput: requests/s that meet {objectives} (ms)", "requests/s")
+
+
+def _pareto(sweep: Sweep) -> Section:
+    points, title = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])], "Throughput against speed"
+    if points.empty:
+        return Section(title, "No point has an output of more than one token, so nobody sees a speed.")
+    text = "Larger batches give more tokens a GPU, and each user fewer: no point is best, but some are beaten."
+    return Section(title, text, [throughput_pareto(points)])
+
+
+def _list(sweep: Sweep) -> Section:
+    shown = [name for name in _LISTED if name in sweep.points]
+    cells = sweep.points[shown].head(MOST_LISTED).itertuples(index=False)
+    rows = [dict(zip((_LISTED[name] for name in shown), row, strict=True)) for row in cells]
+    more = len(sweep.points) - len(rows)
+    return Section("The points", f"And {more:,} more in sweep.parquet." if more else "", rows=rows)

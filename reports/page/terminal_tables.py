@@ -1,0 +1,185 @@
+"""Tables for the terminal, 80 columns wide at most.
+
+Colour and bold are left to the console: on a terminal they show, in a pipe rich writes plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..style.labels import (
+    PARAMETERS,
+    VIEWS,
+    Row,
+    difference,
+    has_range,
+    has_step,
+    is_percent,
+    metric_label,
+    number,
+    origin,
+    parameter_of,
+    series_of,
+    step_told,
+    unit,
+)
+
+Payload = dict[str, Any]
+"""``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
+
+_ERROR_NOTE = "error: simulated - published, in points; where marked %, of the published value"
+_VIEW_NOTE = "The paper counts free slots as external & others; popularly they are no waste."
+_VIEW_HEADINGS = {"paper": "The paper's view:", "popular": "The popular view:"}
+_WASTE_HEADINGS = (
+    "token\nstates",
+    "\nreservation",
+    "\ninternal",
+    "\nexternal",
+    "free &\ncached",
+    "output\ntokens/s",
+    "\nbatch",
+)
+_UNUSED_KEY = "popular_unused_pct"
+
+
+def comparison_table(payload: Payload) -> Table:
+    """Published beside simulated values: one line a value, grouped by series where a series has several."""
+    rows = payload["rows"]
+    ranged, moving = has_range(rows), has_step(rows)
+    grouped = len(rows) > len(series_of(rows))
+    at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
+    table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
+    # Where there are many columns, the names of series give way.
+    table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
+    for heading in _headings(ranged, moving, at_x, known is None):
+        table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
+    # Of values that differ in x alone the series' name stands in the first line.
+    along = at_x and len(series_of(rows, "metric")) == 1
+    for name in series_of(rows):
+        mine = [row for row in rows if row["series"] == name]
+        if grouped and not along:
+            table.add_row(name, style="bold")
+        for row in mine:
+            label = f"  {metric_label(row['metric'])}" if grouped else name
+            if along:
+                label = name if row is mine[0] else ""
+            is_last = grouped and row is mine[-1]
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), end_section=is_last)
+    return table
+
+
+def _known_alike(rows: list[Row]) -> str | None:
+    """How the published values are known, where a long word for all of them would cost a column that is wanted."""
+    found = {row.get("how") for row in rows if row["published"] is not None}
+    return "digitised" if has_range(rows) and has_step(rows) and found == {"digitised"} else None
+
+
+def _headings(ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
+    yield from ["at"] if at_x else []
+    yield from ("published", "simulated")
+    yield from ["seeds"] if ranged else []
+    yield from ["per 1%"] if moving else []
+    yield from ("error", "how", "origin") if how else ("error", "origin")
+
+
+def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
+    metric = row["metric"]
+    if at_x:
+        yield "-" if row.get("x") is None else f"{row['x']:g}"
+    yield number(metric, row["published"])
+    yield number(metric, row["simulated"])
+    if ranged:
+        low, high = row.get("minimum"), row.get("maximum")
+        yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
+    if moving:
+        yield step_told(row)
+    yield difference(row)
+    if how:
+        yield row.get("how") or "-"
+    yield origin(row)
+
+
+def waste_table(payload: Payload) -> Table:
+    """The waste table: a line a policy, first in the paper's view of waste, then in the popular one."""
+    table = _table(gap=1)
+    table.add_column("policy", no_wrap=True)
+    for heading in _WASTE_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for view, heading in _VIEW_HEADINGS.items():
+        table.add_row(heading, style="bold")
+        for row in payload["rows"]:
+            table.add_row(row["policy"], *_waste_cells(row, view), end_section=row is payload["rows"][-1])
+    return table
+
+
+def _waste_cells(row: Row, view: str) -> Iterator[str]:
+    for key in VIEWS[view]:
+        yield f"{row[key]:.1f}"
+    if _UNUSED_KEY not in VIEWS[view]:
+        yield "-"
+    yield f"{row['output_tokens_per_s']:,.0f}"
+    yield f"{row['batched_requests']:.1f}"
+
+
+def sensitivity_table(payload: Payload) -> Table:
+    """Each value at each setting of a parameter that the rows carry: a line a value, a column a setting."""
+    rows = payload["rows"]
+    key = parameter_of(rows)
+    settings = sorted({row[key] for row in rows})
+    table = _table()
+    for heading in ("", "published", *(f"{PARAMETERS[key][0]}={setting:.2f}" for setting in settings)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in series_of(rows):
+        table.add_row(name, style="bold")
+        values = _by_value([row for row in rows if row["series"] == name])
+        for place, ((metric, x), mine) in enumerate(values.items(), start=1):
+            at = {row[key]: row["simulated"] for row in mine}
+            label = f"  {metric_label(metric)}" + ("" if x is None else f", {x:g}")
+            cells = [number(metric, value) for value in (mine[0]["published"], *map(at.get, settings))]
+            table.add_row(label, *cells, end_section=place == len(values))
+    return table
+
+
+def _by_value(rows: list[Row]) -> dict[tuple[str, float | None], list[Row]]:
+    """The rows of a series by metric and x."""
+    values: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        values.setdefault((row["metric"], row.get("x")), []).append(row)
+    return values
+
+
+def print_payload(payload: Payload, console: Console) -> None:
+    """Prints a payload under its title, as the table that fits it: waste, values by parameter, or a comparison."""
+    rows = payload["rows"]
+    parameter = parameter_of(rows)
+    if payload["figure"] == "waste":
+        subject, table, remark = "% of the KV pool, by policy", waste_table(payload), _VIEW_NOTE
+    elif parameter is not None:
+        subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
+    else:
+        known = _known_alike(rows)
+        remark = _ERROR_NOTE if known is None else f"published: {known}; {_ERROR_NOTE}"
+        subject, table = f"{_subject(rows)}, published and simulated", comparison_table(payload)
+    console.print(f"{payload['figure']}: {subject}", style="bold", markup=False, highlight=False)
+    console.print(payload["workload"], markup=False, highlight=False)
+    console.print(table, highlight=False)
+    if remark:
+        console.print(remark, style="dim", markup=False, highlight=False)
+
+
+def _subject(rows: list[Row]) -> str:
+    metrics = series_of(rows, "metric")
+    if len(metrics) == 1:
+        return f"mean {metric_label(metrics[0])}"
+    units = {unit(metric) for metric in metrics}
+    return units.pop() if len(units) == 1 else "several values"
+
+
+def _table(gap: int = 2) -> Table:
+    # The box itself puts one blank between columns.
+    return Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)

@@ -1,0 +1,1 @@
+"""The look of figures: colours, labels, series."""

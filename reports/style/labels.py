@@ -1,0 +1,182 @@
+"""What pictures and tables call the values of a payload, and how they write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...sim.memory import BUCKETS
+
+Row = Mapping[str, Any]
+"""One row of a payload: a value of one series, in design.md's form."""
+
+Numbers = dict[str, list]
+"""A table as plain data: ``columns`` (headings) and ``rows`` (lists of text, numbers or None)."""
+
+METRICS: dict[str, str] = {
+    "token_states_pct": "token states",
+    "reservation_pct": "reservation",
+    "internal_pct": "internal",
+    "external_and_others_pct": "external & others",
+    "batched_requests": "batched requests",
+    "param_gb": "weights, GB",
+    "kv_gb": "KV cache, GiB",
+    "kv_slots_k": "KV slots, thousands",
+    "decode_tokens_per_s": "decode throughput",
+    "normalized_latency_s_per_token": "normalised latency",
+    "times_naive_static": "times naive static's throughput",
+    "crossing_req_per_s": "rate at 0.5 s/token",
+}
+
+UNITS: dict[str, str] = {
+    "_pct": "% of the KV pool",
+    "_requests": "requests",
+    "_tokens_per_s": "tokens/s",
+    "_s_per_token": "s/token",
+    "_req_per_s": "req/s",
+    "_ms": "ms",
+    "_tokens": "tokens",
+    "_slots": "slots",
+}
+"""Units by how a metric's name ends."""
+
+PARAMETERS: dict[str, tuple[str, str]] = {
+    "scale": ("s", "step-time scale s"),
+    "survival": ("q", "beam survival q"),
+}
+"""What values are told at several settings of: key of the rows, its letter, and what it is called."""
+
+VIEWS: dict[str, dict[str, tuple[str, str]]] = {
+    "paper": {
+        "token_states_pct": ("token states", "token_states"),
+        "paper_reservation_pct": ("reservation", "reservation"),
+        "paper_internal_pct": ("internal", "internal"),
+        "paper_external_and_others_pct": ("external & others", "external"),
+    },
+    "popular": {
+        "token_states_pct": ("token states", "token_states"),
+        "popular_reservation_pct": ("reservation", "reservation"),
+        "popular_internal_pct": ("internal", "internal"),
+        "popular_external_pct": ("external", "external"),
+        "popular_unused_pct": ("free & cached", "unused"),
+    },
+    "buckets": {f"{bucket}_pct": (bucket.replace("_", " "), bucket) for bucket in BUCKETS},
+}
+"""The waste table's columns, view by view: key of the row, label, part of the palette. A view adds up to 100."""
+
+
+#: Decimals of values below each bound.
+_DECIMALS = ((0.2, 3), (100, 2), (1000, 1))
+
+
+def metric_label(metric: str) -> str:
+    """A metric in words, without its unit."""
+    return METRICS.get(metric, metric.removesuffix("_pct").removesuffix("_ms").replace("_", " "))
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric counts percent of the KV pool, so that differences are points."""
+    return metric.endswith("_pct")
+
+
+def unit(metric: str) -> str:
+    """The unit of a metric, for an axis or a heading; its name where that says it."""
+    return next((named for end, named in UNITS.items() if metric.endswith(end)), metric_label(metric))
+
+
+def number(metric: str, value: float | None) -> str:
+    """A value as text: percentages with one decimal, others with about four digits; ``-`` where there is none."""
+    if value is None:
+        return "-"
+    if is_percent(metric):
+        return f"{value:.1f}"
+    decimals = next((decimals for below, decimals in _DECIMALS if abs(value) < below), 0)
+    return f"{value:,.{decimals}f}"
+
+
+def difference(row: Row) -> str:
+    """How far the simulated value is off: signed points of a percentage, else signed percent of the published."""
+    error = row.get("error")
+    if error is None:
+        return "-"
+    if is_percent(row["metric"]) or not row["published"]:
+        return signed(error)
+    return f"{signed(100 * error / row['published'])}%"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and one decimal; nothing is ever ``-0.0``."""
+    # Adding zero turns -0.0 into 0.0.
+    return f"{round(value, 1) + 0.0:+.1f}"
+
+
+def origin(row: Row) -> str:
+    """``fitted`` where the cost model was fitted on this very value, ``predicted`` everywhere else."""
+    return "fitted" if row.get("fitted") else "predicted"
+
+
+def has_range(rows: Iterable[Row]) -> bool:
+    """Whether any row carries the range over seeds."""
+    return any(row.get("minimum") is not None for row in rows)
+
+
+def has_step(rows: Iterable[Row]) -> bool:
+    """Whether any row says how far it moves for 1 % of step time."""
+    return any(row.get("step_1pct") is not None for row in rows)
+
+
+def step_told(row: Row) -> str:
+    """How far a value moves for 1 % of step time, in points of a percentage, else in percent of the value."""
+    moved = row.get("step_1pct")
+    if moved is None:
+        return "-"
+    if is_percent(row["metric"]) or not row["simulated"]:
+        return f"{moved:.1f}"
+    return f"{100 * moved / row['simulated']:.1f}%"
+
+
+def series_of(rows: Iterable[Row], key: str = "series") -> list[str]:
+    """The distinct values of ``key``, in order of first appearance."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def parameter_of(rows: Iterable[Row]) -> str | None:
+    """Which of ``PARAMETERS`` the rows carry, if any."""
+    return next((key for row in rows for key in PARAMETERS if key in row), None)
+
+
+def comparison_numbers(rows: Iterable[Row]) -> Numbers:
+    """A comparison's rows as a table: what is published, what is simulated, and how each came about.
+
+    Errors, and what 1 % of step time does, are text: points of a percentage, else percent.
+    """
+    return _comparison(list(rows), step_told, difference)
+
+
+def comparison_data(rows: Iterable[Row]) -> Numbers:
+    """As ``comparison_numbers``, with errors and what 1 % of step time does as the rows have them, in all digits."""
+    return _comparison(list(rows), lambda row: row.get("step_1pct"), lambda row: row.get("error"))
+
+
+def _comparison(rows: Sequence[Row], step: Callable[[Row], Any], error: Callable[[Row], Any]) -> Numbers:
+    ranged, at_x = has_range(rows), any(row.get("x") is not None for row in rows)
+    moving = has_step(rows)
+    columns = ["Series", "Value", *(["At"] if at_x else []), "Published", "How", "Simulated"]
+    columns += [*(["Lowest seed", "Highest seed"] if ranged else []), *(["Per 1 % of step"] if moving else [])]
+    lines = [
+        [*_comparison_row(row, at_x, ranged), *([step(row)] if moving else []), error(row), origin(row)] for row in rows
+    ]
+    return {"columns": [*columns, "Error", "Origin"], "rows": lines}
+
+
+def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list:
+    percent = is_percent(row["metric"])
+    value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
+    cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
+    return [*cells, row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
+
+
+def file_stem(title: str) -> str:
+    """A title as the name of a file, without an ending: words in small letters, joined by hyphens."""
+    return "-".join(re.findall(r"\w+", title.lower(), re.ASCII)) or "figure"

@@ -1,0 +1,230 @@
+"""The engine of one replica: a SimPy process that leaps from decision to decision.
+
+Between two decisions decoding is lockstep: every running sequence gains one token a step. So one
+SimPy event spans as many steps as hold the same decision, up to the nearest of
+
+    a sequence that finishes      the calendar knows when
+    an arrival                    where one could be admitted
+    the policy's horizon          the pool could run dry
+    a knot of the step's cost     its slope changes
+    an edge of a measurement window
+
+While nobody waits, those who finish change no decision: the policy is not asked again before its
+horizon ends or somebody arrives.
+
+With ``leap=False`` every step is an event of its own. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import simpy
+from simpy.core import NORMAL
+
+from ..cost.base import StepCost
+from ..types.errors import SimulationFault
+from .executor import Executor, FirstStep
+from ..memory.accounting.ledger import Leap, Ledger
+from ..policy.base import Policy
+from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..workload.source import NEVER, Source
+from ..types.state import State
+from ..types.sums import whole_steps
+
+#: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
+_LONGEST_LEAP = 1 << 16
+
+
+class Engine:
+    """Serves a source's requests with a policy over a memory.
+
+    Args:
+        env: SimPy environment whose clock counts ticks, from an int.
+        source: Where requests come from.
+        policy, memory, cost: Who runs, who holds which slot, how long a step takes.
+        edges: Ticks at which a measurement begins or ends; leaps stop there.
+        leap: False to make every step an event.
+        state: Whoever waits and runs; None for the state of sequences that are alone.
+    """
+
+    #: SimPy's order of what happens at one tick.
+    priority = NORMAL
+    #: What writes down what happens.
+    ledger_of = Ledger
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        source: Source,
+        policy: Policy,
+        memory: Any,
+        cost: StepCost,
+        edges: Iterable[int] = (),
+        leap: bool = True,
+        state: State | None = None,
+    ) -> None:
+        self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
+        self.state = state or State(policy.preempted_first)
+        self.ledger = self.ledger_of(memory.meter)
+        self._executor = Executor(self.state, memory, cost, self.ledger)
+        self.leap = leap
+        #: When the last request was done; the run may go on for those who only watch the clock.
+        self.end_ticks = env.now
+        self._edges = sorted(edges, reverse=True)
+        #: Requests of a closed loop that are done, and whose users do not know.
+        self._answered: list[Sequence] = []
+        #: Decode clock up to which the policy is known to decide nothing but to carry on, if nobody arrives.
+        self._holds_until = 0
+        self.process = env.process(self._serve())
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        source, policy, memory, state = self.source, self.policy, self.memory, self.state
+        # Bound once: a run makes millions of these calls.
+        wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
+        enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
+        take_finished = state.take_ended if policy.leaves_together else state.take_finished
+        release = self._release_and_tell if source.hears_of_finishes else memory.release
+        alarm = Alarm(self.env)
+        now = self.env.now
+        while True:
+            if source.next_ticks <= now:
+                source.deliver(now, state.waiting)
+                plan = schedule(state, transaction(state.clock))
+            elif state.clock >= self._holds_until:
+                plan = schedule(state, transaction(state.clock))
+            else:
+                plan = CARRY_ON
+            first_step = None if plan is CARRY_ON else self._carry_out(plan, now)
+            steps = 0
+            # Asked in this order, as a plan's fields are slow to read.
+            if state.width and (plan is CARRY_ON or not plan.pauses):
+                steps, ticks, leap = self._leap_over(now, first_step)
+            elif first_step and (first_step[0] or plan.preempted):
+                ticks, leap = self._stand_still(now, first_step, plan)
+            elif rest := self._rest(now):
+                ticks, leap = rest
+            else:
+                self._check_done()
+                self.end_ticks = now
+                return
+            alarm.callbacks = []
+            wake(alarm, priority, ticks)
+            cut = yield alarm
+            if cut:
+                # The alarm that was set is still to ring, with nobody to hear it.
+                alarm = Alarm(self.env)
+                steps, ticks, leap = cut
+            # What SimPy's clock says too; adding up is cheaper than asking.
+            now += ticks
+            if leap:
+                enter(leap + pass_steps(state, steps))
+                state.clock = clock = state.clock + steps
+                if calendar and calendar[0][0] == clock:
+                    release(take_finished(), clock)
+
+    def _waker(self) -> Callable[[simpy.Event, int, int], None]:
+        """What sets an alarm: takes it, its priority and the ticks until then.
+
+        An alarm that rings with a value cuts the leap, or rest, that it ends: steps, ticks and the ledger's columns.
+        """
+        return self.env.schedule
+
+    def _rest(self, now: int) -> tuple[int, Leap | None] | None:
+        """Nothing can be done: how long until the source has something, and what the ledger says of it; None if it
+        never has."""
+        if self.source.next_ticks < NEVER and not self.state.waiting:
+            return self.source.next_ticks - now, None
+        return None
+
+    def _carry_out(self, plan: Plan, now: int) -> FirstStep:
+        """What a policy decided anew takes place."""
+        self._holds_until = 0
+        return self._executor.carry_out(plan, now)
+
+    def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
+        """Who is done leaves, and whoever waited for the answer knows."""
+        self.memory.release(leaving, clock)
+        self._answered += leaving
+        # Of a static batch nobody has an answer before all have.
+        if not self.policy.leaves_together or not self.state.running:
+            self.source.finish(self._answered, self.env.now)
+            self._answered = []
+
+    def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
+        """How many steps a decision holds, how long they take, and the ledger's columns for them."""
+        state = self.state
+        clock, width = state.clock, state.width
+        context = width * clock + state.lag_sum
+        if first_step is None:
+            prefill = swap = waiting = 0
+            steady = wakes = self.leap
+            base, slope, until = self.cost.decode_line(width, context)
+            first = base + slope * context
+        else:
+            first, prefill, swap, steady, wakes = first_step
+            steady = steady and self.leap
+            waiting = len(state.waiting)
+            base, slope, until = self.cost.decode_line(width, context + width)
+        second, growth = base, 0
+        if slope:
+            second, growth = base + slope * (context + width), slope * width
+        limit = state.calendar[0][0] - clock if steady else 1
+        if wakes and limit > 1:
+            # ``steps_until`` and ``ticks_of``, spelt out: calls here cost 5 % of a run.
+            ahead = self.source.next_ticks - now - first - 1
+            reach = 1 if ahead < 0 else 2 + (whole_steps(ahead, second, growth) if growth else ahead // second)
+            if reach < limit:
+                limit = reach
+        if limit > 1:
+            if until is not None:
+                limit = min(limit, 1 + (until - 1 - context) // width)
+            if self._edges:
+                limit = self._stop_at_edge(limit, now, first, second, growth)
+            if clock + limit > self._holds_until:
+                limit = self._ask_horizon(limit)
+        more = limit - 1
+        ticks = first + more * second
+        if growth:
+            ticks += growth * (more * (more - 1) // 2)
+        return limit, ticks, (now, limit, first, second, growth, width, prefill, swap, waiting)
+
+    def _ask_horizon(self, limit: int) -> int:
+        """Steps, at most ``limit``, in which the policy decides nothing new."""
+        state = self.state
+        steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
+        if not state.waiting and not state.swapped:
+            # Nobody could take the place of who finishes: the decision holds across finishes.
+            self._holds_until = state.clock + steps
+        return min(steps, limit)
+
+    def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
+        """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
+        edges = self._edges
+        while edges and edges[-1] <= now:
+            edges.pop()
+        if not edges:
+            return limit
+        ahead = edges[-1] - now - first
+        return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
+
+    def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
+        """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
+        ticks, prefill, swap, _, _ = first_step
+        width = len(plan.admitted) + len(plan.chunks)
+        return ticks, (now, 0, ticks, 0, 0, width, prefill, swap, len(self.state.waiting))
+
+    def _check_done(self) -> None:
+        state = self.state
+        left = len(state.waiting) + len(state.swapped) + len(state.prefilling) + len(state.stalled)
+        if left:
+            raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
+
+
+class Alarm(simpy.Event):
+    """A timeout that its owner sets again and again: quicker than a new one for every leap."""
+
+    def __init__(self, env: simpy.Environment, value: object = None) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, value

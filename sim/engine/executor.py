@@ -1,0 +1,163 @@
+"""What an engine does when a step changes who runs, in this order:
+
+    victims leave, and who was swapped out comes back     their blocks move between device and host
+    the queue is sorted                                   where the policy says how
+    some stand still, others of those go on
+    siblings fork
+    sequences start, and chunks of prefills go on         blocks are taken
+    what several hold is copied before it is written
+
+Blocks, queues and the ledger change before the step takes its time; what the step computes, and what it
+moves, says how long that is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from ..cost.base import StepCost
+from ..memory.accounting.ledger import Ledger
+from ..types.sequence import Plan, Sequence
+from ..types.state import State
+from ..types.sums import causal_pairs
+
+#: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
+#: and wakes. None: everything carries on.
+FirstStep = tuple[int, int, int, bool, bool] | None
+
+
+class Executor:
+    """Carries out plans.
+
+    Args:
+        state: Whose queues change.
+        memory: Whose blocks change hands.
+        cost: How long it takes.
+        ledger: Is told of stays, chunks, copies and swaps.
+    """
+
+    def __init__(self, state: State, memory: Any, cost: StepCost, ledger: Ledger) -> None:
+        self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
+
+    def carry_out(self, plan: Plan, now: int) -> FirstStep:
+        """Blocks change hands, sequences change queues, the ledger opens and cuts their stays.
+
+        Returns:
+            What the step takes and computes; no ticks where it neither computes nor moves anything.
+        """
+        state = self._state
+        clock, pairs, moves = state.clock, 0, 0
+        (
+            admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
+            forked,
+        ) = plan  # fmt: skip
+        if preempted or swapped_out or swapped_in:
+            moves = self._displace(preempted, swapped_out, swapped_in, now)
+        if order:
+            state.waiting = deque(order)
+        if stalls:
+            self._stall(*stalls, now)
+        if forked:
+            self._fork(forked, now)
+        # Those who decode: all but the ones whose prefill ends in this step.
+        decodes = 0 if pauses else state.width
+        context = decodes * clock + state.lag_sum
+        if pauses:
+            # Afterwards all is as if they had started in the last step that decoded.
+            clock -= 1
+        if admitted:
+            pairs = self._start(admitted, padded, clock, pauses, now)
+        if chunks:
+            pairs += self._prefill(chunks, clock, now)
+        if state.shares:
+            moves += self._copy(now, not pauses)
+        if decodes or prefill:
+            ticks = moves + self._cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
+            return ticks, prefill, moves, steady, wakes
+        return moves, 0, moves, False, wakes
+
+    def _displace(
+        self,
+        preempted: tuple[Sequence, ...],
+        swapped_out: tuple[Sequence, ...],
+        swapped_in: tuple[Sequence, ...],
+        now: int,
+    ) -> int:
+        """Victims leave, swapped ones come back; the time that moving their blocks takes."""
+        state, memory, ledger, clock = self._state, self._memory, self._ledger, self._state.clock
+        if preempted or swapped_out:
+            memory.evict(preempted, swapped_out, clock)
+            ledger.cut(preempted, swapped_out, clock, now)
+            state.push_out(preempted, swapped_out)
+        for sequence in swapped_in:
+            state.swapped.popleft()
+            memory.take_back(sequence, clock)
+            state.start(sequence, clock)
+            ledger.open(sequence, clock, now)
+        if swapped_out or swapped_in:
+            ledger.swap(memory.host_blocks - memory.host_free, now)
+        return self._swap_ticks(swapped_out, swapped_in)
+
+    def _start(self, admitted: tuple[Sequence, ...], padded: int, clock: int, past: bool, now: int) -> int:
+        """Sequences whose prefill ends in this step; the pairs of query and key that it computes."""
+        state, memory, ledger, pairs = self._state, self._memory, self._ledger, 0
+        for sequence in admitted:
+            if state.prefilling and sequence in state.prefilling:
+                del state.prefilling[sequence]
+            else:
+                state.waiting.popleft()
+            memory.admit(sequence, clock, padded, past)
+            state.start(sequence, clock, padded)
+            ledger.open(sequence, clock, now)
+            pairs += causal_pairs(padded or sequence.start_tokens)
+            if sequence.computed_tokens:
+                pairs -= causal_pairs(sequence.computed_tokens)
+        return pairs
+
+    def _prefill(self, chunks: tuple[tuple[Sequence, int], ...], clock: int, now: int) -> int:
+        """Prefills that go on after this step; the pairs of query and key that it computes."""
+        pairs = 0
+        for sequence, tokens in chunks:
+            self._ledger.chunk(sequence, tokens, now)
+            pairs -= causal_pairs(sequence.computed_tokens)
+            self._state.prefill(sequence, tokens)
+            self._memory.prefill(sequence, clock)
+            pairs += causal_pairs(sequence.computed_tokens)
+        return pairs
+
+    def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:
+        """Siblings begin to decode."""
+        state, memory, clock = self._state, self._memory, self._state.clock
+        for sibling in siblings:
+            state.fork(sibling, clock)
+            memory.admit(sibling, clock)
+            self._ledger.open(sibling, clock, now)
+
+    def _copy(self, now: int, decodes: bool) -> int:
+        """The time of the copies that the coming step begins with."""
+        slots = self._memory.copied_slots(decodes)
+        if not slots:
+            return 0
+        ticks = self._cost.copy_ticks(slots)
+        self._ledger.copy(slots, ticks, now)
+        return ticks
+
+    def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
+        """Some stand still and keep their blocks, others of those go on."""
+        state, memory, ledger, clock = self._state, self._memory, self._ledger, self._state.clock
+        for sequence in stalled:
+            ledger.stall(sequence, clock, now)
+            memory.stall(sequence, clock)
+            state.stall(sequence)
+        for sequence in resumed:
+            del state.stalled[sequence]
+            memory.admit(sequence, clock)
+            state.start(sequence, clock)
+            ledger.open(sequence, clock, now)
+
+    def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
+        """Time that their blocks take to the host and back."""
+        cost, memory = self._cost, self._memory
+        out = cost.swap_out_ticks(memory.swapped_blocks(swapped_out)) if swapped_out else 0
+        return out + (cost.swap_in_ticks(memory.swapped_blocks(swapped_in)) if swapped_in else 0)

@@ -1,0 +1,268 @@
+"""One run: a workload served by a replica, to the last request, and what it leaves."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import simpy
+
+from ..types import ticks
+from ..workload.closed_loop import ClosedLoop, Maker
+from ..cost import StepCost
+from .engine import Engine
+from ..types.errors import UserError
+from .grouping import grouped_source, is_grouped, leaders, smallest_pools
+from ..memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
+from ..memory.accounting.book import Book
+from ..memory.accounting.integrals import Accounts, Window
+from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
+from .replica import Replica, build
+from .settings import Settings
+from ..workload.source import OpenLoop
+from .unread import refuse_unread
+from ..workload.workload import Workload
+
+#: Slices of the workload after each of which progress is told.
+_SLICES = 200
+#: How far a run goes on, at a time, when all that was asked for lies behind it.
+_PAST_TICKS = ticks.PER_SECOND
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over.
+
+    Attributes:
+        settings, workload: What was asked.
+        replica: What served it, as it was left.
+        book: Everything that happened.
+        smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
+    """
+
+    settings: Settings
+    workload: Workload
+    replica: Replica
+    book: Book
+    smallest_pool_blocks: np.ndarray
+
+    @property
+    def refused(self) -> np.ndarray:
+        """bool [n]: requests that the pool can never hold; they were not served."""
+        return self.smallest_pool_blocks > self.replica.num_blocks
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """The ledger's integrals."""
+        return Accounts(self.book)
+
+    @cached_property
+    def window(self) -> Window:
+        """The ledger over the settings' window, or over the whole run."""
+        if self.settings.window is None:
+            return self.accounts.window()
+        return self.accounts.window(*edges(self.settings))
+
+
+def simulate(
+    settings: Settings,
+    workload: Workload,
+    step_cost: StepCost | None = None,
+    progress: Callable[[int], None] | None = None,
+    engine_of: Callable[..., Engine] = Engine,
+) -> Run:
+    """Serve a workload to the last request.
+
+    Args:
+        step_cost: Used in place of the settings' own.
+        progress: Told now and then how many requests have arrived.
+        engine_of: Makes the engine, from the arguments of ``Engine``.
+
+    Raises:
+        UserError: A request is longer than the model, or a setting cannot be or would not be read.
+        SimulationFault: An invariant does not hold.
+    """
+    replica, engine, needed = serve(settings, workload, step_cost, progress, engine_of)
+    if workload.users is not None:
+        workload = replace(workload, arrival_ticks=engine.source.sent())
+    grouped = is_grouped(settings, workload)
+    return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+
+
+def serve(
+    settings: Settings,
+    workload: Workload,
+    step_cost: StepCost | None = None,
+    progress: Callable[[int], None] | None = None,
+    engine_of: Callable[..., Engine] = Engine,
+) -> tuple[Replica, Engine, np.ndarray]:
+    """As ``simulate``, for who has watched the engine and asks nothing of its ledger.
+
+    Returns:
+        The replica, its engine, and the smallest pool that each request needs.
+    """
+    started = _start(settings, workload, is_grouped(settings, workload), step_cost, engine_of)
+    with no_cycle_collection():
+        _run(started[1], workload, progress)
+    return started
+
+
+def finished(
+    settings: Settings,
+    workload: Workload,
+    grouped: bool,
+    replica: Replica,
+    ledger: Ledger,
+    end_ticks: int,
+    smallest_pool_blocks: np.ndarray,
+) -> Run:
+    """A run, from what is left when it is over.
+
+    Args:
+        workload: Requests as they arrived; the ledger's sequences are theirs, by row.
+        smallest_pool_blocks: See ``Run``.
+    """
+    sequences = workload.sequences
+    book = Book.of(
+        ledger,
+        prompt_tokens=sequences.prompt_tokens,
+        output_tokens=sequences.output_tokens,
+        leader=leaders(workload, grouped),
+        capacity_slots=replica.memory.capacity_slots,
+        block_size=replica.block_size,
+        paged=isinstance(replica.memory, PagedMemory | RadixMemory),
+        residue=replica.memory.residue,
+        together=isinstance(replica.memory, BatchMemory),
+        pinned_slots=replica.memory.pinned_slots,
+        end_ticks=end_ticks,
+        groups=replica.memory.groups if replica.layout else PageGroups(),
+        cache_changes=_cache_changes(replica),
+    )
+    return Run(settings, workload, replica, book, smallest_pool_blocks)
+
+
+def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
+    """A run that ends when the settings' window is over: its ``window`` is that of ``simulate``, the rest is not.
+
+    For who asks no more of a load under which the last request is served much later.
+
+    Raises:
+        UserError, SimulationFault: as ``simulate``.
+    """
+    grouped = is_grouped(settings, workload)
+    replica, engine, needed = _start(settings, workload, grouped, step_cost)
+    _, end_ticks = edges(settings)
+    with no_cycle_collection():
+        _run_past(engine, end_ticks)
+    return finished(settings, workload, grouped, replica, engine.ledger, engine.env.now, needed)
+
+
+def _run_past(engine: Engine, end_ticks: int) -> None:
+    """Run until a leap is over that begins at ``end_ticks`` or later: of what began before it the ledger has all."""
+    until = end_ticks
+    while engine.process.is_alive and not (engine.ledger.rows.columns()["start_ticks"] >= end_ticks).any():
+        until += _PAST_TICKS
+        engine.env.run(until=until)
+
+
+def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
+    """What ``simulate`` has written down by a time: rows of the leaps that are over, stays that have begun.
+
+    For who asks no more of a load under which the last request is served much later.
+
+    Raises:
+        UserError, SimulationFault: as ``simulate``.
+    """
+    _, engine, _ = _start(settings, workload, is_grouped(settings, workload))
+    with no_cycle_collection():
+        engine.env.run(until=end_ticks)
+    return engine.ledger
+
+
+def _start(
+    settings: Settings,
+    workload: Workload,
+    grouped: bool,
+    step_cost: StepCost | None = None,
+    engine_of: Callable[..., Engine] = Engine,
+) -> tuple[Replica, Engine, np.ndarray]:
+    """A replica, the engine that is about to serve the workload with it, and what each request needs of the pool."""
+    refuse_unread(settings, workload)
+    sequences = workload.sequences
+    replica = build(settings, step_cost, workload if grouped else sequences, grouped)
+    check_fits(workload, replica.max_model_len)
+    needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
+    refused = needed > replica.num_blocks
+    env = simpy.Environment(initial_time=0)
+    if grouped:
+        source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
+    elif workload.users is not None:
+        source, state = ClosedLoop(workload, refused, Maker(workload, replica.max_model_len)), None
+    else:
+        sequence_refused = np.repeat(refused, workload.num_sequences)
+        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
+    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
+    engine = engine_of(env, source, *parts)
+    return replica, engine, needed
+
+
+def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
+    """Comings and goings of cached slots, of a memory that logs them."""
+    log = replica.cache_log or getattr(replica.memory, "cached_level", None)
+    return Table(CACHE_CHANGE).columns() if log is None else log.changes.columns()
+
+
+def check_fits(workload: Workload, max_model_len: int) -> None:
+    """Refuse a workload with a request longer than the model.
+
+    Raises:
+        UserError: Names the first such request.
+    """
+    lengths = workload.prompt_tokens + workload.output_tokens
+    too_long = np.flatnonzero(lengths > max_model_len)
+    if len(too_long):
+        first = int(too_long[0])
+        raise UserError(
+            f"{workload.name}: request {first} has prompt + output = {int(lengths[first])} tokens, more than"
+            f" max_model_len = {max_model_len}; drop it or take a longer model"
+        )
+
+
+def edges(settings: Settings) -> tuple[int, ...]:
+    """Ticks at which the measured window begins and ends, if there is one."""
+    return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
+
+
+def _run(engine: Engine, workload: Workload, progress: Callable[[int], None] | None) -> None:
+    if progress is not None:
+        for tick in milestones(workload):
+            engine.env.run(until=tick)
+            progress(engine.source.delivered)
+    engine.env.run(until=engine.process)
+    if progress is not None:
+        progress(len(workload))
+
+
+def milestones(workload: Workload) -> Iterator[int]:
+    """Times of arrival about evenly spread over the requests."""
+    last = 0
+    for tick in workload.arrival_ticks[:: max(1, len(workload) // _SLICES)].tolist():
+        if tick > last:
+            last = tick
+            yield tick
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """The run makes no cycles, and looking for them takes a third of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,1 @@
+"""The ledger: every slot in one bucket at every moment, and exact integrals over it."""

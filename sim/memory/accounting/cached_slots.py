@@ -1,0 +1,57 @@
+"""How many slots are cached over time, from a log of every change.
+
+A cached slot is in no table and keeps its contents. Blocks are taken by growth in the middle of a
+leap, and cached ones among them cease to be so: a change that no row tells. So each is an event, and
+
+    sum over a span = sum of change * (what is left of the span when it happens)
+
+which holds also where nobody runs, and the cache lies idle.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from .book import Book
+from ...types.exact import dot, total
+from .moments import first_row_of, iteration_of, ticks_of
+
+
+class CachedSlots:
+    """The integrals of the ``cached`` bucket over the log of a book."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._slots, self._moment = book.cache_changes["slots"], book.cache_changes["moment"]
+
+    @cached_property
+    def _ticks(self) -> np.ndarray:
+        return ticks_of(self._book, self._moment)
+
+    @cached_property
+    def _iteration(self) -> np.ndarray:
+        return iteration_of(self._book, self._moment)
+
+    def over_steps(self, first: int, stop: int) -> int:
+        """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
+        return total(self._slots * _left(self._iteration, first, stop))
+
+    def over_time(self, start_ticks: int, end_ticks: int) -> int:
+        """Cached slots, integrated over a span of time."""
+        left, slots = _left(self._ticks, start_ticks, end_ticks), self._slots
+        return dot(np.maximum(slots, 0), left) - dot(np.maximum(-slots, 0), left)
+
+    def at_rows(self) -> np.ndarray:
+        """Cached slots in the first step of every row, int64 [rows]."""
+        rows = len(self._book.row_clock)
+        row = first_row_of(self._book, self._moment)
+        changes = np.zeros(rows + 1, dtype=np.int64)
+        np.add.at(changes, np.minimum(row, rows), self._slots)
+        return np.cumsum(changes)[:rows]
+
+
+def _left(at: np.ndarray, start: int, end: int) -> np.ndarray:
+    """What is left of a span from each time on."""
+    return np.maximum(end - np.maximum(at, start), 0)

@@ -1,0 +1,270 @@
+"""What the ledger says: exact sums of every bucket over steps and over time.
+
+Every slot of the pool is in exactly one bucket (semantics: first match wins)
+
+    live            holds a computed token, or the one computed in this step
+    reserved        empty, and will be filled
+    over_estimate   reserved for an output that never comes
+    block_tail      past the end of the sequence in its last block
+    round_up        past what was asked of a contiguous allocator
+    finished_hold   padding, and slots of ended sequences whose static batch goes on
+    stranded        free, in a chunk too small for the queue's head that memory blocks
+    cached          reclaimable with its contents kept
+    free            free
+
+A row of the book says where the buckets stand in its first step; in step j of it
+
+    live(j) = live + growing * j                    held(j) = held + block_size * (blocks taken in 1..j)
+    d(0) = first     d(j) = next + slope * (j - 1)  D(j) = d(0) + ... + d(j - 1)
+
+and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have closed forms.
+
+Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
+as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...types.errors import SimulationFault
+from .book import Book
+from .cached_slots import CachedSlots
+from ...types.exact import dot, total
+from .kv_groups import PageGroups
+from .growth import Moments, growth_moments, skip_moments
+
+BUCKETS = (
+    "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
+)  # fmt: skip
+
+
+#: Columns of a row that stay as they are through it, but for the growth of the first two.
+_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped")
+#: Rows that are integrated at a time, to bound what intermediate columns take.
+_CHUNK_ROWS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Window:
+    """A span of simulated time, with what was in it.
+
+    Attributes:
+        start_ticks, end_ticks: The span.
+        num_steps: Steps that start in it.
+        batch_steps: Sequences that gain a token, summed over those steps.
+        slot_steps: Slots of each bucket, summed over those steps.
+        slot_ticks: Slots of each bucket, integrated over the span; in idle time all is free, or cached where the
+            memory logs it.
+    """
+
+    start_ticks: int
+    end_ticks: int
+    num_steps: int
+    batch_steps: int
+    slot_steps: dict[str, int]
+    slot_ticks: dict[str, int]
+
+    def share_of_steps(self, bucket: str) -> float:
+        """Mean over iterations of the bucket's share of the pool (the paper's mean)."""
+        return self.slot_steps[bucket] / max(1, sum(self.slot_steps.values()))
+
+    def share_of_time(self, bucket: str) -> float:
+        """Mean over time of the bucket's share of the pool."""
+        return self.slot_ticks[bucket] / max(1, sum(self.slot_ticks.values()))
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean over iterations of the sequences in a step."""
+        return self.batch_steps / max(1, self.num_steps)
+
+
+class Accounts:
+    """The integrals of a book, over any window whose edges the run knew of.
+
+    Args:
+        groups: KV groups whose slots are counted, those of others as free; None counts all.
+    """
+
+    def __init__(self, book: Book, groups: PageGroups | None = None) -> None:
+        self.book, self._groups = book, groups or book.groups
+        self._cached = CachedSlots(book)
+        nothing = (np.broadcast_to(0, len(book.row_clock)),) * 3
+        self._growth = {"held": growth_moments(book) if book.paged else nothing}
+        if self._groups.sliding:
+            self._growth["skipped"] = skip_moments(book)
+
+    def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
+        """Sums over a span of time.
+
+        Raises:
+            SimulationFault: A leap passes an edge, so the run was not told of this window.
+        """
+        book, end_ticks = self.book, self.book.end_ticks if end_ticks is None else end_ticks
+        over_steps: Counter[str] = Counter()
+        over_time: Counter[str] = Counter()
+        for start in range(0, len(book.row_clock), _CHUNK_ROWS):
+            rows = _Rows(book, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
+            over_steps.update(rows.over_steps())
+            over_time.update(rows.over_time())
+        # A step belongs to the window in which it starts.
+        first, stop = (int(book.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
+        over_steps["cached"] += self._cached.over_steps(first, stop)
+        over_time["cached"] += self._cached.over_time(start_ticks, end_ticks)
+        tail_steps, tail_ticks = self._tail(first, stop, start_ticks, end_ticks)
+        capacity = book.capacity_slots
+        slot_ticks = self._buckets(over_time, tail_ticks, capacity * over_time["ticks"])
+        # Where no step runs all is free or cached, but for what is pinned.
+        idle_ticks = end_ticks - start_ticks - over_time["ticks"]
+        slot_ticks["free"] += (capacity - book.pinned_slots) * idle_ticks
+        slot_ticks["live"] += book.pinned_slots * idle_ticks
+        return Window(
+            start_ticks=start_ticks,
+            end_ticks=end_ticks,
+            num_steps=over_steps["steps"],
+            batch_steps=over_steps["batch"],
+            slot_steps=self._buckets(over_steps, tail_steps, capacity * over_steps["steps"]),
+            slot_ticks=slot_ticks,
+        )
+
+    def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
+        """block_tail over the window's steps and time: it comes once a stay and goes with it."""
+        tails = self.book.tails
+        steps = np.minimum(tails.leave_iteration, stop) - np.maximum(tails.come_iteration, first)
+        ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
+        return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
+
+    def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
+        """The nine buckets from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
+        live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
+        tail = tail + sums["prefill_tail"]
+        if self.book.groups.sliding:
+            number, skipped = self._groups.number, self._groups.sliding * sums["skipped"]
+            live, held, tail = number * live - skipped, number * held - skipped, number * tail
+        if self.book.paged:
+            # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
+            target = asked = held - tail
+        past = held - tail - asked - sums["finished_hold"]
+        in_block = self.book.residue == "block_tail"
+        return {
+            "live": live,
+            "reserved": target - live,
+            "over_estimate": asked - target,
+            "block_tail": tail + past * in_block,
+            "round_up": past * (not in_block),
+            "finished_hold": sums["finished_hold"],
+            "stranded": sums["stranded"],
+            "cached": sums["cached"],
+            "free": slots - held - sums["stranded"] - sums["cached"],
+        }
+
+    def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:
+        """The classical index, 1 - longest free run / all that is free, as a mean over the iterations
+        and over the time of a window; 0 where nothing is free, and where any free block serves."""
+        book, rows, end_ticks = self.book, self.book.rows, self.book.end_ticks if end_ticks is None else end_ticks
+        if book.paged or end_ticks <= start_ticks:
+            return 0.0, 0.0
+        start, end = rows["start_ticks"], rows["start_ticks"] + rows["ticks"]
+        steps = np.where((start >= start_ticks) & (start < end_ticks), rows["iterations"], 0)
+        ticks = np.maximum(np.minimum(end, end_ticks) - np.maximum(start, start_ticks), 0)
+        free = book.capacity_slots - rows["held"]
+        # Summed once for each pair of runs, so that leaping and stepping agree in every bit.
+        pairs, kind = np.unique(np.stack([rows["largest_free"], free]), axis=1, return_inverse=True)
+        index = 1 - pairs[0] / np.maximum(pairs[1], 1)
+        index[pairs[1] == 0] = 0
+        sums = np.zeros((2, len(index)), dtype=np.int64)
+        np.add.at(sums[0], kind.ravel(), steps)
+        np.add.at(sums[1], kind.ravel(), ticks)
+        return float(sums[0] @ index) / max(1, int(steps.sum())), float(sums[1] @ index) / (end_ticks - start_ticks)
+
+    def at_rows(self) -> dict[str, np.ndarray]:
+        """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
+        book, rows = self.book, self.book.rows
+        tails = book.tails
+        tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
+        # A row that only swaps has the number of the one after it, but nobody runs in it.
+        levels = {**rows, "cached": self._cached.at_rows()}
+        return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
+
+
+def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    """Sum of the amounts that have come and not gone by each clock."""
+    here = come < go
+    level = np.zeros(len(clocks), dtype=np.int64)
+    for at, sign in ((come, 1), (go, -1)):
+        order = np.argsort(at[here], kind="stable")
+        running = np.concatenate([[0], np.cumsum(amount[here][order])])
+        level += sign * running[np.searchsorted(at[here][order], clocks, side="right")]
+    return level
+
+
+def _batch(rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Sequences that gain a token in each row's first step."""
+    return np.where(rows["steps"] > 0, rows["growing"], rows["width"])
+
+
+class _Rows:
+    """Some rows of the book as a window sees them: those inside it, and single steps across an edge."""
+
+    def __init__(
+        self, book: Book, growth: Mapping[str, Moments], rows: slice, start_ticks: int, end_ticks: int
+    ) -> None:
+        columns = {name: column[rows] for name, column in book.rows.items()}
+        start, end = columns["start_ticks"], columns["start_ticks"] + columns["ticks"]
+        inside = (start >= start_ticks) & (end <= end_ticks)
+        across = ~inside & (end > start_ticks) & (start < end_ticks)
+        if (columns["iterations"][across] > 1).any():
+            raise SimulationFault("a leap passes the edge of a measurement window")
+        self._size = book.block_size
+        self._inside = {name: column[inside] for name, column in columns.items()}
+        self._growth = {name: [moment[rows][inside] for moment in moments] for name, moments in growth.items()}
+        # A step across an edge counts where it starts, and its time on either side.
+        self._starting = {name: column[across & (start >= start_ticks)] for name, column in columns.items()}
+        self._across = {name: column[across] for name, column in columns.items()}
+        self._overlap = (np.minimum(end, end_ticks) - np.maximum(start, start_ticks))[across]
+
+    def over_steps(self) -> dict[str, int]:
+        """Sums over the steps that start in the window."""
+        inside, single = self._inside, self._starting
+        steps, growing = inside["steps"], inside["growing"]
+        sums = {
+            name: total(inside[name] * inside["iterations"]) + total(single[name] * single["iterations"])
+            for name in _LEVELS
+        }
+        sums["steps"] = total(inside["iterations"]) + total(single["iterations"])
+        sums["batch"] = total(_batch(inside) * inside["iterations"]) + total(_batch(single) * single["iterations"])
+        sums["live"] += total(growing * (steps * (steps - 1) // 2))
+        for name, (taken, once, _) in self._growth.items():
+            sums[name] += self._size * total(taken * steps - once)
+        return sums
+
+    def over_time(self) -> dict[str, int]:
+        """Integrals over the time that steps take in the window."""
+        inside, across = self._inside, self._across
+        sums = {
+            name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in _LEVELS
+        }
+        sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
+        sums["live"] += self._live_growth()
+        for name, moments in self._growth.items():
+            sums[name] += self._size * self._block_growth(*moments)
+        return sums
+
+    def _live_growth(self) -> int:
+        """Every sequence gains a slot a step: growing * sum of j * d(j)."""
+        steps, growing = self._inside["steps"], self._inside["growing"]
+        linear = growing * (steps * (steps - 1) // 2)
+        square = growing * (steps * (steps - 1) * (steps - 2) // 3)
+        return dot(linear, self._inside["next_ticks"]) + dot(square, self._inside["slope_ticks"])
+
+    def _block_growth(self, taken: np.ndarray, once: np.ndarray, twice: np.ndarray) -> int:
+        """A block taken (or given back) in step i is held (or is not) from D(i) to the end of the row."""
+        inside = self._inside
+        linear, square = once - taken, (twice - 3 * once + 2 * taken) // 2
+        whole = dot(taken, inside["ticks"] - inside["first_ticks"])
+        return whole - dot(linear, inside["next_ticks"]) - dot(square, inside["slope_ticks"])

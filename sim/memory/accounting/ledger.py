@@ -1,0 +1,157 @@
+"""The ledger's book: one row a leap, one a stay, written once and integrated afterwards.
+
+A leap is a span of steps over which nobody comes or goes. Within it every bucket is a polynomial
+in the step, or jumps in steps that the row tells, so a row of integers is all that has to be kept
+while the simulation runs; ``integrals`` turns rows into exact sums over steps and over time.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import numpy as np
+
+from ...types.sequence import Sequence
+
+#: Columns of a row that the engine fills, all int64.
+LEAP = (
+    "start_ticks",  # when its first step starts
+    "steps",  # how many steps
+    "first_ticks",  # duration of the first step, which may prefill and swap
+    "next_ticks",  # duration of the second step: one that only decodes
+    "slope_ticks",  # by how much each later step is longer than the one before
+    "width",  # sequences that a step computes, ended ones of a static batch included
+    "prefill_tokens",  # tokens prefilled in the first step, padding included
+    "swap_ticks",  # part of the first step that moves blocks: to the host, from it, or copies on the device
+    "waiting",  # requests in the queue after the step's admissions
+)
+#: Columns that a memory fills: paged memory the first two, contiguous memory all.
+METER = (
+    "live",  # slots with tokens, in the first step
+    "held",  # slots held, in the first step
+    "growing",  # sequences that gain a token a step
+    "target",  # sum of F over the sequences that grow
+    "asked",  # sum of R over them
+    "finished_hold",  # padding, and all that ended sequences hold
+    "stranded",  # free slots in pieces too small for the head
+    "largest_free",  # slots of the longest run of free blocks
+    "prefill_tail",  # block_tail of sequences whose prefill goes on, less what stays count of one block twice
+    "skipped",  # slots of the blocks that each sliding group has given back
+    "saved",  # slots that tables name again, after a first table or a pin
+)
+#: Columns that follow from the others.
+DERIVED = (
+    "ticks",  # how long the steps take together
+    "decodes",  # sequences that decode in the first step; in later ones all do
+    "iterations",  # as ``steps``, and one where the running ones pause for a prefill
+)
+#: Columns of a stay: a sequence on the device from an admission (or swap-in) on.
+STAY = ("index", "start_clock", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
+#: Columns of a cut: a stay that ended before its sequence did.
+CUT = ("index", "start_clock", "clock", "ticks", "swapped")
+#: What ``swapped`` says of a cut: the sequence is recomputed, comes back from the host, or stands still.
+STALLED = 2
+#: Columns of a chunk: part of a prefill that goes on after its step.
+CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
+#: Columns of the copies on the device that are made in one step.
+COPY = ("start_ticks", "slots", "ticks")
+#: Columns of a change of the swap space.
+HOST = ("ticks", "held_blocks")
+#: Columns of a change of the cached slots: when (``moments``), and how many came (went, below 0).
+CACHE_CHANGE = ("moment", "slots")
+
+#: A span of steps over which nobody comes or goes: the columns of ``LEAP``. A bare tuple, as one is
+#: made for every event.
+Leap = tuple[int, ...]
+#: What a memory says of the leap: the first columns of ``METER``.
+Meter = tuple[int, ...]
+#: Requests between two times that records are turned into columns.
+_SEAL_REQUESTS = 1 << 15
+
+
+class Table:
+    """Records of int64 fields, appended one by one and read as columns."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        self._pack = Struct(f"<{len(fields)}q").pack
+        self._records = bytearray()
+        self._sealed: list[np.ndarray] = []
+
+    def append(self, record: tuple[int, ...]) -> None:
+        """Add a record of all fields."""
+        self._records += self._pack(*record)
+
+    def seal(self) -> None:
+        """Turn what has gathered into columns, which take less room than a buffer that grows."""
+        records = np.frombuffer(self._records, dtype="<i8").reshape(-1, len(self.fields))
+        self._sealed.append(np.ascontiguousarray(records.T))
+        self._records = bytearray()
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All records as an int64 column a field."""
+        self.seal()
+        return {
+            name: np.concatenate([part[place] for part in self._sealed]) for place, name in enumerate(self.fields)
+        }
+
+
+class Ledger:
+    """Append-only book of one replica's run: its rows, stays and cuts.
+
+    Args:
+        meter: Columns that the memory fills, of ``METER``.
+    """
+
+    def __init__(self, meter: tuple[str, ...]) -> None:
+        self.rows, self.stays, self.cuts = Table(LEAP + meter), Table(STAY), Table(CUT)
+        self.chunks, self.copies, self.host = Table(CHUNK), Table(COPY), Table(HOST)
+        #: Enter a leap that is over: the engine's columns and the memory's.
+        self.enter = self.rows.append
+
+    def open(self, sequence: Sequence, clock: int, now: int) -> None:
+        """A sequence has its first (or next) token after the step that starts ``now``, step ``clock``."""
+        recomputed = sequence.lost_tokens and max(0, sequence.lost_tokens - sequence.computed_tokens)
+        self.stays.append(
+            (sequence.index, clock, now, sequence.start_tokens, sequence.generated_tokens, sequence.kind, recomputed)
+        )
+        if not sequence.index % _SEAL_REQUESTS:
+            self.rows.seal()
+            self.stays.seal()
+
+    def chunk(self, sequence: Sequence, tokens: int, now: int) -> None:
+        """A prefill goes on after the step that starts ``now`` and computes ``tokens`` of it."""
+        recomputed = min(max(0, sequence.lost_tokens - sequence.computed_tokens), tokens)
+        self.chunks.append((sequence.index, now, tokens, recomputed))
+
+    def copy(self, slots: int, ticks: int, now: int) -> None:
+        """The step that starts ``now`` begins with copies of so many slots."""
+        self.copies.append((now, slots, ticks))
+
+    def swap(self, held_blocks: int, now: int) -> None:
+        """So many blocks of the swap space are held from ``now`` on."""
+        self.host.append((now, held_blocks))
+
+    def stall(self, sequence: Sequence, clock: int, now: int) -> None:
+        """A sequence computes nothing from step ``clock`` on, and keeps its blocks."""
+        self.cuts.append((sequence.index, sequence.start_clock, clock, now, STALLED))
+
+    def cut(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int, now: int) -> None:
+        """Sequences leave the device ``now``, before step ``clock``, and have to come back."""
+        for swapped, sequences in enumerate((preempted, swapped_out)):
+            for sequence in sequences:
+                self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))
+
+
+class NoLedger(Ledger):
+    """Writes nothing down: of a run that was served before."""
+
+    def __init__(self, meter: tuple[str, ...]) -> None:
+        super().__init__(meter)
+        for table in (self.rows, self.stays, self.cuts, self.chunks, self.copies, self.host):
+            table.append = _forget
+        self.enter = _forget
+
+
+def _forget(record: tuple[int, ...]) -> None:
+    pass

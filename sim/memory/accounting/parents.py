@@ -1,0 +1,50 @@
+"""Who goes on from whom, and how long what a parent computed is kept, in paged and in contiguous memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from ...workload.dialogue import NO_PARENT, Dialogue
+from ...types.sequence import Sequence
+
+
+class Parents:
+    """The part of a memory that knows a tree of requests.
+
+    Attributes:
+        kept: What parents that are done keep, by request, the one used longest ago first.
+    """
+
+    def know(self, dialogue: Dialogue) -> None:
+        """Who is whose parent; to be told before anything else."""
+        self.kept: OrderedDict[int, Any] = OrderedDict()
+        self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        self._rolls_back = dialogue.rolls_back.tolist()
+        self._children = [0] * len(dialogue)
+        self._running: dict[int, Sequence] = {}
+        # Whether anybody is admitted in this step.
+        self._joining = False
+
+    def expect(self, children: np.ndarray) -> None:
+        """How many requests that will be served go on from each, int64 [n]."""
+        self._children = children.tolist()
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
+        them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
+        parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
+        return self._joining or (parent in self._running and not self._got_to(parent, tokens, clock))
+
+    def _got_to(self, parent: int, tokens: int, clock: int) -> bool:
+        """Whether a parent runs and has computed so many tokens before step ``clock``."""
+        return parent in self._running and self._running[parent].held_tokens(clock) >= tokens
+
+    def _has_no_more_use_for(self, parent: int) -> None:
+        """A child of it is done; the last one takes what is kept with it."""
+        if parent != NO_PARENT:
+            self._children[parent] -= 1
+            if not self._children[parent] and parent in self.kept:
+                self._give_up(parent)

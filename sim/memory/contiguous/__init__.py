@@ -1,0 +1,1 @@
+"""Contiguous KV memory: arenas and reservations."""

@@ -1,0 +1,141 @@
+"""Arenas: who gets which run of blocks when reservations are contiguous.
+
+Three ways to place a request for b blocks, so that external fragmentation can be compared:
+
+    buddy       a chunk of the next power of two, from the smallest aligned free one (``buddy``)
+    first-fit   the lowest b blocks of the first free run that has so many
+    best-fit    the lowest b blocks of the shortest free run that has so many, the first of several
+
+The last two keep the free runs by address. A run that is cut keeps its upper end; a piece that comes
+back is joined with the runs that end where it starts and start where it ends, so that two runs never
+touch. Nothing is rounded: what they waste is the runs too short for whoever waits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+from ...types.errors import SimulationFault
+from .buddy import MAX_CHUNK_BLOCKS, BuddyArena
+
+
+class Arena(Protocol):
+    """Contiguous pieces over ``num_blocks`` blocks."""
+
+    num_blocks: int
+
+    @staticmethod
+    def piece_blocks(blocks: int) -> int:
+        """Blocks of the piece that a request for ``blocks`` is given: ask for these."""
+
+    def fits(self, blocks: int) -> bool:
+        """Whether a piece of ``blocks`` can be had."""
+
+    def allocate(self, blocks: int) -> int:
+        """First block of a piece of ``blocks``; SimulationFault where none fits."""
+
+    def free(self, start: int, blocks: int) -> None:
+        """Give a piece back; SimulationFault where some of it is free already."""
+
+    def free_blocks_below(self, blocks: int) -> int:
+        """Free blocks in pieces too small for ``blocks``: stranded for whoever wants that."""
+
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """Free blocks as (start, length), by address, in the pieces in which they can be had."""
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        """Maximal runs of free blocks as (start, length), by address."""
+
+
+class FirstFitArena:
+    """Free runs by address; the first that is long enough is cut at its lower end."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        # Two lists side by side, so that starts can be bisected.
+        self._starts, self._lengths = ([0], [num_blocks]) if num_blocks else ([], [])
+
+    @staticmethod
+    def piece_blocks(blocks: int) -> int:
+        """As many as are asked for."""
+        return blocks
+
+    def fits(self, blocks: int) -> bool:
+        """Whether some free run holds ``blocks``."""
+        return max(self._lengths, default=0) >= blocks
+
+    def allocate(self, blocks: int) -> int:
+        """Start of a piece of ``blocks``, the lower end of the run chosen.
+
+        Raises:
+            SimulationFault: None is long enough; ask ``fits`` first.
+        """
+        place = self._choose(blocks)
+        if place is None:
+            raise SimulationFault(f"no free run holds {blocks} blocks")
+        start = self._starts[place]
+        if self._lengths[place] == blocks:
+            del self._starts[place], self._lengths[place]
+        else:
+            self._starts[place] += blocks
+            self._lengths[place] -= blocks
+        return start
+
+    def _choose(self, blocks: int) -> int | None:
+        """Place in the lists of the run to cut."""
+        return next((place for place, length in enumerate(self._lengths) if length >= blocks), None)
+
+    def free(self, start: int, blocks: int) -> None:
+        """Give a piece back and join it with its neighbours.
+
+        Raises:
+            SimulationFault: Some of it is free already, or lies outside the pool.
+        """
+        starts, lengths = self._starts, self._lengths
+        place, end = bisect_right(starts, start), start + blocks
+        end_below = starts[place - 1] + lengths[place - 1] if place else 0
+        start_above = starts[place] if place < len(starts) else self.num_blocks
+        if start < end_below or end > start_above:
+            raise SimulationFault(f"{blocks} blocks at {start} are freed twice, or lie outside the pool")
+        joins_below, joins_above = bool(place) and end_below == start, place < len(starts) and start_above == end
+        if joins_above:
+            blocks += lengths[place]
+            del starts[place], lengths[place]
+        if joins_below:
+            lengths[place - 1] += blocks
+        else:
+            starts.insert(place, start)
+            lengths.insert(place, blocks)
+
+    def free_blocks_below(self, blocks: int) -> int:
+        """Free blocks in runs too short for ``blocks``."""
+        return sum(length for length in self._lengths if length < blocks)
+
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """The free runs."""
+        return self.free_runs()
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        """Maximal runs of free blocks as (start, length), by address."""
+        return list(zip(self._starts, self._lengths, strict=True))
+
+
+class BestFitArena(FirstFitArena):
+    """Free runs by address; the shortest that is long enough is cut at its lower end."""
+
+    def _choose(self, blocks: int) -> int | None:
+        fitting = [(length, place) for place, length in enumerate(self._lengths) if length >= blocks]
+        return min(fitting)[1] if fitting else None
+
+
+def arena(name: str, num_blocks: int, longest_blocks: int) -> Arena:
+    """The arena of that name ("buddy", "first-fit", "best-fit") over a pool.
+
+    Args:
+        longest_blocks: Most that will be asked for in one piece. A buddy arena has chunks of at least
+            128, which as blocks of 16 hold the artifact's 2,048 tokens.
+    """
+    if name == "buddy":
+        return BuddyArena(num_blocks, max(MAX_CHUNK_BLOCKS, BuddyArena.piece_blocks(longest_blocks)))
+    return {"first-fit": FirstFitArena, "best-fit": BestFitArena}[name](num_blocks)

@@ -1,0 +1,95 @@
+"""The buddy arena that the SOSP'23 artifact gives to its Orca baselines.
+
+The pool is carved greedily into aligned chunks of 128, 64, ... 1 blocks (983 = 7*128 + 64 + 16 + 4
++ 2 + 1). An allocation takes the smallest free chunk that fits, last freed first, and splits it:
+the upper half goes back to the free list until the size is right. A freed chunk merges with its
+buddy (start XOR size) for as long as that is free and the size is below 128.
+"""
+
+from __future__ import annotations
+
+from ...types.errors import SimulationFault
+
+MAX_CHUNK_BLOCKS = 128
+
+
+class BuddyArena:
+    """Contiguous chunks of power-of-two size over ``num_blocks`` blocks.
+
+    Free lists are dicts used as ordered sets: ``popitem`` takes the last one in, and a buddy is
+    removed from the middle at constant cost.
+    """
+
+    def __init__(self, num_blocks: int, max_chunk_blocks: int = MAX_CHUNK_BLOCKS) -> None:
+        self.num_blocks = num_blocks
+        self.max_chunk_blocks = max_chunk_blocks
+        self.free_lists: dict[int, dict[int, None]] = {}
+        size, start = max_chunk_blocks, 0
+        while size:
+            self.free_lists[size] = {}
+            while start + size <= num_blocks:
+                self.free_lists[size][start] = None
+                start += size
+            size //= 2
+
+    @staticmethod
+    def piece_blocks(blocks: int) -> int:
+        """Blocks of the chunk that a request for ``blocks`` is given: the next power of two."""
+        return 1 << (blocks - 1).bit_length()
+
+    def fits(self, blocks: int) -> bool:
+        """Whether some free chunk holds ``blocks``."""
+        return any(starts for size, starts in self.free_lists.items() if size >= blocks)
+
+    def allocate(self, blocks: int) -> int:
+        """Start of a chunk of ``blocks`` (a power of two), cut from the smallest free one that fits.
+
+        Raises:
+            SimulationFault: None fits; ask ``fits`` first.
+        """
+        size = blocks
+        while size <= self.max_chunk_blocks and not self.free_lists[size]:
+            size *= 2
+        if size > self.max_chunk_blocks:
+            raise SimulationFault(f"no free chunk holds {blocks} blocks")
+        start, _ = self.free_lists[size].popitem()
+        while size > blocks:
+            size //= 2
+            self.free_lists[size][start + size] = None
+        return start
+
+    def free(self, start: int, blocks: int) -> None:
+        """Give a chunk back and merge it with its buddies.
+
+        Raises:
+            SimulationFault: The chunk is free already.
+        """
+        if self._is_free(start, blocks):
+            raise SimulationFault(f"chunk of {blocks} blocks at {start} is freed twice")
+        while blocks < self.max_chunk_blocks and (start ^ blocks) in self.free_lists[blocks]:
+            del self.free_lists[blocks][start ^ blocks]
+            start &= ~blocks
+            blocks *= 2
+        self.free_lists[blocks][start] = None
+
+    def _is_free(self, start: int, blocks: int) -> bool:
+        """Whether the chunk lies in a free one, merged or not."""
+        return any(start & -size in starts for size, starts in self.free_lists.items() if size >= blocks)
+
+    def free_blocks_below(self, blocks: int) -> int:
+        """Free blocks in chunks too small for one of ``blocks``: stranded for whoever wants that."""
+        return sum(size * len(starts) for size, starts in self.free_lists.items() if size < blocks)
+
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """Free chunks as (start, blocks), by address."""
+        return sorted((start, size) for size, starts in self.free_lists.items() for start in starts)
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        """Maximal runs of free blocks as (start, length), by address, neighbours joined."""
+        runs: list[tuple[int, int]] = []
+        for start, size in self.free_pieces():
+            if runs and sum(runs[-1]) == start:
+                runs[-1] = (runs[-1][0], runs[-1][1] + size)
+            else:
+                runs.append((start, size))
+        return runs

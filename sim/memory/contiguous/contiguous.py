@@ -1,0 +1,264 @@
+"""Contiguous KV memory: every sequence reserves all it may ever need, in one piece.
+
+What is held changes only when a sequence comes or goes, so sums over the sequences suffice:
+
+    |<- live ->|<- reserved ->|<- over-estimate ->|<- round-up ->|
+    0          c              F                   R              end of the chunk
+
+c grows by one a step for every sequence that is not done; F, R and the chunk are constants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...types.sequence import Sequence
+from ...types.state import State
+from .arena import FirstFitArena, arena
+from ..accounting.ledger import METER, Meter
+from ..accounting.moves import Moves
+
+
+class Grant(NamedTuple):
+    """A reservation: tokens asked for, slots taken, padding within them, first block (None: no place)."""
+
+    tokens: int
+    slots: int
+    padding: int
+    start: int | None
+
+
+class ContiguousTransaction:
+    """Tentative reservations of one step: the next one sees what the last one took."""
+
+    __slots__ = ("blocked_blocks", "free_slots", "memory", "places")
+
+    def __init__(self, memory: ContiguousMemory) -> None:
+        self.memory = memory
+        self.free_slots = memory.capacity_slots - memory.used_slots
+        #: Size of the chunk that the queue's head was refused for want of memory; 0 where it was not.
+        self.blocked_blocks = 0
+        #: Reservations made and not yet held: tokens asked for, slots taken, first block.
+        self.places: deque[tuple[int, int, int | None]] = deque()
+
+    def has_room(self, tokens: int, pieces: int = 1) -> bool:
+        """Whether so many pieces for ``tokens`` can be had."""
+        slots = self.memory.slots_of(tokens)
+        if pieces * slots > self.free_slots:
+            return False
+        return self.memory.has_place(slots) if pieces == 1 else self._all_have_places(slots, pieces)
+
+    def _all_have_places(self, slots: int, pieces: int) -> bool:
+        """Whether so many can be placed, one after the other: tried, and undone."""
+        memory, starts = self.memory, []
+        while len(starts) < pieces and memory.has_place(slots):
+            starts.append(memory.take_place(slots))
+        for start in reversed(starts):
+            memory.give_place(Grant(slots, slots, 0, start))
+        return len(starts) == pieces
+
+    def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
+        """Whether there is room for a sequence that asks for so many pieces for ``tokens``."""
+        return self.has_room(tokens, pieces)
+
+    def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
+        """Reserve what ``fits``."""
+        for _ in range(pieces):
+            self.reserve(tokens)
+
+    def refuse(self, tokens: int) -> None:
+        """The queue's head asked for ``tokens`` and there is no piece."""
+        self.blocked_blocks = self.memory.chunk_blocks(tokens)
+
+    def reserve(self, tokens: int) -> None:
+        """Reserve a piece for ``tokens`` of the sequence that is admitted next; it must be there."""
+        slots = self.memory.slots_of(tokens)
+        self.free_slots -= slots
+        self.places.append((tokens, slots, self.memory.take_place(slots)))
+
+
+class ContiguousMemory:
+    """Reservations counted in slots, without position: room is room wherever it lies.
+
+    Attributes:
+        addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that
+            holds it, also beyond the pool, since what is counted knows no gaps.
+        moves: Is told of contents that are copied, by slots; None where nobody records.
+    """
+
+    addresses: FirstFitArena | None = None
+    moves: Moves | None = None
+    #: What ``pass_steps`` tells the ledger.
+    meter = METER[:8]
+    #: The bucket of slots that are held past what was asked for.
+    residue = "round_up"
+    #: Nothing is pinned, and no beams run.
+    pinned_slots = 0
+    searches = False
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.used_slots = 0
+        self.growing = 0
+        self._lag = self._target = self._asked = self._finished_hold = 0
+        self._transaction = ContiguousTransaction(self)
+
+    @property
+    def capacity_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def slots_of(self, tokens: int) -> int:
+        """Slots that a reservation of ``tokens`` takes."""
+        return tokens
+
+    def chunk_blocks(self, tokens: int) -> int:
+        """Blocks of the chunk that ``tokens`` ask for; 0 where there are no chunks."""
+        return 0
+
+    def has_place(self, slots: int) -> bool:
+        """Whether a piece of ``slots`` can be had; asked only when that many are free."""
+        return True
+
+    def take_place(self, slots: int) -> int | None:
+        """First block of a piece of ``slots``; where they are counted its first slot, or None."""
+        return None if self.addresses is None else self.addresses.allocate(slots)
+
+    def give_place(self, grant: Grant) -> None:
+        """Return the piece of a reservation."""
+        if self.addresses is not None:
+            self.addresses.free(grant.start, grant.slots)
+
+    def first_slot(self, grant: Grant) -> int:
+        """Where the piece of a reservation begins, if it has an address."""
+        return grant.start
+
+    def tell_of_copy(self, source: Grant, target: Grant, slots: int) -> None:
+        """The first slots of a piece are copied to another."""
+        if self.moves is not None:
+            self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
+
+    def stranded_slots(self, blocked_blocks: int) -> int:
+        """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""
+        return 0
+
+    def transaction(self, clock: int) -> ContiguousTransaction:
+        """The tentative reservations of step ``clock``; one at a time."""
+        self._transaction = ContiguousTransaction(self)
+        return self._transaction
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Nothing is found: where requests have no parents, a prompt is computed."""
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
+        return False
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """The step's next reservation becomes the holding of a sequence that starts in step ``clock``."""
+        tokens, slots, start = self._transaction.places.popleft()
+        padding = max(0, padded_tokens - sequence.prompt_tokens)
+        sequence.grant = Grant(tokens, slots, padding, start)
+        self.used_slots += slots
+        self.growing += 1
+        self._lag += sequence.start_tokens - clock
+        self._target += self._final(sequence)
+        self._asked += self._asked_for(sequence)
+        self._finished_hold += padding
+
+    def room_after(self, state: State, steps: int) -> int:
+        """Free slots after so many steps: the same, as whatever grows grows into what it has reserved."""
+        return self.capacity_slots - self.used_slots
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """What the ledger integrates, see ``meter``."""
+        # Where nobody decodes all is as after the last step.
+        live = self.growing * (state.clock if steps else state.clock - 1) + self._lag
+        held, free = self.used_slots, self.largest_free_slots()
+        stranded = self.stranded_slots(self._transaction.blocked_blocks)
+        return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free
+
+    def largest_free_slots(self) -> int:
+        """Slots of the longest run of free blocks; all that are free where reservations have no position."""
+        return self.capacity_slots - self.used_slots
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """Sequences whose last token came out before step ``clock`` give their slots back."""
+        for sequence in finished:
+            grant = sequence.grant
+            self._end(sequence)
+            self.used_slots -= grant.slots
+            self.give_place(grant)
+
+    def _end(self, sequence: Sequence) -> None:
+        self.growing -= 1
+        self._lag -= sequence.start_tokens - sequence.start_clock
+        self._target -= self._final(sequence)
+        self._asked -= self._asked_for(sequence)
+
+    def _final(self, sequence: Sequence) -> int:
+        """F: all tokens that it will have, as far as it was given slots for them (the last one needs none)."""
+        return min(sequence.target_tokens, sequence.grant.slots)
+
+    def _asked_for(self, sequence: Sequence) -> int:
+        """R: what was asked for it, padding left out."""
+        return max(sequence.grant.tokens - sequence.grant.padding, self._final(sequence))
+
+
+class BatchMemory(ContiguousMemory):
+    """Reservations of a static batch: who ends early holds its slots until the last one is done."""
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        for sequence in finished:
+            self._end(sequence)
+            self._finished_hold += sequence.grant.tokens - sequence.grant.padding
+        if not self.growing:
+            self.used_slots = self._finished_hold = 0
+            if self.addresses is not None:
+                self.addresses = FirstFitArena(self.addresses.num_blocks)
+
+
+class BuddyMemory(ContiguousMemory):
+    """Reservations in chunks of an arena, the buddy one unless another is named, with real positions."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, arena_name: str = "buddy") -> None:
+        super().__init__(num_blocks, block_size)
+        self.arena = arena(arena_name, num_blocks, -(-max_model_len // block_size))
+        self._largest_run: int | None = None
+
+    def chunk_blocks(self, tokens: int) -> int:
+        """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to what the arena gives."""
+        return self.arena.piece_blocks(-(-tokens // self.block_size))
+
+    def slots_of(self, tokens: int) -> int:
+        return self.chunk_blocks(tokens) * self.block_size
+
+    def has_place(self, slots: int) -> bool:
+        return self.arena.fits(slots // self.block_size)
+
+    def take_place(self, slots: int) -> int | None:
+        self._largest_run = None
+        return self.arena.allocate(slots // self.block_size)
+
+    def give_place(self, grant: Grant) -> None:
+        self._largest_run = None
+        self.arena.free(grant.start, grant.slots // self.block_size)
+
+    def first_slot(self, grant: Grant) -> int:
+        return grant.start * self.block_size
+
+    def stranded_slots(self, blocked_blocks: int) -> int:
+        return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
+
+    def stranded_pieces(self) -> list[tuple[int, int]]:
+        """Free pieces, as (first block, blocks), that are too small for what the queue's head was refused."""
+        wanted = self._transaction.blocked_blocks
+        if not wanted:
+            return []
+        return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
+
+    def largest_free_slots(self) -> int:
+        if self._largest_run is None:
+            self._largest_run = max((length for _, length in self.arena.free_runs()), default=0)
+        return self._largest_run * self.block_size

@@ -1,0 +1,100 @@
+"""Contiguous memory for groups: every sequence has a piece of its own, and a prompt of its own in it.
+
+What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
+its siblings copy the prompt, and a beam that becomes another copies all that the other has. Where pieces are counted
+that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23, whose Orca pairs all
+blocks of both tables, also those that are still empty (``BuddyBlockSpaceManager.fork``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...workload.groups import Group
+from ...types.sequence import FORKED, Sequence
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
+
+
+class _Copies(ContiguousMemory):
+    """What the two kinds have in common."""
+
+    def __init__(self, *sizes) -> None:
+        super().__init__(*sizes)
+        self._copied_slots = 0
+        self._beams: dict[Group, None] = {}
+        self._branched_clock = -1
+
+    @property
+    def searches(self) -> bool:
+        """Whether beams run, whose every step is a decision."""
+        return bool(self._beams)
+
+    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
+        """Slots of a piece that are copied to another, of which so many hold tokens."""
+        return tokens
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of the coming step write."""
+        slots, self._copied_slots = self._copied_slots, 0
+        return slots
+
+    def transaction(self, clock: int) -> ContiguousTransaction:
+        """See ``ContiguousMemory``; before anything is decided, the beams find their parents."""
+        if self._beams and clock != self._branched_clock:
+            self._branched_clock = clock
+            for group in self._beams:
+                replaced = group.ancestry.replaced(len(group.members))
+                held = group.leader.held_tokens(clock)
+                slots = self._slots_to_copy(group.leader.grant, held)
+                self._copied_slots += len(replaced) * slots
+                for dead, parent in replaced:
+                    self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, slots)
+        return super().transaction(clock)
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
+        group = sequence.group
+        if sequence.kind == FORKED:
+            slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
+            self._copied_slots += slots
+            self.tell_of_copy(group.leader.grant, sequence.grant, slots)
+            self._grow(sequence, clock)
+            if group.ancestry:
+                self._beams[group] = None
+            return
+        super().admit(sequence, clock, padded_tokens, past)
+        for sibling in () if group is None else group.siblings:
+            super().admit(sibling, clock, padded_tokens, past)
+            self.growing -= 1
+            self._lag -= sibling.start_tokens - clock
+
+    def _grow(self, sibling: Sequence, clock: int) -> None:
+        self.growing += 1
+        self._lag += sibling.start_tokens - clock
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """See ``ContiguousMemory``; siblings that had nothing to generate give back their pieces with the leader."""
+        for sequence in finished:
+            group = sequence.group
+            if group is not None and sequence is group.leader:
+                self._beams.pop(group, None)
+                if not group.forked:
+                    self._give_back_empty(group.siblings, sequence.start_clock)
+            super().release((sequence,), clock)
+
+    def _give_back_empty(self, siblings: tuple[Sequence, ...], clock: int) -> None:
+        for sibling in siblings:
+            sibling.start_clock = clock
+            self._grow(sibling, clock)
+        super().release(siblings, clock)
+
+
+class CopyingMemory(_Copies, ContiguousMemory):
+    """``ContiguousMemory`` for groups."""
+
+
+class CopyingBuddyMemory(_Copies, BuddyMemory):
+    """``BuddyMemory`` for groups."""
+
+    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
+        return grant.slots

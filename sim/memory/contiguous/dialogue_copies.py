@@ -1,0 +1,222 @@
+"""Contiguous memory in which a request goes on from any token of another one: by a copy.
+
+Who is done keeps its piece while requests name it as their parent; the one used longest ago is given up
+first when room runs out. A fork copies the parent's tokens into a piece of its own. Who rolls back
+stays in the parent's piece where that is long enough for it, and copies where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+from ...workload.dialogue import NO_PARENT, Dialogue
+from ...types.sequence import Sequence
+from ...types.state import State
+from ..accounting.cache_log import CacheLog
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
+from ..accounting.ledger import Meter
+from ..accounting.parents import Parents
+
+
+class DialogueTransaction(ContiguousTransaction):
+    """Tentative reservations for which kept pieces are given up, or taken over; one piece a sequence."""
+
+    __slots__ = ("_given_up",)
+
+    def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
+        """See ``ContiguousTransaction``; says who would be given up, if anybody.
+
+        Where that is its own parent, nothing is found for the sequence any more.
+        """
+        self._given_up: list[int] | None = []
+        if self._piece(sequence, tokens) is not None:
+            return True
+        memory = self.memory
+        self._given_up = self._victims(tokens, memory.unpromised(spared=memory.found_in(sequence)))
+        if self._given_up is None and sequence.computed_tokens:
+            self._given_up = self._victims(tokens, memory.unpromised())
+            if self._given_up is not None:
+                sequence.computed_tokens = 0
+        return self._given_up is not None
+
+    def _victims(self, tokens: int, candidates: list[int]) -> list[int] | None:
+        """The first of the candidates, as many as make room for ``tokens``; None where all of them do not.
+
+        It is tried and undone: who gives way for nothing would help nobody.
+        """
+        memory, free_slots = self.memory, self.free_slots
+        if free_slots + sum(memory.kept[parent].slots for parent in candidates) < memory.slots_of(tokens):
+            return None
+        with memory.tried():
+            for count, parent in enumerate(candidates):
+                if self.has_room(tokens):
+                    break
+                self.free_slots += memory.kept[parent].slots
+                memory.give_place(memory.kept[parent])
+            else:
+                count = len(candidates)
+            enough = self.has_room(tokens)
+        self.free_slots = free_slots
+        return candidates[:count] if enough else None
+
+    def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
+        """See ``ContiguousTransaction``; who rolls its parent back takes its piece over."""
+        for parent in self._given_up:
+            self.free_slots += self.memory.evict(parent)
+        grant = self._piece(sequence, tokens)
+        self.memory.promise(sequence)
+        if grant is None:
+            self.reserve(tokens)
+        else:
+            self.places.append((tokens, grant.slots, grant.start))
+            self.memory.hand_over(sequence)
+
+    def _piece(self, sequence: Sequence, tokens: int) -> Grant | None:
+        """The parent's piece, if the sequence rolls it back and it is long enough for ``tokens``."""
+        grant = self.memory.piece_to_take(sequence)
+        return grant if grant is not None and self.memory.slots_of(tokens) <= grant.slots else None
+
+
+class _Kept(Parents, ContiguousMemory):
+    """What the two kinds have in common; ``kept`` are the pieces of parents that are done."""
+
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena) -> None:
+        super().__init__(num_blocks, block_size, *arena)
+        self.know(dialogue)
+        # Kept pieces that admissions of this step count on.
+        self._promised: set[int] = set()
+        self._in_place: set[int] = set()
+        self._kept_slots = self._copied_slots = self._evicted_slots = 0
+        self.cache_log = CacheLog(1)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks of the pieces that were given up for want of room."""
+        return self._evicted_slots // self.block_size
+
+    def transaction(self, clock: int) -> DialogueTransaction:
+        """See ``ContiguousMemory``."""
+        self._promised.clear()
+        self._joining = False
+        self._transaction = DialogueTransaction(self)
+        self._transaction.free_slots -= self._kept_slots
+        return self._transaction
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
+        there = parent in self.kept or self._got_to(parent, tokens, clock)
+        sequence.computed_tokens = tokens if there else 0
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what it copies stays until then."""
+        self._joining = True
+        parent = self._parent[sequence.index]
+        if sequence.computed_tokens and parent in self.kept:
+            self.kept.move_to_end(parent)
+            self._promised.add(parent)
+
+    def piece_to_take(self, sequence: Sequence) -> Grant | None:
+        """The kept piece of the parent that a sequence rolls back, if nobody else counts on it."""
+        parent = self._parent[sequence.index]
+        alone = self._rolls_back[sequence.index] and parent not in self._promised
+        return self.kept.get(parent) if alone else None
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """The parent's piece goes to the sequence, which has nothing to copy."""
+        parent = self._parent[sequence.index]
+        self._promised.discard(parent)
+        self._kept_slots -= self.kept.pop(parent).slots
+        self._in_place.add(sequence.index)
+
+    def found_in(self, sequence: Sequence) -> int:
+        """The parent in which something was found for a sequence, or ``NO_PARENT``."""
+        return self._parent[sequence.index] if sequence.computed_tokens else NO_PARENT
+
+    def unpromised(self, spared: int = NO_PARENT) -> list[int]:
+        """Parents whose pieces nobody counts on in this step, the one used longest ago first."""
+        return [parent for parent in self.kept if parent not in self._promised and parent != spared]
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Whatever is placed and given up meanwhile is undone."""
+        before = deepcopy(self.addresses)
+        yield
+        self.addresses = before
+
+    def evict(self, parent: int) -> int:
+        """Give up a kept piece for want of room; its slots."""
+        slots = self._give_up(parent)
+        self._evicted_slots += slots
+        return slots
+
+    def _give_up(self, parent: int) -> int:
+        grant = self.kept.pop(parent)
+        self._promised.discard(parent)
+        self._kept_slots -= grant.slots
+        self.give_place(grant)
+        return grant.slots
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``ContiguousMemory``; what the parent computed is copied, unless the sequence is in its place."""
+        super().admit(sequence, clock, padded_tokens, past)
+        self._running[sequence.index] = sequence
+        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
+        if sequence.index not in self._in_place:
+            self._copied_slots += sequence.computed_tokens
+            if sequence.computed_tokens:
+                self.tell_of_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
+
+    def _piece_of_parent(self, sequence: Sequence) -> Grant:
+        parent = self._parent[sequence.index]
+        return self.kept[parent] if parent in self.kept else self._running[parent].grant
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of the coming step write."""
+        slots, self._copied_slots = self._copied_slots, 0
+        return slots
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        """See ``ContiguousMemory``; who has children keeps its piece for them."""
+        for sequence in finished:
+            del self._running[sequence.index]
+            grant = sequence.grant
+            self._end(sequence)
+            self.used_slots -= grant.slots
+            if self._children[sequence.index]:
+                self.kept[sequence.index] = grant
+                self._kept_slots += grant.slots
+            else:
+                self.give_place(grant)
+            self._has_no_more_use_for(self._parent[sequence.index])
+        self.cache_log.end_row(self._kept_slots)
+
+    def largest_free_slots(self) -> int:
+        """See ``ContiguousMemory``."""
+        return self.capacity_slots - self.used_slots - self._kept_slots
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``ContiguousMemory``; what is kept is told apart."""
+        self.cache_log.enter_row(self._kept_slots)
+        return super().pass_steps(state, steps)
+
+
+class DialogueContiguousMemory(_Kept, ContiguousMemory):
+    """``ContiguousMemory`` for trees of requests."""
+
+
+class DialogueBuddyMemory(_Kept, BuddyMemory):
+    """``BuddyMemory`` for trees of requests."""
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """See above."""
+        before = deepcopy(self.arena)
+        yield
+        self.arena, self._largest_run = before, None
+
+    def largest_free_slots(self) -> int:
+        """See ``BuddyMemory``."""
+        return BuddyMemory.largest_free_slots(self)

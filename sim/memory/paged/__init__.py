@@ -1,0 +1,1 @@
+"""Paged KV memory: blocks, block tables, sharing, windows, caches."""

@@ -1,0 +1,80 @@
+"""Paged memory whose prefills may go on over several steps.
+
+While its prefill goes on a sequence is no part of the lockstep: it holds the blocks of the tokens
+computed so far, or of its whole prompt, and nothing of it grows but by chunks.
+"""
+
+from __future__ import annotations
+
+from ...types.sequence import NOT_DECODING, Sequence
+from ...types.state import State
+from ..accounting.ledger import METER, Meter
+from .paged import PagedMemory
+
+
+class ChunkedMemory(PagedMemory):
+    """As ``PagedMemory``, with prefills in chunks.
+
+    Args:
+        whole_prompts: Whether the first chunk takes the blocks of the whole prompt.
+    """
+
+    meter = (*METER[:2], "prefill_tail")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False, whole_prompts: bool = False
+    ) -> None:
+        super().__init__(num_blocks, block_size, host_blocks, ids)
+        self._whole_prompts = whole_prompts
+        #: Blocks held by each sequence whose prefill goes on.
+        self.partial: dict[Sequence, int] = {}
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """Blocks for the tokens of a prefill that goes on, those of the chunk in step ``clock`` included."""
+        tokens = sequence.start_tokens if self._whole_prompts else sequence.computed_tokens
+        blocks = -(-tokens // self.block_size)
+        self.free -= blocks - self.partial.get(sequence, 0)
+        self.partial[sequence] = blocks
+        if self.tables:
+            self.tables.grow_until(clock + 1)
+            self.tables.hold(sequence, tokens)
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``PagedMemory``; what the prefill held becomes part of it."""
+        self.free += self.partial.pop(sequence, 0)
+        super().admit(sequence, clock, padded_tokens, past)
+
+    def stall(self, sequence: Sequence, clock: int) -> None:
+        """A running sequence grows no more and keeps its blocks."""
+        size, ahead = self.block_size, 1 - sequence.lag
+        phase = ahead % size
+        self._phases[phase] -= 1
+        self._phases[phase + size] -= 1
+        self.partial[sequence] = (clock - ahead - 1) // size + 1
+        if self.tables:
+            self.tables.grow_until(clock)
+            self.tables.park(sequence, phase)
+
+    def let_go(self, sequence: Sequence, clock: int) -> None:
+        """One that stands still, or whose prefill goes on, gives up its blocks."""
+        self.free += self.partial.pop(sequence)
+        if self.tables:
+            self.tables.grow_until(clock)
+            self.tables.drop(sequence)
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``PagedMemory``; a prefill that goes on gives up its blocks too."""
+        for sequence in preempted:
+            if sequence in self.partial:
+                ChunkedMemory.let_go(self, sequence, clock)
+        super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
+
+    def steps_unhelped(self, state: State, steps: int) -> int:
+        """Of so many steps those before one in which the running do what lets the first that waits in."""
+        return steps
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""
+        live, held = super().pass_steps(state, steps)
+        tail = sum(max(0, blocks * self.block_size - s.target_tokens) for s, blocks in self.partial.items())
+        return live + sum(s.computed_tokens for s in self.partial), held, tail

@@ -1,0 +1,282 @@
+"""Paged memory in which a request goes on from any token of another one.
+
+Who is done keeps its table while requests name it as their parent. What only such tables name is
+*cached*: it counts as free, and is given up, the table used longest ago first, when blocks run out.
+
+    parent   [b0][b1][b2 ..]            22 tokens in blocks of 8
+    fork     [b0][b1]     at 16 tokens  names full blocks
+    fork     [b0][b1][b3] at 20 tokens  and copies a half-full one
+    roll     [b0][b1][b2] to 20 tokens  takes the table over; a copy is needed only of what others name
+
+A parent that still runs can be forked as far as it has got. One that was given up, or is not there
+yet, helps nobody: the child computes its prompt.
+
+Tables always have ids here, so that what is free is what the pool says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...workload.dialogue import NO_PARENT, Dialogue
+from ...types.sequence import Sequence
+from ...types.state import State
+from ..accounting.cache_log import CacheLog
+from ..accounting.ledger import METER, Meter
+from .paged import BlockTables, PagedMemory, PagedTransaction
+from ..accounting.parents import Parents
+
+
+class Start(NamedTuple):
+    """What a child begins with: blocks that it names, a block that it copies, and the parent's table if it takes it."""
+
+    shared: list[int]
+    copied: int | None
+    parent: int | None
+
+
+_NOTHING = Start([], None, None)
+
+
+class DialogueMemory(Parents, PagedMemory):
+    """As ``PagedMemory``, for trees of requests; victims are computed again.
+
+    Attributes:
+        kept: Tables of parents that are done.
+        cached_blocks: Blocks that only those name.
+        cache_log: How many those were, and what admissions found.
+        evicted_blocks: Of those, the ones that were given up for want of blocks.
+    """
+
+    meter = (*METER[:2], "saved")
+    # What policies ask of a memory that shares.
+    prefix_blocks = due_copies = 0
+    searches = False
+
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
+        super().__init__(num_blocks, block_size)
+        self.know(dialogue)
+        self.cache_log = CacheLog(block_size)
+        self.evicted_blocks = 0
+        # Nothing goes to the host, not even victims whose blocks others hold too.
+        self.host_free = -1
+        self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
+        self.cached_blocks = 0
+        # Running tables that name a block, of those that several tables name or did.
+        self._named: dict[int, int] = {}
+        self._saved_blocks = 0
+        self._copied_blocks = 0
+        # Kept tables that admissions of this step count on, and how many of their blocks.
+        self._promised: dict[int, int] = {}
+        self._taken: dict[int, Sequence] = {}
+        # Blocks that those admissions name or copy.
+        self._claimed: set[int] = set()
+
+    def transaction(self, clock: int) -> PagedTransaction:
+        """See ``PagedMemory``."""
+        self._promised.clear()
+        self._joining = False
+        self._taken.clear()
+        self._claimed.clear()
+        self.tables.grow_until(clock)
+        return super().transaction(clock)
+
+    def go_on(self, need: int) -> None:
+        """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
+        self._make_free(min(need, self.free))
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
+        found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, clock)
+        sequence.computed_tokens = tokens if found else 0
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what it was found to begin with stays until then."""
+        self._joining = True
+        parent, tokens = self._parent[sequence.index], sequence.computed_tokens
+        if tokens and parent in self.kept:
+            self.kept.move_to_end(parent)
+            if self._takes(sequence):
+                self._taken[parent] = sequence
+            self._promised[parent] = max(-(-tokens // self.block_size), self._promised.get(parent, 0))
+            start = self._start(sequence)
+            self._claimed.update(start.shared, () if start.copied is None else (start.copied,))
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether the pool could hold it beside the block that it copies."""
+        return -(-sequence.start_tokens // self.block_size) < self.num_blocks
+
+    def _is_there(self, parent: int, tokens: int, clock: int) -> bool:
+        if parent in self.kept:
+            # Who takes the table over leaves nothing to others that look it up in this step.
+            return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
+        return self._got_to(parent, tokens, clock)
+
+    def _takes(self, sequence: Sequence) -> bool:
+        """Whether it rolls back a parent that nobody else counts on in this step."""
+        parent = self._parent[sequence.index]
+        if parent in self._promised:
+            return self._taken.get(parent) is sequence
+        return self._rolls_back[sequence.index]
+
+    def _start(self, sequence: Sequence) -> Start:
+        """What a sequence begins with, as it was looked up."""
+        tokens, parent = sequence.computed_tokens, self._parent[sequence.index]
+        if not tokens:
+            return _NOTHING
+        kept = self.kept.get(parent)
+        table = self.tables.tables[self._running[parent]] if kept is None else kept
+        full, rest = divmod(tokens, self.block_size)
+        takes = kept is not None and self._takes(sequence)
+        if rest and takes and not self.tables.pool.is_shared(table[full]):
+            full, rest = full + 1, 0
+        return Start(table[:full], table[full] if rest else None, parent if takes else None)
+
+    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
+        """By how much an admission lessens what is free: blocks taken, cached ones that are named again and were
+        not in this step, and one that is copied, which must stay until it is."""
+        (sequence,) = members
+        start, claimed = self._start(sequence), self._claimed
+        again = sum(not self._named.get(block, 1) and block not in claimed for block in start.shared)
+        again += start.copied is not None
+        return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
+
+    def held_blocks(self, sequence: Sequence, clock: int) -> int:
+        """Blocks that are free, or cached, when a sequence leaves: those that no other running one names."""
+        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[sequence])
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
+        start, size, before = self._start(sequence), self.block_size, sequence.start_tokens - 1 + past
+        # Of the coming step, which is none where all stand still.
+        opens = 0 if past else self._phases[clock % size] + (not before % size)
+        for block in start.shared:
+            self._name(block)
+        if start.parent is not None:
+            self._give_up(start.parent)
+        self._make_free(-(-before // size) - len(start.shared) + opens)
+        self._copied_blocks += start.copied is not None
+        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
+        self.tables.tables[sequence] = list(start.shared)
+        self._running[sequence.index] = sequence
+        super().admit(sequence, clock, padded_tokens, past)
+        self.tables.copy(start.copied, sequence, len(start.shared))
+        self._recount()
+
+    def _name(self, block: int) -> None:
+        """One more running table names ``block``."""
+        self.tables.pool.share(block)
+        tables = self._named.get(block, 1)
+        self._named[block] = tables + 1
+        if tables:
+            self._saved_blocks += 1
+        else:
+            self.cached_blocks -= 1
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """See ``PagedMemory``; who has children keeps its table for them."""
+        self.tables.grow_until(clock)
+        leaving = tuple(leaving)
+        for sequence in leaving:
+            if self._children[sequence.index]:
+                table = self.tables.tables[sequence]
+                for block in table:
+                    self.tables.pool.share(block)
+                self.kept[sequence.index] = list(table)
+        self._leave(leaving, clock)
+        for sequence in leaving:
+            self._has_no_more_use_for(self._parent[sequence.index])
+        self._recount()
+        self.cache_log.end_row(self.cached_blocks)
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``PagedMemory``; victims keep nothing."""
+        self.tables.grow_until(clock)
+        self._leave(preempted, clock)
+        self._make_free(self._phases[clock % self.block_size])
+
+    def _leave(self, leaving: tuple[Sequence, ...], clock: int) -> None:
+        for sequence in leaving:
+            del self._running[sequence.index]
+            for block in self.tables.tables[sequence]:
+                self._unname(block)
+            # One by one: the pool then says whether a kept table names a block.
+            super().release((sequence,), clock)
+        self._recount()
+
+    def _unname(self, block: int) -> None:
+        """One running table less names ``block``, which a kept one may still name."""
+        left = self._named.get(block, 1) - 1
+        if left:
+            self._saved_blocks -= 1
+        elif self.tables.pool.is_shared(block):
+            self.cached_blocks += 1
+        else:
+            self._named.pop(block, None)
+            return
+        self._named[block] = left
+
+    def _make_free(self, blocks: int) -> None:
+        """Give up kept tables, the one used longest ago first, until so many blocks are in no table."""
+        pool = self.tables.pool
+        free = pool.num_free
+        for parent in sorted(self.kept, key=self._promised.__contains__):
+            if pool.num_free >= blocks:
+                return
+            if parent in self._promised:
+                self._cut(self.kept[parent], self._promised[parent])
+            else:
+                self._give_up(parent)
+            self.evicted_blocks += pool.num_free - free
+            free = pool.num_free
+
+    def _give_up(self, parent: int) -> None:
+        """Nobody keeps the table of a parent any more."""
+        self._promised.pop(parent, None)
+        self._cut(self.kept.pop(parent), 0)
+
+    def _cut(self, table: list[int], blocks: int) -> None:
+        """A kept table is left with so many blocks."""
+        pool = self.tables.pool
+        for block in table[blocks:]:
+            if not self._named[block] and not pool.is_shared(block):
+                self.cached_blocks -= 1
+                del self._named[block]
+        pool.release(table[blocks:])
+        del table[blocks:]
+
+    def _recount(self) -> None:
+        self.free = self.tables.pool.num_free + self.cached_blocks
+
+    def steps_with(self, state: State, blocks: int, limit: int) -> int:
+        """See ``PagedMemory``; also up to the step that kept tables have to be given up for."""
+        return super().steps_with(state, min(blocks, self.free - self.cached_blocks), limit)
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of half-full blocks write in the coming step."""
+        slots, self._copied_blocks = self._copied_blocks * self.block_size, 0
+        return slots
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``PagedMemory``; with what tables name again."""
+        live, held = super().pass_steps(state, steps)
+        self.cache_log.enter_row(self.cached_blocks)
+        saved = self._saved_blocks * self.block_size
+        return live - saved, held, saved
+
+
+class DialogueTables(BlockTables):
+    """Block tables that may begin with blocks of others."""
+
+    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
+        """See ``BlockTables``; the slot of step ``clock`` itself comes in its turn, with all the others'."""
+        self.grow_until(clock + past)
+        self.hold(sequence, sequence.start_tokens - 1 + past)
+        self.join(sequence, phase)
+
+    def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
+        """The block at ``place`` of its table begins as a copy, if there is one."""
+        if block is not None and self.moves is not None:
+            self.moves.copies.append((block, self.tables[sequence][place], self._block_size))

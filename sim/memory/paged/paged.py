@@ -1,0 +1,312 @@
+"""Paged KV memory: fixed-size blocks, handed out on demand.
+
+A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks. While it decodes it needs a new
+block in the steps in which the tokens held before are a multiple of the block size. With
+``c = clock + lag`` after step ``clock``, that is when ``clock = 1 - lag (mod block_size)``: its
+*phase*, fixed from admission to leaving. So the blocks needed in step ``clock`` are the number of
+running sequences of phase ``clock mod block_size``, and a histogram of phases tells the need of any
+span of steps at a cost that does not grow with the number of sequences:
+
+    phase      0  1  2  3          block size 4, seven sequences
+    count      2  0  4  1          steps 4, 5, 6, ... need 2, 0, 4, 1, 2, 0, 4, ... blocks
+
+The histogram is stored twice over, so that a span shorter than the block size is one slice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from operator import attrgetter
+
+from ...types.sequence import Sequence
+from ...types.state import State
+from .block_pool import BlockPool
+from ..accounting.ledger import METER, Meter
+from ..accounting.moves import Moves
+
+
+class PagedTransaction:
+    """Tentative grants of one step: what is still free after those made so far.
+
+    Attributes:
+        groups: KV groups, each of which takes a block where a sequence needs one.
+    """
+
+    __slots__ = ("block_size", "free", "memory", "need")
+    groups = 1
+
+    def __init__(self, memory: PagedMemory) -> None:
+        self.memory = memory
+        self.block_size = memory.block_size
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that hold ``tokens``."""
+        return -(-tokens // self.block_size)
+
+    def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a prefill that goes on takes for its next ``tokens``."""
+        blocks = self.blocks_of(sequence.computed_tokens + tokens)
+        return max(0, blocks - self.memory.partial[sequence])
+
+    def lacking(self, sequence: Sequence) -> int:
+        """Blocks that must be free for the known tokens of a sequence that waits."""
+        return self.blocks_of(sequence.start_tokens)
+
+    def enter(self, sequence: Sequence, budget: int) -> int:
+        """Grant a sequence that waits the blocks for as many tokens as ``budget`` lets it compute.
+
+        Returns:
+            Its tokens that need not be computed: where nothing is cached, those that came with it.
+        """
+        return sequence.computed_tokens
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Grant one whose prefill goes on the blocks for its first ``tokens``."""
+
+    def reclaimed(self, sequence: Sequence, clock: int) -> int:
+        """Blocks that come free if a sequence gives way before step ``clock``, after those already asked for."""
+        partial = self.memory.partial.get(sequence)
+        return self.blocks_of(sequence.held_tokens(clock)) if partial is None else partial
+
+    def needs_block(self, sequence: Sequence, clock: int) -> bool:
+        """Whether the slot of step ``clock`` opens a new block for a running sequence."""
+        return not sequence.held_tokens(clock) % self.block_size
+
+
+class PagedMemory:
+    """Blocks held by running sequences, and by swapped ones in host memory.
+
+    ``free`` is what is free before the running sequences append their slots of the coming step.
+
+    Args:
+        num_blocks: Blocks of the device pool.
+        block_size: Tokens a block.
+        host_blocks: Blocks of the swap space.
+        ids: Whether to hand out physical block ids and keep block tables. Counts, and so every
+            decision, are the same with and without.
+    """
+
+    #: What ``pass_steps`` tells the ledger.
+    meter = METER[:2]
+    #: The bucket of slots that are held past what was asked for: there are none.
+    residue = "block_tail"
+    #: Nothing is pinned.
+    pinned_slots = 0
+
+    def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
+        self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
+        self.free = num_blocks
+        self.host_free = host_blocks
+        self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
+        self._phases = [0] * (2 * block_size)
+        self._transaction = PagedTransaction(self)
+
+    @property
+    def capacity_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def transaction(self, clock: int) -> PagedTransaction:
+        """The tentative grants of step ``clock``; one at a time."""
+        transaction = self._transaction
+        transaction.free = self.free
+        transaction.need = self._phases[clock % self.block_size]
+        return transaction
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """Victims give up their blocks before step ``clock``."""
+        for sequence in swapped_out:
+            self.host_free -= -(-sequence.held_tokens(clock) // self.block_size)
+            if self.tables:
+                self.tables.grow_until(clock)
+                self.tables.swap_out(sequence)
+        self.release(preempted + swapped_out, clock)
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """Blocks for the tokens that a sequence has after step ``clock``, in which it starts.
+
+        That step is yet to come, and in it the last token takes its slot as that of any running
+        sequence does; unless it is ``past``.
+        """
+        before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
+        self.free += -(before + past) // size
+        phase = (clock - before) % size
+        phases[phase] += 1
+        phases[phase + size] += 1
+        if self.tables:
+            self.tables.admit(sequence, clock, past, phase)
+
+    def take_back(self, sequence: Sequence, clock: int) -> None:
+        """As ``admit``, for a sequence whose blocks come back from the host."""
+        # All but that of the token that its next step computes.
+        self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
+        self.admit(sequence, clock)
+
+    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
+        """Blocks that move when these are swapped out, or in: all but that of the token that comes next."""
+        size = self.block_size
+        return sum(-(-(sequence.start_tokens - 1) // size) for sequence in sequences)
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """Sequences that leave before step ``clock`` give back the blocks that they held."""
+        size, phases, tables = self.block_size, self._phases, self.tables
+        if tables:
+            tables.grow_until(clock)
+        for sequence in leaving:
+            ahead = 1 - sequence.lag
+            phase = ahead % size
+            phases[phase] -= 1
+            phases[phase + size] -= 1
+            self.free -= (ahead - clock) // size
+            if tables:
+                tables.leave(sequence, phase)
+
+    def growth(self, clock: int, steps: int) -> int:
+        """Blocks that the running sequences need in the ``steps`` steps from ``clock`` on."""
+        size, phases = self.block_size, self._phases
+        start = clock % size
+        if steps < size:
+            blocks = sum(phases[start : start + steps])
+        else:
+            cycles, rest = divmod(steps, size)
+            blocks = cycles * sum(phases[:size]) + sum(phases[start : start + rest])
+        return blocks
+
+    def steps_with(self, state: State, blocks: int, limit: int) -> int:
+        """Steps from the coming one on in which the running sequences need at most ``blocks`` new blocks
+        together: exact up to ``limit``, beyond it perhaps fewer than the truth."""
+        # Whatever their phases, they take no more than a block each in so many steps.
+        safe = blocks // state.width * self.block_size
+        if safe >= limit:
+            return safe
+        return limit if self.growth(state.clock, limit) <= blocks else self.steps_within(state.clock, blocks)
+
+    def steps_within(self, clock: int, blocks: int) -> int:
+        """Steps from ``clock`` on that need at most ``blocks`` new blocks together.
+
+        Only for a pool that some running sequence grows in; else the answer has no end.
+        """
+        size, phases = self.block_size, self._phases
+        cycles, left = divmod(blocks, sum(phases[:size]))
+        steps = cycles * size
+        start = clock % size
+        for need in phases[start : start + size]:
+            if need > left:
+                break
+            left -= need
+            steps += 1
+        return steps
+
+    def room_after(self, state: State, steps: int) -> int:
+        """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
+        return (self.free - self.growth(state.clock, steps)) * self.block_size
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """Let the running sequences grow through the steps of a leap.
+
+        Returns:
+            What the ledger integrates: slots live and slots held in the first step. What is taken
+            after it follows from the stays.
+        """
+        if not steps:
+            return self._stand_still(state)
+        clock, size, phases, free = state.clock, self.block_size, self._phases, self.free
+        start = clock % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(clock, steps))
+        return state.width * clock + state.lag_sum, (self.num_blocks - free + phases[start]) * size
+
+    def _stand_still(self, state: State) -> Meter:
+        """What ``pass_steps`` returns where nobody decodes: all is as after the last step."""
+        return state.width * (state.clock - 1) + state.lag_sum, (self.num_blocks - self.free) * self.block_size
+
+
+class BlockTables:
+    """Physical ids behind the counts: a block table for every sequence on the device or the host.
+
+    Tables grow when somebody comes, goes or looks: whoever looks in step ``clock`` first calls
+    ``grow_until(clock + 1)``, which changes nothing but the tables.
+
+    Attributes:
+        moves: Is told of blocks whose contents change place; None where nobody records.
+    """
+
+    moves: Moves | None = None
+    #: Whether blocks that a table names may become others; else tables only grow, at their ends.
+    rewrites = False
+
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.host_pool = BlockPool(host_blocks)
+        self.tables: dict[Sequence, list[int]] = {}
+        self.host_tables: dict[Sequence, list[int]] = {}
+        self._block_size = block_size
+        # Running sequences by phase, in arrival order: who takes a block in a step, in which order.
+        self._members: list[list[Sequence]] = [[] for _ in range(block_size)]
+        self._grown_until = 0
+
+    def hold(self, sequence: Sequence, tokens: int) -> None:
+        """Extend a table to ``tokens``."""
+        table = self.tables.setdefault(sequence, [])
+        table += self.pool.take_many(-(-tokens // self._block_size) - len(table))
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give back the blocks of a table that does not grow."""
+        self.pool.release(self.tables.pop(sequence))
+
+    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
+        """A table that grows from step ``clock`` on; one that comes from the host gets new device ids."""
+        self.grow_until(clock + 1)
+        swapped = self.host_tables.pop(sequence, [])
+        self.host_pool.release(swapped)
+        self.hold(sequence, sequence.start_tokens)
+        if self.moves is not None:
+            # The token of the coming step may open a block of its own.
+            self.moves.swap_ins += zip(swapped, self.tables[sequence], strict=False)
+        self.join(sequence, phase)
+
+    def join(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows from now on, in its turn by arrival."""
+        members = self._members[phase]
+        if members and members[-1].order > sequence.order:
+            insort(members, sequence, key=attrgetter("order"))
+        else:
+            members.append(sequence)
+
+    def grow_until(self, clock: int) -> None:
+        """Append a block to every table that is full before each of the steps before ``clock`` that it
+        was not yet done for, in the order of (step, sequence)."""
+        if clock <= self._grown_until:
+            return
+        members, tables, size = self._members, self.tables, self._block_size
+        if size == 1:
+            self._grow_all(members[0], clock - self._grown_until)
+            self._grown_until = clock
+            return
+        full = [tables[sequence] for step in range(self._grown_until, clock) for sequence in members[step % size]]
+        for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
+            table.append(block)
+        self._grown_until = clock
+
+    def _grow_all(self, growing: list[Sequence], steps: int) -> None:
+        """In each of so many steps a block for each in turn: where a block holds a token."""
+        blocks = self.pool.take_many(len(growing) * steps)
+        for place, sequence in enumerate(growing):
+            self.tables[sequence] += blocks[place :: len(growing)]
+
+    def park(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows no more."""
+        self._members[phase].remove(sequence)
+
+    def leave(self, sequence: Sequence, phase: int) -> None:
+        """The sequence grows no more; unless it was swapped out, its blocks are given back."""
+        self.park(sequence, phase)
+        if sequence in self.tables:
+            self.pool.release(self.tables.pop(sequence))
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Move the table to the host pool."""
+        table = self.tables.pop(sequence)
+        self.host_tables[sequence] = swapped = self.host_pool.take_many(len(table))
+        self.pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_outs += zip(table, swapped, strict=True)

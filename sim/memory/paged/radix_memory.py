@@ -1,0 +1,300 @@
+"""Slots of single tokens, of which a radix tree keeps what was computed.
+
+A sequence locks the path to what it has in the tree; what it computes beyond that is its own:
+
+    root === a b c === d e     S1: prompt a b c d e, locked to there; x y, which it generated, are its own
+               |
+               +===== f g      S2: prompt a b c f g; what it shares with S1 is there once
+             --- h i j         nobody's: evictable
+
+    slots = free + own + locked + evictable         live: own and locked; cached: evictable
+
+Only look-ups, prefills that end and sequences that leave change the tree, and evictions: decodes take free slots, and
+where too few are left, leaves are evicted first, also in the middle of a leap. The log has the step of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...workload.content import Run, TokenRuns
+from ...types.errors import SimulationFault
+from ...types.sequence import Sequence
+from ...types.state import State
+from ..accounting.cache_log import CacheLog
+from ..accounting.ledger import METER, Meter
+from ..accounting.moments import after_row, at_row, in_step
+from ..prefix import RadixNode, RadixTree, all_but_last, first_tokens
+
+#: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each who is left after a retraction.
+RETRACT_STEPS = 20
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a sequence has in the tree: the node that it locks, and the tokens up to there."""
+
+    node: RadixNode
+    tokens: int
+
+
+class RadixTransaction:
+    """What a scheduler asks of a radix tree in one step.
+
+    A look-up touches the tree, and a lock holds at once: what the next sequence finds, and what can be
+    evicted for it, follows from that. Retractions are tentative.
+
+    Attributes:
+        room: Slots that are free or can be evicted.
+        longest_tokens: What a prompt and its output may be together at most, as SGLang has it.
+    """
+
+    __slots__ = ("_found", "_given_up", "_memory", "longest_tokens", "room")
+
+    def __init__(self, memory: RadixMemory) -> None:
+        self._memory = memory
+        self.longest_tokens = memory.num_blocks - 2
+
+    def open(self) -> None:
+        """Begin anew with what there is."""
+        self._given_up: dict[RadixNode, int] = {}
+        self.room = self._memory.room
+
+    def told(self, sequence: Sequence) -> int:
+        """The longest output that the server is told of, as the pool lets it be."""
+        return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
+
+    def left_before(self, clock: int) -> int:
+        """The decode clock, below ``clock``, at which somebody last finished with a decode; -1 if nobody did."""
+        latest, earlier = self._memory.left_clocks
+        return latest if latest < clock else earlier
+
+    def known(self, sequence: Sequence) -> tuple[Run, ...]:
+        """A sequence's known tokens."""
+        return self._memory.known(sequence)
+
+    def match(self, sequence: Sequence) -> int:
+        """How many of them the tree holds."""
+        memory = self._memory
+        return memory.tree.match(memory.known(sequence), memory.tick())[1]
+
+    def look_up(self, sequence: Sequence) -> int:
+        """How many of them it would not have to compute: the last one it has to."""
+        memory = self._memory
+        node, tokens = memory.tree.match(all_but_last(memory.known(sequence)), memory.tick())
+        self._found = Holding(node, tokens)
+        return tokens
+
+    def lock(self, sequence: Sequence) -> None:
+        """The sequence takes what was looked up last."""
+        self._memory.holdings[sequence] = self._found
+        self._memory.tree.lock(self._found.node)
+        self.room = self._memory.room
+
+    def enter(self, sequence: Sequence) -> None:
+        """What it has locked it need not compute."""
+        sequence.computed_tokens = found = self._found.tokens
+        self._memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
+
+    def unlock(self, sequence: Sequence) -> None:
+        """It gives that back."""
+        self._memory.tree.unlock(self._memory.holdings.pop(sequence).node)
+        self.room = self._memory.room
+
+    def retract(self, sequence: Sequence, clock: int) -> None:
+        """A running sequence would give up its own slots before step ``clock``, and its locks."""
+        holding = self._memory.holdings[sequence]
+        self.room += sequence.held_tokens(clock) - holding.tokens
+        for node in self._memory.tree.path(holding.node):
+            self._given_up[node] = self._given_up.get(node, 0) + 1
+            if self._given_up[node] == node.locks:
+                self.room += node.tokens
+
+
+class RadixMemory:
+    """A pool of single slots, and the radix tree over it.
+
+    Args:
+        num_slots: Slots of the pool.
+        runs: The tokens of every request; None where nobody shares any.
+        keeps: Whether the tree keeps what nobody locks.
+
+    Attributes:
+        tree: What was computed, locked or not.
+        holdings: What the sequences that run or prefill have in the tree, in order of admission.
+        free: Slots that are neither in the tree nor somebody's own.
+        left_clocks: The last two decode clocks at which somebody finished with a decode, the last one first.
+        log: What was looked up, and when slots were cached or not.
+        evicted_blocks: Slots that were evicted.
+    """
+
+    meter = METER[:2]
+    residue = "block_tail"
+    block_size = 1
+    #: Nothing is pinned.
+    pinned_slots = 0
+
+    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+        self._runs, self._keeps = runs, keeps
+        self.log = CacheLog(unit_slots=1)
+        self.evicted_blocks = 0
+        self.num_blocks = self.capacity_slots = self.free = num_slots
+        self.tree = RadixTree()
+        self.holdings: dict[Sequence, Holding] = {}
+        self.left_clocks = (-1, -1)
+        # Who prefills in this step, in order, and the tokens that are computed of each when it is over.
+        self._batch: list[tuple[Sequence, int]] = []
+        # Strings of those who wait, prefill or run, by their tokens: they are looked up again and again.
+        self._known: dict[Sequence, tuple[int, tuple[Run, ...]]] = {}
+        # Times are calls of the tree.
+        self._calls = 0
+        self._transaction = RadixTransaction(self)
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """The log, where anything is kept for others."""
+        return self.log if self._keeps else None
+
+    @property
+    def room(self) -> int:
+        """Slots that are free or can be evicted."""
+        return self.free + self.tree.evictable_tokens
+
+    def tick(self) -> int:
+        """The time of another call of the tree."""
+        self._calls += 1
+        return self._calls
+
+    def known(self, sequence: Sequence) -> tuple[Run, ...]:
+        """The tokens that a sequence's next prefill, or its last, begins with: its prompt, and what it generated."""
+        tokens, string = self._known.get(sequence, (0, ()))
+        if tokens != sequence.start_tokens:
+            string = self._string(sequence, sequence.start_tokens)
+            self._known[sequence] = sequence.start_tokens, string
+        return string
+
+    def _string(self, sequence: Sequence, tokens: int) -> tuple[Run, ...]:
+        """The first tokens of a sequence's prompt and output."""
+        index, runs = sequence.index, self._runs
+        if runs is None:
+            return ((index, 0, tokens),)
+        return first_tokens((*runs.runs(index), *runs.output_runs(index)), tokens)
+
+    def transaction(self, clock: int) -> RadixTransaction:
+        """What is asked in step ``clock``; one at a time."""
+        self._transaction.open()
+        return self._transaction
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """A sequence that has locked what it found computes the rest of its known tokens."""
+        self._batch.append((sequence, sequence.start_tokens))
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """As ``admit``, up to the tokens of a chunk."""
+        self._batch.append((sequence, sequence.computed_tokens))
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """Victims give up their own slots and their locks before step ``clock``; the tree keeps the rest."""
+        self._make_free(len(self.holdings))
+        for sequence in preempted:
+            holding = self.holdings.pop(sequence)
+            self.free += sequence.held_tokens(clock) - holding.tokens
+            self.tree.unlock(holding.node)
+            self._make_free(RETRACT_STEPS * len(self.holdings))
+
+    def _make_free(self, slots: int) -> None:
+        """As SGLang does: where fewer are free, so many are evicted, and not only those that lack."""
+        if self.free < slots:
+            freed = self.tree.evict(slots)
+            self.free += freed
+            self.evicted_blocks += freed
+
+    def room_after(self, state: State, steps: int) -> int:
+        """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
+        return self.room - state.width * steps
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
+
+        Returns:
+            What the ledger integrates: slots live and held in the first step.
+        """
+        row = self.log.row
+        self.log.row += 1
+        taken = state.width
+        if not steps:
+            taken = sum(tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch)
+        self._take(taken)
+        cached = self.tree.evictable_tokens
+        self.log.settle(cached, at_row(row))
+        held = self.capacity_slots - self.free - cached
+        if steps:
+            self._grow(taken, state.clock + 1, state.clock + steps)
+        else:
+            self._end_prefills(state.clock)
+        return held, held
+
+    def _take(self, slots: int) -> None:
+        self._make_free(slots)
+        self.free -= slots
+        if self.free < 0:
+            raise SimulationFault(f"{-self.free} more slots are taken than there are")
+
+    def _grow(self, width: int, clock: int, end: int) -> None:
+        """So many slots in each step from ``clock`` to before ``end``, at once up to the next that must evict."""
+        while clock < end:
+            steps = min(self.free // width, end - clock)
+            self.free -= width * steps
+            clock += steps
+            if clock < end:
+                self._take(width)
+                self.log.settle(self.tree.evictable_tokens, in_step(clock))
+                clock += 1
+
+    def _end_prefills(self, clock: int) -> None:
+        for sequence, tokens in self._batch:
+            self._keep(sequence, tokens, clock)
+        self._batch.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """The row is over: what nobody locks any more is cached, or gone."""
+        if not self._keeps:
+            self.free += self.tree.evict(self.tree.evictable_tokens)
+        self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
+
+    def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
+        """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
+        node = self._insert(sequence, tokens)
+        holding = self.holdings[sequence]
+        self.tree.unlock(holding.node)
+        if tokens == sequence.start_tokens and sequence.finish_clock <= clock:
+            del self.holdings[sequence], self._known[sequence]
+        else:
+            self.tree.lock(node)
+            holding.node, holding.tokens = node, tokens
+
+    def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
+        """Its first tokens join the tree; those of its own that are there already are free."""
+        string = self.known(sequence) if tokens == sequence.start_tokens else self._string(sequence, tokens)
+        node, known = self.tree.insert(string, self.tick())
+        self.free += known - self.holdings[sequence].tokens
+        return node
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """Sequences that leave before step ``clock``: the tree keeps what they computed.
+
+        Who left with its prefill is in the tree already.
+        """
+        decoded = [sequence for sequence in leaving if sequence in self.holdings]
+        if decoded and clock > self.left_clocks[0]:
+            self.left_clocks = (clock, self.left_clocks[0])
+        if len(decoded) > 1:
+            places = {sequence: place for place, sequence in enumerate(self.holdings)}
+            decoded.sort(key=places.__getitem__)
+        for sequence in decoded:
+            self._insert(sequence, sequence.held_tokens(clock))
+            self.tree.unlock(self.holdings.pop(sequence).node)
+            del self._known[sequence]
+        self._settle()

@@ -1,0 +1,237 @@
+"""A radix tree's slots by their ids: which of them holds which token of whom.
+
+A node knows the slots of its edge. What a sequence computes lies in slots of its own, until it joins the tree: then
+the new leaf takes them over, and those whose tokens the tree holds already are free; the sequence goes on with the
+tree's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...workload.content import TokenRuns
+from ...types.errors import SimulationFault
+from ...types.sequence import Sequence
+from ...types.state import State
+from ..accounting.ledger import Meter
+from ..accounting.moments import in_step
+from ..accounting.moves import Moves
+from ..prefix import RadixNode, RadixTree
+from .radix_memory import RadixMemory
+
+
+class SlotTree(RadixTree):
+    """As ``RadixTree``; a split divides the slots of an edge too.
+
+    Attributes:
+        slots: Of each edge, by the node at its end; never changed in place.
+        evicted: Slots of the leaves that were evicted, until somebody takes them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[RadixNode, array[int]] = {}
+        self.evicted = array("i")
+
+    def along(self, node: RadixNode) -> array[int]:
+        """Slots of the string that ends at a node."""
+        slots = array("i")
+        for step in reversed(self.path(node)):
+            slots += self.slots[step]
+        return slots
+
+    def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
+        upper, slots = super()._split(node, tokens, now), self.slots[node]
+        self.slots[upper], self.slots[node] = slots[:tokens], slots[tokens:]
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> None:
+        super()._remove(leaf)
+        self.evicted += self.slots.pop(leaf)
+
+
+class SlotPool:
+    """As ``BlockPool``, of slots that come and go by the hundred and are named once: ids in arrays."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_blocks = num_slots
+        # Ids that came back, the last one on top; those from ``_fresh`` on were never taken.
+        self._stack = np.zeros(0, dtype=np.int32)
+        self._height = self._fresh = 0
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out those that are free now in a random order."""
+        free = list(self.free_ids)
+        random.shuffle(free)
+        self._stack, self._height, self._fresh = np.array(free, dtype=np.int32), len(free), self.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._height + self.num_blocks - self._fresh
+
+    @property
+    def free_ids(self) -> tuple[int, ...]:
+        """Free ids, the next one to be taken last."""
+        return (*range(self.num_blocks - 1, self._fresh - 1, -1), *self._stack[: self._height].tolist())
+
+    def take_many(self, count: int) -> np.ndarray:
+        """``count`` ids, int32, the last one freed first.
+
+        Raises:
+            SimulationFault: Fewer are free; the policy must have seen to that.
+        """
+        if count > self.num_free:
+            raise SimulationFault(f"{count} slots are taken and {self.num_free} are free")
+        returned = min(count, self._height)
+        slots = np.empty(count, dtype=np.int32)
+        slots[:returned] = self._stack[self._height - returned : self._height][::-1]
+        slots[returned:] = np.arange(self._fresh, self._fresh + count - returned)
+        self._height -= returned
+        self._fresh += count - returned
+        return slots
+
+    def release(self, slots: np.ndarray) -> None:
+        """The ids are free again.
+
+        Raises:
+            SimulationFault: More are free than were ever taken.
+        """
+        height = self._height + len(slots)
+        if height > self._fresh:
+            raise SimulationFault(f"{len(slots)} slots are released and {self._fresh - self._height} are taken")
+        if height > len(self._stack):
+            self._stack = np.concatenate([self._stack[: self._height], np.zeros(height, dtype=np.int32)])
+        self._stack[self._height : height] = slots
+        self._height = height
+
+
+class SlotTables:
+    """The slots of every sequence that prefills or runs, by position.
+
+    Attributes:
+        moves: See ``BlockTables``; nothing ever moves.
+    """
+
+    moves: Moves | None = None
+    #: See ``BlockTables``: what joins the tree goes on with the tree's slots.
+    rewrites = True
+
+    def __init__(self, num_slots: int) -> None:
+        self.pool, self.host_pool = SlotPool(num_slots), SlotPool(0)
+        self.tables: dict[Sequence, array[int]] = {}
+
+
+class SlotRadixMemory(RadixMemory):
+    """As ``RadixMemory``, with slots handed out by their ids.
+
+    Attributes:
+        tables: Which slots each sequence's tokens are in.
+    """
+
+    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+        super().__init__(num_slots, runs, keeps)
+        self.tree: SlotTree = SlotTree()
+        self.tables = SlotTables(num_slots)
+        # Slots of the coming step that were taken before it is over.
+        self._ahead = 0
+        self._running: Iterable[Sequence] = ()
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``RadixMemory``."""
+        super().admit(sequence, clock, padded_tokens, past)
+        self._begin(sequence)
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """See ``RadixMemory``."""
+        super().prefill(sequence, clock)
+        self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """A table begins with what the tree has of it."""
+        if sequence not in self.tables.tables:
+            self.tables.tables[sequence] = self.tree.along(self.holdings[sequence].node)
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """Hand out the slots of the step that is about to run; it takes no others when it is over."""
+        if self._ahead:
+            return
+        if decodes:
+            wanted = dict.fromkeys(state.running, 1)
+        else:
+            wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
+        self._ahead = sum(wanted.values())
+        super()._take(self._ahead)
+        slots, start = self.tables.pool.take_many(self._ahead), 0
+        for sequence, count in wanted.items():
+            self.tables.tables[sequence].frombytes(slots[start : start + count].tobytes())
+            start += count
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``RadixMemory``."""
+        self.settle(state, steps > 0)
+        self._running = state.running
+        return super().pass_steps(state, steps)
+
+    def _take(self, slots: int) -> None:
+        super()._take(slots - self._ahead)
+        self._ahead = 0
+
+    def _grow(self, width: int, clock: int, end: int) -> None:
+        """See ``RadixMemory``; in each step slots are handed out to one after the other."""
+        while clock < end:
+            # None is evicted before the free ones run out: so many steps at once.
+            steps = max(1, min(self.free // width, end - clock))
+            self._take(width * steps)
+            self.log.settle(self.tree.evictable_tokens, in_step(clock))
+            slots = self.tables.pool.take_many(width * steps)
+            for place, sequence in enumerate(self._running):
+                self.tables.tables[sequence].frombytes(slots[place::width].tobytes())
+            clock += steps
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``RadixMemory``."""
+        for sequence in preempted:
+            own = self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :]
+            self.tables.pool.release(np.array(own, dtype=np.int32))
+        super().evict(preempted, swapped_out, clock)
+
+    def _make_free(self, slots: int) -> None:
+        super()._make_free(slots)
+        self._reclaim()
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """What was evicted is free."""
+        if self.tree.evicted:
+            self.tables.pool.release(np.array(self.tree.evicted))
+            self.tree.evicted = array("i")
+
+    def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
+        super()._keep(sequence, tokens, clock)
+        if sequence not in self.holdings:
+            del self.tables.tables[sequence]
+
+    def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
+        """See ``RadixMemory``; the sequence goes on with the tree's slots."""
+        node, table = super()._insert(sequence, tokens), self.tables.tables[sequence]
+        # A new leaf is there, the end of the string.
+        self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
+        slots = self.tree.along(node)
+        if table[:tokens] != slots:
+            own = np.array(table[:tokens])
+            self.tables.pool.release(own[own != np.array(slots)])
+            table[:tokens] = slots
+        return node
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """See ``RadixMemory``."""
+        leaving = tuple(leaving)
+        super().release(leaving, clock)
+        for sequence in leaving:
+            self.tables.tables.pop(sequence, None)

@@ -1,0 +1,33 @@
+"""Paged memory that gives a sequence all the blocks it may ever need when it is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...types.sequence import Sequence
+from ..contiguous.contiguous import ContiguousMemory
+from .paged import BlockTables
+
+
+class ReservedMemory(ContiguousMemory):
+    """Reservations in whole blocks, anywhere in the pool; past the last token asked for lies block_tail."""
+
+    residue = "block_tail"
+
+    def __init__(self, num_blocks: int, block_size: int, ids: bool = False) -> None:
+        super().__init__(num_blocks, block_size)
+        self.tables: BlockTables | None = BlockTables(num_blocks, 0, block_size) if ids else None
+
+    def slots_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_size) * self.block_size
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        super().admit(sequence, clock, padded_tokens, past)
+        if self.tables:
+            self.tables.hold(sequence, sequence.grant.slots)
+
+    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+        super().release(finished, clock)
+        if self.tables:
+            for sequence in finished:
+                self.tables.drop(sequence)

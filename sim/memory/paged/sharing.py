@@ -1,0 +1,223 @@
+"""Paged memory whose sequences share blocks: groups that fork from one prompt, and a prefix that all have.
+
+Every sequence is first counted as if nothing were shared (``PagedMemory``), then what it does not
+hold of its own is given back:
+
+    the leader of a group, or who is alone    the blocks of the pinned prefix
+    a sibling                                 the full blocks of its prompt
+    a group, besides                          ``spared_blocks``: a half-full last block after a fork,
+                                              and whatever beams have in common
+
+A shared block that is not full is copied before it is written: of the k tables that name it k - 1 take
+a copy in their next step (``due_copies``), and the last one writes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...workload.groups import Group, leads, present
+from ...types.sequence import FORKED, Sequence
+from ...types.state import State
+from ..accounting.ledger import METER, Meter
+from .paged import PagedMemory, PagedTransaction
+from .sharing_tables import SharingTables
+
+
+class SharingMemory(PagedMemory):
+    """As ``PagedMemory``, with references to blocks of others.
+
+    Args:
+        prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
+    """
+
+    meter = (*METER[:2], "prefill_tail", "saved")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False, prefix_blocks: int = 0
+    ) -> None:
+        super().__init__(num_blocks, block_size, host_blocks)
+        self.tables = SharingTables(num_blocks, host_blocks, block_size, prefix_blocks) if ids else None
+        self.free -= prefix_blocks
+        self.prefix_blocks = prefix_blocks
+        #: Copies that the running groups make in their next step.
+        self.due_copies = 0
+        # Table entries of those on the device less the blocks that they name, the prefix left out.
+        self._saved_blocks = 0
+        self._due: dict[Group, None] = {}
+        # The last step for which each found its parents.
+        self._beams: dict[Group, int] = {}
+
+    @property
+    def pinned_slots(self) -> int:
+        """Slots of the prefix, live whether anybody runs or not."""
+        return self.prefix_blocks * self.block_size
+
+    @property
+    def searches(self) -> bool:
+        """Whether beams run, whose every step is a decision."""
+        return bool(self._beams)
+
+    def shared_blocks(self, sequence: Sequence) -> int:
+        """Leading blocks of its table that it never holds of its own."""
+        return self.prefix_blocks if leads(sequence) else sequence.prompt_tokens // self.block_size
+
+    def held_blocks(self, leader: Sequence, clock: int) -> int:
+        """Blocks that the group of a leader holds before step ``clock``, each counted once."""
+        members, size = present(leader), self.block_size
+        own = sum(-(-member.held_tokens(clock) // size) - self.shared_blocks(member) for member in members)
+        return own - self._spared(leader)
+
+    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
+        """Blocks in which those who come, or come back, put all but their last ``tokens`` known tokens."""
+        size, own = self.block_size, 0
+        for member in members:
+            own += -(-(member.start_tokens - tokens) // size) - self.shared_blocks(member)
+            own -= self._spared(member) if leads(member) else 0
+        return own
+
+    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
+        """See ``PagedMemory``."""
+        return self.needed_blocks(sequences, 1)
+
+    @staticmethod
+    def _spared(leader: Sequence) -> int:
+        return 0 if leader.group is None else leader.group.spared_blocks
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Nothing is found: what a sequence need not compute is known from the start."""
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
+        return False
+
+    def go_on(self, need: int) -> None:
+        """Nothing has to be given up for those who run."""
+
+    def promise(self, sequence: Sequence) -> None:
+        """Nothing has to stay for a sequence that is admitted in this step."""
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the copies of the coming step write, if it decodes: whole blocks."""
+        return self.due_copies * self.block_size if decodes else 0
+
+    def transaction(self, clock: int) -> PagedTransaction:
+        """See ``PagedMemory``; before anything is decided, the beams find their parents."""
+        for group, branched_clock in self._beams.items():
+            if branched_clock < clock:
+                self._beams[group] = clock
+                self.tables.grow_until(clock)
+                self._branch(group, clock)
+        transaction = super().transaction(clock)
+        transaction.need += self.due_copies
+        return transaction
+
+    def _branch(self, group: Group, clock: int) -> None:
+        """Beams that died become copies of others, all of whose blocks they name."""
+        replaced = group.ancestry.replaced(len(group.members))
+        for dead, parent in replaced:
+            freed = self.tables.replace(group.members[dead], group.members[parent])
+            self._share(group, freed)
+        if group.leader.held_tokens(clock) % self.block_size:
+            self._owe(group, len(replaced))
+
+    def _share(self, group: Group, blocks: int) -> None:
+        """So many table entries of a group name blocks that others of them name too."""
+        group.spared_blocks += blocks
+        self._saved_blocks += blocks
+        self.free += blocks
+
+    def _owe(self, group: Group, copies: int) -> None:
+        group.due_copies += copies
+        self.due_copies += copies
+        if copies:
+            self._due[group] = None
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``PagedMemory``; also a sibling that forks."""
+        super().admit(sequence, clock, padded_tokens, past)
+        shared, group = self.shared_blocks(sequence), sequence.group
+        self.free += shared
+        self._saved_blocks += shared
+        if group is None:
+            return
+        if sequence.kind == FORKED and sequence.prompt_tokens % self.block_size:
+            self._share(group, 1)
+            self._owe(group, 1)
+        if group.forked and group.ancestry:
+            self._beams[group] = clock
+
+    def take_back(self, sequence: Sequence, clock: int) -> None:
+        """See ``PagedMemory``; a group shares what it shared before."""
+        self.host_free -= self.shared_blocks(sequence)
+        super().take_back(sequence, clock)
+        group = sequence.group
+        if group is not None and sequence is group.leader:
+            spared, due = group.spared_blocks, group.due_copies
+            self.host_free -= spared
+            self.free += spared
+            self._saved_blocks += spared
+            group.due_copies = 0
+            self._owe(group, due)
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``PagedMemory``; whoever computes again shares only the full blocks of the prompt."""
+        super().evict(preempted, swapped_out, clock)
+        for sequence in swapped_out:
+            self.host_free += self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
+        for sequence in preempted:
+            if sequence.group is not None:
+                sequence.group.spared_blocks = sequence.group.due_copies = 0
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """See ``PagedMemory``; a group leaves as a whole."""
+        leaving = tuple(leaving)
+        super().release(leaving, clock)
+        for sequence in leaving:
+            shared = self.shared_blocks(sequence)
+            if sequence.group is not None and sequence is sequence.group.leader:
+                shared += sequence.group.spared_blocks
+                self._forget(sequence.group)
+            self.free -= shared
+            self._saved_blocks -= shared
+
+    def _forget(self, group: Group) -> None:
+        self._beams.pop(group, None)
+        if group in self._due:
+            del self._due[group]
+            self.due_copies -= group.due_copies
+
+    def steps_with(self, state: State, blocks: int, limit: int) -> int:
+        """See ``PagedMemory``; beams decide anew in every step."""
+        return 1 if self._beams else super().steps_with(state, blocks - self.due_copies, limit)
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """See ``PagedMemory``; in the first step those who owe a copy make it."""
+        live, held = super().pass_steps(state, steps)
+        size, due = self.block_size, self.due_copies
+        saved = self._saved_blocks * size
+        live += self.pinned_slots - saved
+        if not steps:
+            slots, tail = self._owed(state.clock)
+            return live + slots, held, -tail, saved
+        for group in self._due:
+            group.spared_blocks -= group.due_copies
+            group.due_copies = 0
+        self._due.clear()
+        self.due_copies = 0
+        self._saved_blocks -= due
+        self.free -= due
+        return live + due * size, held + due * size, 0, saved - due * size
+
+    def _owed(self, clock: int) -> tuple[int, int]:
+        """Of the copies that are due while all stand still: slots that are empty in them, and their block_tail.
+
+        What several tables name is there once: its tokens, and the tail that each stay counts.
+        """
+        size, slots, tail = self.block_size, 0, 0
+        for group in self._due:
+            tokens, target = group.leader.held_tokens(clock), group.leader.target_tokens
+            slots += group.due_copies * (-tokens % size)
+            if tokens > (target - 1) // size * size:
+                tail += group.due_copies * (-target % size)
+        return slots, tail

@@ -1,0 +1,119 @@
+"""Block tables of sequences that share: which physical block each of them names, and when it gets one of its own."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from ...workload.groups import leads, present
+from ...types.sequence import FORKED, Sequence
+from .block_pool import BlockPool
+from .paged import BlockTables
+
+
+class SharingTables(BlockTables):
+    """Block tables of which several may name a block; shared blocks are copied before they are written.
+
+    Attributes:
+        prefix: Blocks of the pinned prefix, with which the table of every leader begins.
+    """
+
+    rewrites = True
+
+    def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
+        super().__init__(num_blocks, host_blocks, block_size)
+        self.prefix = self.pool.take_many(prefix_blocks)
+        # Those whose last block may be shared in the step that comes next.
+        self._copiers: dict[Sequence, None] = {}
+
+    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
+        """See ``BlockTables``; the slot of step ``clock`` itself comes in its turn, with all the others'."""
+        self.grow_until(clock + past)
+        if sequence in self.host_tables:
+            self._swap_in(present(sequence))
+        elif sequence not in self.tables:
+            self.tables[sequence] = self._name(self._common(sequence))
+            self.hold(sequence, sequence.start_tokens - 1 + past)
+        if sequence.group is not None and sequence.group.forked:
+            self._copiers |= dict.fromkeys(present(sequence.group.leader))
+        self.join(sequence, phase)
+
+    def _common(self, sequence: Sequence) -> list[int]:
+        """Blocks that a new table begins with: the prefix, all that the leader has, or its full ones of the prompt."""
+        if leads(sequence):
+            return self.prefix
+        table = self.tables[sequence.group.leader]
+        return table if sequence.kind == FORKED else table[: sequence.prompt_tokens // self._block_size]
+
+    def _name(self, blocks: list[int]) -> list[int]:
+        """A new table of these blocks."""
+        for block in blocks:
+            self.pool.share(block)
+        return list(blocks)
+
+    def replace(self, dead: Sequence, parent: Sequence) -> int:
+        """A beam becomes a copy of another; how many blocks nobody names any more."""
+        free = self.pool.num_free
+        self.pool.release(self.tables[dead])
+        self.tables[dead] = self._name(self.tables[parent])
+        self._copiers |= {dead: None, parent: None}
+        return self.pool.num_free - free
+
+    def grow_until(self, clock: int) -> None:
+        """See ``BlockTables``."""
+        if self._copiers and clock > self._grown_until:
+            self._copy_and_grow(self._grown_until)
+            self._grown_until += 1
+        super().grow_until(clock)
+
+    def _copy_and_grow(self, step: int) -> None:
+        """One step, in the order of the sequences: a block for a full table, a copy for a shared last block."""
+        full = dict.fromkeys(self._members[step % self._block_size])
+        for sequence in sorted(full | self._copiers, key=attrgetter("order")):
+            table = self.tables[sequence]
+            if sequence in full:
+                table.append(self.pool.take())
+            elif self.pool.is_shared(table[-1]):
+                copy = self.pool.take()
+                if self.moves is not None:
+                    self.moves.copies.append((table[-1], copy, self._block_size))
+                self.pool.release(table[-1:])
+                table[-1] = copy
+        self._copiers.clear()
+
+    def leave(self, sequence: Sequence, phase: int) -> None:
+        """See ``BlockTables``."""
+        super().leave(sequence, phase)
+        self._copiers.pop(sequence, None)
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Move the tables of a leader and of all who go with it to the host pool; what is shared moves once."""
+        if not leads(sequence):
+            return
+        moved: dict[int, int] = {}
+        for member in present(sequence):
+            table = self.tables.pop(member)
+            self.host_tables[member] = _rename(table[len(self.prefix) :], moved, self.host_pool)
+            self.pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_outs += moved.items()
+
+    def _swap_in(self, members: tuple[Sequence, ...]) -> None:
+        moved: dict[int, int] = {}
+        for member in members:
+            table = self.host_tables.pop(member)
+            self.tables[member] = self._name(self.prefix) + _rename(table, moved, self.pool)
+            self.host_pool.release(table)
+        if self.moves is not None:
+            self.moves.swap_ins += moved.items()
+
+
+def _rename(table: list[int], moved: dict[int, int], pool: BlockPool) -> list[int]:
+    """A table in another pool; ``moved`` says where blocks that other tables name went, and learns where these go."""
+    renamed = []
+    for block in table:
+        if block in moved:
+            pool.share(moved[block])
+        else:
+            moved[block] = pool.take()
+        renamed.append(moved[block])
+    return renamed

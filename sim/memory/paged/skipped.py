@@ -1,0 +1,135 @@
+"""Which blocks windows let go of, and when: counts for one group whose layers have a window.
+
+A token attends to itself and the ``window - 1`` before it. So a step that finds c tokens computed
+needs none before ``c - window + 1``, and the blocks that lie wholly before that are *skipped*: they
+are given back at the start of the step. While a sequence decodes its window moves on by a token a
+step, and lets go of a block every ``block_size`` steps, from its *turn* on:
+
+    block size 4, window 6      c = 8         9         10        13        17
+    first token needed            3         4         5         8         12
+    blocks                        0 1 2     . 1 2     . 1 2     . . 2 3   . . . 3 4
+                                            turn
+
+What a step gives back is thus a histogram by step modulo the block size, as what it takes is, of the
+sequences whose turn has come; the turns of the others wait in a heap. A prefill attends to all of its
+prompt: the blocks that lie before the window of the first decode are given back by that step, all at
+once. Until then the sequence is one of ``prompts``.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ...types.sequence import Sequence
+from ..accounting.kv_groups import PageGroups
+
+#: More steps than any leap has.
+_FOR_EVER = 1 << 40
+
+
+class SkippedBlocks:
+    """Blocks given back, in one group, by the sequences that decode.
+
+    Attributes:
+        prompts: Sequences whose prompt is longer than the window and that have not decoded yet, with the
+            blocks that their prefill's chunks gave back.
+    """
+
+    __slots__ = ("_clocks", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
+
+    def __init__(self, groups: PageGroups, block_size: int) -> None:
+        self._groups, self._size = groups, block_size
+        self.prompts: dict[Sequence, int] = {}
+        # By step modulo the block size; twice over, so that a span shorter than a block is one slice.
+        self._phases = [0] * (2 * block_size)
+        # Sequences whose turn comes in a step that is not settled yet; its clocks, in order.
+        self._turns: dict[int, int] = {}
+        self._clocks: list[int] = []
+        self._settled = -1
+
+    def of(self, tokens: int) -> int:
+        """Blocks skipped by a step that finds so many tokens computed."""
+        return self._groups.skipped_blocks(tokens, self._size)
+
+    def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
+        """A sequence ends its prefill, ``skipped`` of whose blocks were given back, and decodes from then on."""
+        if self.of(sequence.start_tokens):
+            self.prompts[sequence] = skipped
+        else:
+            self._wait(lag)
+
+    def leave(self, sequence: Sequence, clock: int) -> int:
+        """A sequence leaves before step ``clock``; blocks that it had given back."""
+        skipped = self.so_far(sequence, clock)
+        if self.prompts.pop(sequence, None) is None:
+            self._change(self._turn(sequence.lag), -1)
+        return skipped
+
+    def so_far(self, sequence: Sequence, clock: int) -> int:
+        """Blocks that a decoding sequence has given back before step ``clock``."""
+        prompt = self.prompts.get(sequence)
+        return self.of(sequence.held_tokens(clock) - 1) if prompt is None else prompt
+
+    def in_step(self, clock: int) -> int:
+        """Blocks given back by step ``clock``, before which nobody admitted in it has joined."""
+        self.settle(clock)
+        blocks = self._phases[clock % self._size]
+        for sequence, skipped in self.prompts.items():
+            blocks += self.of(sequence.held_tokens(clock)) - skipped
+        return blocks
+
+    def settle(self, clock: int) -> None:
+        """Those whose turn comes up to step ``clock`` give back blocks in phase from now on."""
+        self._settled = clock
+        while self._clocks and self._clocks[0] <= clock:
+            turn = heappop(self._clocks)
+            self._change(turn, self._turns.pop(turn))
+
+    def cycle(self, clock: int) -> list[int]:
+        """Blocks given back in phase in each of the ``block_size`` steps from ``clock`` on."""
+        start = clock % self._size
+        return self._phases[start : start + self._size]
+
+    def steps_alike(self, clock: int) -> int:
+        """Steps from ``clock`` on of which ``cycle`` tells the truth; at least one."""
+        if self.prompts:
+            return 1
+        return self._clocks[0] - clock if self._clocks else _FOR_EVER
+
+    def pass_steps(self, clock: int, steps: int) -> tuple[int, int]:
+        """Let a leap pass, which ``steps_alike`` bounds: blocks given back by its first step, and by all."""
+        self.settle(clock)
+        size, start = self._size, clock % self._size
+        first = self._phases[start]
+        cycles, rest = divmod(steps, size)
+        in_phase = cycles * sum(self._phases[:size]) + sum(self._phases[start : start + rest])
+        prompts = self._end_prompts(clock) if self.prompts else 0
+        return first + prompts, in_phase + prompts
+
+    def _end_prompts(self, clock: int) -> int:
+        """Those that decode for the first time in step ``clock`` give back what their prompts need no more."""
+        blocks = 0
+        for sequence in [sequence for sequence in self.prompts if sequence.start_clock < clock]:
+            blocks += self.of(sequence.held_tokens(clock)) - self.prompts.pop(sequence)
+            self._wait(sequence.lag)
+        return blocks
+
+    def _turn(self, lag: int) -> int:
+        """The step in which a sequence gives back its first block by decoding: ``window - 1 + block_size`` tokens are
+        computed before it."""
+        return self._groups.window_tokens + self._size - lag
+
+    def _wait(self, lag: int) -> None:
+        turn = self._turn(lag)
+        if turn > self._settled and turn not in self._turns:
+            self._turns[turn] = 0
+            heappush(self._clocks, turn)
+        self._change(turn, 1)
+
+    def _change(self, turn: int, number: int) -> None:
+        if turn > self._settled:
+            self._turns[turn] += number
+            return
+        phase = turn % self._size
+        self._phases[phase] += number
+        self._phases[phase + self._size] += number

@@ -1,0 +1,1 @@
+"""Metrics of a finished run: summary, latencies, gaps, residencies, waste."""

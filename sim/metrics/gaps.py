@@ -1,0 +1,209 @@
+"""Inter-token latency: all gaps between tokens of a sequence, pooled, without listing them.
+
+While a sequence runs, the gap before a token is the duration of the step that computes it. So the
+gaps are the step durations, each as often as sequences decode in it, and a row of the book stands
+for an arithmetic progression of them. Order statistics are found by bisection on the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor, sqrt
+
+import numpy as np
+
+from ..output import frames as pd
+from ..memory.accounting.book import Book
+from ..types.exact import dot, total
+from .requests import resumed_gap_ticks
+from ..types.sequence import SWAPPED_IN
+
+_COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """Progressions ``first, first + slope, ...`` of ``count`` values, each ``weight`` times; int64 [rows]."""
+
+    first: np.ndarray
+    slope: np.ndarray
+    count: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def of(cls, book: Book) -> Gaps:
+        """All gaps of a run."""
+        rows = book.rows
+        later = np.maximum(rows["steps"] - 1, 0)
+        parts = (
+            _first_steps(book),
+            (rows["next_ticks"], rows["slope_ticks"], later, rows["growing"]),
+            _single(resumed_gap_ticks(book)),
+            _single(_gaps_after_pauses(book)),
+        )
+        first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        some = (count > 0) & (weight > 0)
+        return cls(first[some], slope[some], count[some], weight[some])
+
+    @classmethod
+    def single(cls, ticks: np.ndarray) -> Gaps:
+        """Gaps that occur once each, int64."""
+        return cls(*_single(ticks))
+
+    @classmethod
+    def pooled(cls, parts: Sequence[Gaps]) -> Gaps:
+        """The gaps of all of them."""
+        names = ("first", "slope", "count", "weight")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    @classmethod
+    def of_table(cls, table: pd.DataFrame) -> Gaps:
+        """The gaps of a run, from what ``as_table`` says of them."""
+        return cls(*(table[name].to_numpy() for name in _COLUMNS))
+
+    def as_table(self) -> pd.DataFrame:
+        """A row a progression, ascending, alike ones together: columns first_ticks, slope_ticks, count and weight."""
+        table = pd.DataFrame(dict(zip(_COLUMNS, (self.first, self.slope, self.count, self.weight), strict=True)))
+        return table.groupby(list(_COLUMNS[:-1]), as_index=False).sum()
+
+    @property
+    def number(self) -> int:
+        """How many gaps there are."""
+        return total(self.count * self.weight)
+
+    def mean_ms(self) -> float:
+        """Mean gap; 0 where there is none."""
+        number = self.number
+        return self._sum() / number / 1e9 if number else 0.0
+
+    def std_ms(self) -> float:
+        """Standard deviation of the gaps (divided by their number, as numpy does); 0 where there is none."""
+        number = self.number
+        if not number:
+            return 0.0
+        # Exact until the last division, so that leaping and stepping agree in every bit.
+        variance = number * self._sum_of_squares() - self._sum() ** 2
+        return sqrt(variance) / number / 1e9
+
+    def percentile_ms(self, percent: float) -> float:
+        """Percentile, linear between order statistics as numpy's; 0 where there is no gap."""
+        number = self.number
+        if not number:
+            return 0.0
+        rank = (number - 1) * percent / 100
+        low = self._order_statistic(floor(rank))
+        high = self._order_statistic(min(floor(rank) + 1, number - 1))
+        return (low + (high - low) * (rank - floor(rank))) / 1e9
+
+    def percentiles_ms(self, percents: np.ndarray) -> np.ndarray:
+        """Many percentiles at once, each as ``percentile_ms`` has it; float64, as long as ``percents``.
+
+        Lists a value for each step, but not one for each token. There must be gaps.
+        """
+        row = np.repeat(np.arange(len(self.count)), self.count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(self.count) - self.count, self.count)
+        values = self.first[row] + self.slope[row] * place
+        order = np.argsort(values, kind="stable")
+        values, numbers = values[order], np.cumsum(self.weight[row][order])
+        rank = (self.number - 1) * percents / 100
+        below = np.floor(rank).astype(np.int64)
+        above = np.minimum(below + 1, self.number - 1)
+        low, high = (values[np.searchsorted(numbers, ranks, side="right")] for ranks in (below, above))
+        return (low + (high - low) * (rank - below)) / 1e9
+
+    def _sum(self) -> int:
+        values, numbers = self._distinct
+        first, slope, count, weight = self._rising
+        steps = count * (count - 1) // 2
+        return dot(values, numbers) + dot(weight * count, first) + dot(weight * steps, slope)
+
+    def _sum_of_squares(self) -> int:
+        level = sum(number * value * value for value, number in zip(*(x.tolist() for x in self._distinct), strict=True))
+        # Squares of ticks leave int64, and these rows are too many kinds to be counted: Python ints.
+        first, slope, count, weight = (column.astype(object) for column in self._rising)
+        linear = count * (count - 1) // 2
+        square = linear * (2 * count - 1) // 3
+        return level + int((weight * (count * first**2 + 2 * linear * first * slope + square * slope**2)).sum())
+
+    @cached_property
+    def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values that do not rise, each once, and how many gaps have it."""
+        values, numbers = self._level
+        last = np.flatnonzero(np.diff(values, append=-1))
+        return values[last], np.diff(numbers[last], prepend=0)
+
+    @cached_property
+    def _level(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values that do not rise, ascending, and how many gaps there are up to each."""
+        level = self.slope == 0
+        order = np.argsort(self.first[level], kind="stable")
+        return self.first[level][order], np.cumsum((self.count * self.weight)[level][order])
+
+    @cached_property
+    def _rising(self) -> tuple[np.ndarray, ...]:
+        rising = self.slope > 0
+        return self.first[rising], self.slope[rising], self.count[rising], self.weight[rising]
+
+    def _order_statistic(self, rank: int) -> int:
+        """The value with ``rank`` gaps below it in ascending order."""
+        values, numbers = self._level
+        if not len(self._rising[0]):
+            return int(values[np.searchsorted(numbers, rank, side="right")])
+        low, high = int(self.first.min()), int((self.first + self.slope * (self.count - 1)).max())
+        while low < high:
+            middle = (low + high) // 2
+            if self._number_up_to(middle) > rank:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _number_up_to(self, ticks: int) -> int:
+        values, numbers = self._level
+        place = int(np.searchsorted(values, ticks, side="right"))
+        first, slope, count, weight = self._rising
+        rising = total(np.clip((ticks - first) // slope + 1, 0, count) * weight)
+        return rising + (int(numbers[place - 1]) if place else 0)
+
+
+def _single(gaps: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Gaps that occur once, as progressions."""
+    return gaps, np.zeros_like(gaps), np.ones_like(gaps), np.ones_like(gaps)
+
+
+def _first_steps(book: Book) -> tuple[np.ndarray, ...]:
+    """The gaps that end with a row's first step, of sequences that decoded in the row before."""
+    rows, stays = book.rows, book.stays
+    paused = _stays_from_pauses(book)
+    in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
+    decodes = in_batch if book.together else rows["decodes"]
+    newcomers = np.concatenate([book.stay_row[stays["kind"] >= SWAPPED_IN], _next_decode_row(book, paused)])
+    decodes = decodes - np.bincount(newcomers, minlength=len(decodes))
+    # The gap spans the pauses since the last row with steps.
+    pauses = np.where(rows["steps"] == 0, rows["ticks"], 0)
+    so_far = np.cumsum(pauses)
+    at_step = np.where(rows["steps"] > 0, so_far, 0)
+    before = np.concatenate([[0], np.maximum.accumulate(at_step)[:-1]])
+    gap = rows["first_ticks"] + so_far - before
+    ones = np.ones_like(decodes)
+    return gap, np.zeros_like(ones), ones, np.where(rows["steps"] > 0, decodes, 0)
+
+
+def _gaps_after_pauses(book: Book) -> np.ndarray:
+    """The gaps between the first two tokens of stays that start while the others pause, int64 [such stays]."""
+    paused = _stays_from_pauses(book)
+    row = _next_decode_row(book, paused)
+    return (book.rows["start_ticks"] + book.rows["first_ticks"])[row] - book.first_token_ticks[paused]
+
+
+def _stays_from_pauses(book: Book) -> np.ndarray:
+    """Stays that start in a step in which nobody decodes, and decode later."""
+    starts_in_pause = book.rows["steps"][book.stay_row] == 0
+    return np.flatnonzero(starts_in_pause & (book.stay_end > book.stays["start_clock"] + 1))
+
+
+def _next_decode_row(book: Book, stays: np.ndarray) -> np.ndarray:
+    """The row in which stays that start in a pause decode first."""
+    return np.searchsorted(book.row_clock, book.stays["start_clock"][stays] + 1, side="right") - 1

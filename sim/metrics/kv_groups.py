@@ -1,0 +1,66 @@
+"""One ledger for each KV group, where layers with a window share the pool with others.
+
+A slot of a group is a token in its layers, and takes a page's share of bytes, the same in all groups. So
+shares of the pool are shares of its bytes: those of the groups and what is free add up to all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..memory import PageGroups, Window
+from ..memory.accounting.integrals import Accounts
+from ..engine.run import Run
+
+#: The buckets of slots that a group holds.
+HELD = ("live", "reserved", "block_tail")
+_ONE_OF_A_KIND = {"full": PageGroups(full=1, sliding=0), "sliding": PageGroups(full=0, sliding=1)}
+
+
+def kv_groups(run: Run) -> list[dict[str, Any]]:
+    """Each group, and where its slots stand in the settings' window, in percent of the pool; empty where the pool
+    serves all layers together."""
+    layout, span = run.replica.layout, run.window
+    if layout is None:
+        return []
+    windows = {
+        kind: accounts.window(span.start_ticks, span.end_ticks) for kind, accounts in _accounts(run).items()
+    }
+    return [
+        {
+            "name": name,
+            "layers": group.num_layers,
+            "padding_layers": layout.page_layers - group.num_layers,
+            "window": group.span.tokens or None,
+            "page_bytes": run.replica.page_bytes,
+            **_shares(windows[group.span.kind]),
+        }
+        for name, group in zip(layout.names, layout.groups, strict=True)
+    ]
+
+
+def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
+    """Slots of each bucket of each group in the first step of every row, int64 [rows], as ``name.bucket``."""
+    layout = run.replica.layout
+    if layout is None:
+        return {}
+    at_rows = {kind: accounts.at_rows() for kind, accounts in _accounts(run).items()}
+    return {
+        f"{name}.{bucket}": at_rows[group.span.kind][bucket]
+        for name, group in zip(layout.names, layout.groups, strict=True)
+        for bucket in HELD
+    }
+
+
+def _accounts(run: Run) -> dict[str, Accounts]:
+    """The ledger of one group of each kind: those of a kind hold the same."""
+    return {kind: Accounts(run.book, groups) for kind, groups in _ONE_OF_A_KIND.items()}
+
+
+def _shares(window: Window) -> dict[str, dict[str, float]]:
+    means = {"iterations": window.share_of_steps, "time": window.share_of_time}
+    return {
+        f"mean_over_{name}_pct": {bucket: 100 * share(bucket) for bucket in HELD} for name, share in means.items()
+    }

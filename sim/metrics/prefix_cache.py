@@ -1,0 +1,89 @@
+"""A prefix cache in numbers: what it was asked for and found, and how long it kept blocks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..memory.accounting.cache_log import CacheLog
+from ..types.exact import total
+from ..memory.accounting.moments import ticks_of
+from ..engine.run import Run
+from ..types.ticks import PER_MS, PER_SECOND
+
+#: Upper bounds of vLLM's histograms of KV-cache residency, in ms (vllm/v1/metrics/loggers.py).
+RESIDENCY_BUCKETS_MS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000),
+    *(60_000, 120_000, 300_000, 600_000, 1_200_000, 1_800_000),
+)
+
+
+def prefix_cache(run: Run) -> dict[str, Any] | None:
+    """Look-ups, evictions and, of vLLM's blocks, its three histograms; None where nothing is cached.
+
+    As in vLLM a look-up counts when it leads to an admission, with all tokens that the request knows, and
+    those of preempted requests that come again count apart. Of several samples each looks its prompt up.
+    """
+    log = run.replica.cache_log
+    if log is None:
+        return None
+    known, hits, first = _look_ups(log)
+    queried_tokens, hit_tokens = total(known[first]), total(hits[first])
+    observed = {} if log.history is None else log.history.observed_ticks(partial(ticks_of, run.book))
+    return {
+        "queried_tokens": queried_tokens,
+        "hit_tokens": hit_tokens,
+        "hit_rate": hit_tokens / queried_tokens if queried_tokens else 0.0,
+        "preempted_queried_tokens": total(known) - queried_tokens,
+        "preempted_hit_tokens": total(hits) - hit_tokens,
+        "evicted_blocks": run.replica.memory.evicted_blocks,
+        **{name: _histogram(ticks) for name, ticks in observed.items()},
+    }
+
+
+def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
+    """Tokens of its prompt that each request found when it was first admitted, int64 [n]: fewer than its prompt has.
+
+    Of several samples they are those of the one that ends last, of several the last one, as vLLM V1 reports them: each
+    sample is a request of its own with a look-up of its own, and the answer has the ``num_cached_tokens`` of the one
+    that completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
+    ``prefix_cache`` is over the look-ups of all samples, as that of vLLM's log.
+    """
+    index = log.look_ups.columns()["index"]
+    _, hits, first = _look_ups(log)
+    found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
+    found[index[first]] = hits[first]
+    return found[_last_to_end(run)]
+
+
+def _last_to_end(run: Run) -> np.ndarray:
+    """Of each request the sequence that ends last, int64 [n]."""
+    counts, stays = run.workload.num_sequences, run.book.stays
+    finish = np.zeros(int(counts.sum()), dtype=np.int64)
+    # Stays are in order of time: the last one of a sequence stands.
+    finish[stays["index"]] = run.book.leave_ticks
+    request = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((np.arange(len(request)), finish, request))
+    return order[np.cumsum(counts) - 1]
+
+
+def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens known and tokens hit, one a look-up, and which of them are a sequence's first."""
+    columns = log.look_ups.columns()
+    _, first = np.unique(columns["index"], return_index=True)
+    return columns["known_tokens"], columns["hit_tokens"], first
+
+
+def _histogram(observed_ticks: np.ndarray) -> dict[str, Any]:
+    """Counts up to each bound, as Prometheus has them, with mean and median in seconds."""
+    count, ordered = len(observed_ticks), np.sort(observed_ticks)
+    upto = np.searchsorted(ordered, np.array(RESIDENCY_BUCKETS_MS) * PER_MS, side="right")
+    bounds = [f"{bound / 1_000:g}" for bound in RESIDENCY_BUCKETS_MS]
+    return {
+        "count": count,
+        "mean": total(ordered) / PER_SECOND / count if count else None,
+        "median": float(np.median(ordered)) / PER_SECOND if count else None,
+        "buckets": dict(zip([*bounds, "+Inf"], [*upto.tolist(), count], strict=True)),
+    }

@@ -1,0 +1,126 @@
+"""What every request went through, from the book of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..memory.accounting.book import Book
+from ..memory.accounting.ledger import STALLED
+from ..engine.run import Run
+from ..types.sequence import RECOMPUTED, SWAPPED_IN
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class RequestTimes:
+    """Times of the requests that were served, in ticks; all arrays are int64 [served].
+
+    Attributes:
+        index: Rows of the workload.
+        arrival_ticks, first_scheduled_ticks, first_token_ticks, finish_ticks: Absolute times. In a
+            static batch all finish when the batch does.
+        output_tokens: Tokens generated, in each of a request's sequences.
+        recomputed, swapped: How often it was preempted, by what became of its blocks.
+    """
+
+    index: np.ndarray
+    arrival_ticks: np.ndarray
+    first_scheduled_ticks: np.ndarray
+    first_token_ticks: np.ndarray
+    finish_ticks: np.ndarray
+    output_tokens: np.ndarray
+    recomputed: np.ndarray
+    swapped: np.ndarray
+
+    @property
+    def ttft_ms(self) -> np.ndarray:
+        """Time to first token, float64."""
+        return (self.first_token_ticks - self.arrival_ticks) / 1e9
+
+    @property
+    def e2el_ms(self) -> np.ndarray:
+        """End-to-end latency, float64."""
+        return (self.finish_ticks - self.arrival_ticks) / 1e9
+
+    @property
+    def tpot_ms(self) -> np.ndarray:
+        """Time per output token after the first, float64; outputs of one token are left out."""
+        some = self.output_tokens > 1
+        return (self.finish_ticks - self.first_token_ticks)[some] / (self.output_tokens[some] - 1) / 1e9
+
+    @property
+    def normalized_latency_s(self) -> np.ndarray:
+        """End-to-end latency over output length, float64 seconds a token."""
+        return self.e2el_ms / 1e3 / self.output_tokens
+
+
+def request_times(run: Run) -> RequestTimes:
+    """Times of every request that was served: of several sequences, the first token of any and the end of all."""
+    book, stays, work = run.book, run.book.stays, run.workload
+    request = np.repeat(np.arange(len(work)), work.num_sequences)
+    sequences, first = np.unique(stays["index"], return_index=True)
+    last = np.zeros(len(request), dtype=np.int64)
+    # Stays are in order of time, so the last one written stands.
+    last[stays["index"]] = np.arange(len(stays["index"]))
+    index = np.unique(request[sequences])
+    finish = np.zeros(len(work), dtype=np.int64)
+    np.maximum.at(finish, request[sequences], book.leave_ticks[last[sequences]])
+    scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
+    for table in (stays, book.chunks):
+        np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
+    np.minimum.at(first_token, request[sequences], book.first_token_ticks[first])
+    cut = preemptions(run)
+    recomputed, swaps = (np.bincount(cut.request[cut.swapped == kind], minlength=len(work)) for kind in (0, 1))
+    return RequestTimes(
+        index=index,
+        arrival_ticks=work.arrival_ticks[index],
+        first_scheduled_ticks=scheduled[index],
+        first_token_ticks=first_token[index],
+        finish_ticks=finish[index],
+        output_tokens=work.output_tokens[index],
+        recomputed=recomputed[index],
+        swapped=swaps[index],
+    )
+
+
+class Preemptions(NamedTuple):
+    """Every time a request was preempted, in order of time; int64 [preemptions].
+
+    Attributes:
+        request: Rows of the workload.
+        ticks: When.
+        swapped: 1 where its blocks went to the host, 0 where it is computed again.
+    """
+
+    request: np.ndarray
+    ticks: np.ndarray
+    swapped: np.ndarray
+
+
+def preemptions(run: Run) -> Preemptions:
+    """The preemptions of a run; of a group of sequences that is cut as a whole, one cut counts."""
+    cuts, leader = run.book.cuts, run.book.leader
+    request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
+    counted = (leader[cuts["index"]] == cuts["index"]) & (cuts["swapped"] != STALLED)
+    return Preemptions(request[cuts["index"][counted]], cuts["ticks"][counted], cuts["swapped"][counted])
+
+
+def resumed_gap_ticks(book: Book) -> np.ndarray:
+    """Gaps between the last token before a preemption and the first one after it, and of siblings between their
+    first two tokens, int64 [resumed stays and siblings]."""
+    stays, leader = book.stays, book.leader[book.stays["index"]]
+    order = np.argsort(stays["index"], kind="stable")
+    place = np.argsort(order)
+    firsts = np.flatnonzero(np.diff(stays["index"][order], prepend=-1))
+    begins = np.zeros(len(order), dtype=bool)
+    begins[order[firsts]] = True
+    later = np.flatnonzero(~begins & np.isin(stays["kind"], (RECOMPUTED, SWAPPED_IN)))
+    gaps = book.first_token_ticks[later] - book.last_token_ticks[order[place[later] - 1]]
+    # A sibling's first token came with the leader's.
+    forked = np.flatnonzero(begins & (leader != stays["index"]))
+    led = order[firsts[np.searchsorted(stays["index"][order][firsts], leader[forked])]]
+    return np.concatenate([gaps, book.first_token_ticks[forked] - book.first_token_ticks[led]])

@@ -1,0 +1,234 @@
+"""What a run leaves: a directory of tables and a summary, from which it can be told and rerun.
+
+    summary.json      one number for each question (``summary``)
+    requests.parquet  a row a request
+    stays.parquet     a row a stay of a sequence on the device, and how it ended
+    preemptions.parquet   a row each time that a request was preempted
+    steps.parquet     a row a leap; ``expand`` makes it a row a step
+    memory.parquet    the ledger at the start of every leap, in slots
+    gaps.parquet      all inter-token latencies, a row an arithmetic progression of them (``gaps.Gaps``)
+    run.json          every setting, versions, seed and the trace's hash
+    plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
+    blocks.npz        what every block held, where that was recorded (``blocks.BlockMap.save``)
+
+Same settings, same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..output import frames as pd
+from ..output.files import as_json, write_whole
+from ..output.folders import FolderKind, check_folder, replace_folder
+from .gaps import Gaps
+from .host_pool import host_held_at_rows
+from .kv_groups import group_buckets_at_rows
+from .prefix_cache import cached_tokens
+from .requests import RequestTimes, request_times
+from ..engine.replica import Replica
+from ..engine.run import Run
+from ..engine.settings import Settings
+from .stays import preemptions_table, stays_table
+from .summary import summary
+from ..workload.workload import Workload
+
+#: Written into run.json; raised when a table changes its meaning.
+SCHEMA_VERSION = 1
+#: The tables of a result, and what may be recorded beside them.
+TABLES = ("requests", "stays", "preemptions", "steps", "memory", "gaps")
+RECORDINGS = ("plan", "blocks")
+
+
+def _is_ours(run: Any) -> bool:
+    """Whether ``run.json`` is of a result; others have files of that name, too."""
+    return run["schema_version"] == SCHEMA_VERSION and "policy" in run["settings"] and "fragmeter" in run["versions"]
+
+
+#: The folder of a result, which ``write`` replaces as a whole.
+RESULT = FolderKind(
+    "simulation result",
+    ("summary.json", *(f"{name}.parquet" for name in TABLES), *(f"{name}.npz" for name in RECORDINGS)),
+    marker="run.json",
+    recognises=_is_ours,
+)
+_STEP_COLUMNS = (
+    "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",
+    "prefill_tokens", "swap_ticks", "waiting", "growing", "iterations",
+)  # fmt: skip
+
+
+def requests_table(run: Run) -> pd.DataFrame:
+    """A row a request, in the workload's order; times in ticks, null for a request that was refused."""
+    table = asked_and_served(run.workload, run.refused, request_times(run))
+    log = run.replica.cache_log
+    if log is not None:
+        table["cached_tokens"] = pd.array(cached_tokens(run, log), dtype="Int64")
+        table.loc[run.refused, "cached_tokens"] = pd.NA
+    # The smallest pool that could serve it says why a request was refused.
+    table["smallest_pool_blocks"] = run.smallest_pool_blocks
+    return table
+
+
+def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
+    """What was asked and what each request went through: the first columns of ``requests_table``."""
+    table = pd.DataFrame(
+        {
+            "arrival_ticks": work.arrival_ticks,
+            "prompt_tokens": work.prompt_tokens,
+            "output_tokens": work.output_tokens,
+            "refused": refused,
+        }
+    )
+    for name in ("max_tokens", "n"):
+        if name in work.columns():
+            table[name] = getattr(work, name)
+    for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
+        table[name] = known_of(len(work), times.index, getattr(times, name))
+    return table
+
+
+def served_times(requests: pd.DataFrame) -> RequestTimes:
+    """The times of those that were served, from a requests table: what ``request_times`` says of the run."""
+    served = requests[requests["finish_ticks"].notna()]
+    names = (each.name for each in fields(RequestTimes) if each.name != "index")
+    return RequestTimes(index=served.index.to_numpy(), **{name: served[name].to_numpy(np.int64) for name in names})
+
+
+def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
+    """A column of whole numbers that some requests have, null for the others."""
+    return pd.Series(values, index=index, dtype="Int64").reindex(range(requests))
+
+
+def steps_table(run: Run) -> pd.DataFrame:
+    """A row a leap: when, how many steps, how long they are and what they compute."""
+    return pd.DataFrame({name: run.book.rows[name] for name in _STEP_COLUMNS})
+
+
+def gaps_table(run: Run) -> pd.DataFrame:
+    """All inter-token latencies, a row a progression; see ``Gaps.as_table``."""
+    return Gaps.of(run.book).as_table()
+
+
+def memory_table(run: Run) -> pd.DataFrame:
+    """The ledger at the start of every leap, in slots, the longest run of free ones, and what the host holds.
+
+    Where layers are KV groups, also that of each: its name and the bucket's.
+    """
+    buckets = run.accounts.at_rows()
+    anywhere = buckets["free"] + buckets["stranded"]
+    longest = anywhere if run.book.paged else run.book.rows["largest_free"]
+    columns = {"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest}
+    columns["host_held"] = host_held_at_rows(run)
+    return pd.DataFrame(columns | group_buckets_at_rows(run))
+
+
+def expand(steps: pd.DataFrame) -> pd.DataFrame:
+    """A steps table with a row for every step: start, duration, and what it computes."""
+    count = steps["iterations"].to_numpy()
+    row = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    pick = {name: steps[name].to_numpy()[row] for name in _STEP_COLUMNS}
+    later = np.maximum(number - 1, 0)
+    duration = np.where(number == 0, pick["first_ticks"], pick["next_ticks"] + pick["slope_ticks"] * later)
+    into = np.cumsum(duration) - duration
+    first_into = into[np.cumsum(count) - count][row] if len(row) else into
+    return pd.DataFrame(
+        {
+            "start_ticks": pick["start_ticks"] + into - first_into,
+            "ticks": duration,
+            "decodes": np.where(number == 0, pick["decodes"], pick["width"]),
+            "prefill_tokens": np.where(number == 0, pick["prefill_tokens"], 0),
+        }
+    )
+
+
+def check_target(directory: str | Path) -> None:
+    """Refuse a directory that ``write`` would not replace; worth asking before a long run.
+
+    Raises:
+        UserError: As ``folders.check_folder``.
+    """
+    check_folder(directory, RESULT)
+
+
+class Recording(Protocol):
+    """What a run records besides, such as a ``plan.Plan`` or a ``blocks.BlockMap``."""
+
+    def save(self, path: Path) -> None:
+        """Write it to a file."""
+
+
+def write(
+    run: Run, directory: str | Path, request: Mapping[str, Any], recordings: Mapping[str, Recording] | None = None
+) -> Path:
+    """Write the result directory, whole or not at all.
+
+    Args:
+        directory: Must not exist, or be empty, or hold an earlier result, which is replaced.
+        request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
+        recordings: What was recorded besides, by the names in ``RECORDINGS``.
+
+    Raises:
+        SettingError: The directory holds something else.
+        UserError: It cannot be written.
+    """
+    tables = {
+        "requests": requests_table,
+        "stays": stays_table,
+        "preemptions": preemptions_table,
+        "steps": steps_table,
+        "memory": memory_table,
+        "gaps": gaps_table,
+    }
+    return write_whole_folder(
+        directory,
+        {name: table(run) for name, table in tables.items()},
+        {"summary": summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
+        recordings,
+    )
+
+
+def write_whole_folder(
+    directory: str | Path,
+    tables: Mapping[str, pd.DataFrame],
+    documents: Mapping[str, Mapping[str, Any]],
+    recordings: Mapping[str, Recording] | None = None,
+) -> Path:
+    """Write tables (as Parquet), documents (as JSON) and recordings (as ``.npz``) by their names, whole or not at all.
+
+    Raises:
+        UserError: As ``folders.replace_folder``.
+    """
+    writers: dict[str, Callable[[Path], object]] = {
+        f"{name}.parquet": partial(table.to_parquet, index=False) for name, table in tables.items()
+    }
+    for name, content in documents.items():
+        writers[f"{name}.json"] = partial(write_whole, content=as_json(content))
+    for name, recording in (recordings or {}).items():
+        writers[f"{name}.npz"] = recording.save
+    return replace_folder(directory, RESULT, writers)
+
+
+def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a run follows from: what ``run.json`` holds."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": {name: version(name) for name in ("fragmeter", "simpy", "numpy")},
+        "settings": settings.as_dict(),
+        "replica": replica.describe(),
+        "cost": replica.cost.describe(),
+        "workload": {
+            "name": workload.name,
+            "requests": len(workload),
+            "sha256": workload.sha256(),
+            **request,
+        },
+    }

@@ -1,0 +1,158 @@
+"""A run in one dictionary: the keys of ``vllm bench serve``, plus waste and preemptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .gaps import Gaps
+from .host_pool import host_pool
+from .kv_groups import kv_groups
+from ..memory.accounting.integrals import BUCKETS, Window
+from .objectives import Objectives
+from .prefix_cache import prefix_cache
+from .requests import RequestTimes, request_times
+from ..engine.run import Run
+from ..types.ticks import PER_SECOND
+from .views import PAPER_VIEW, POPULAR_VIEW, percent
+from .work import Work, work
+from ..workload.workload import Workload
+
+PERCENTILES = (50, 90, 95, 99)
+#: Refused requests that are named; ``requests.parquet`` has them all.
+MOST_REFUSED = 20
+
+
+def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
+    """Everything that is said of a run in numbers.
+
+    Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
+    window. Times are in ms, as in ``vllm bench serve``, but for ``duration`` (s).
+
+    Args:
+        goal: Objectives of every request. With them there are ``goodput``, their limits in ms, and
+            ``request_goodput``, the requests/s that meet all of them.
+    """
+    times = request_times(run)
+    return {
+        **serving(run.workload, times, Gaps.of(run.book), run.book.end_ticks),
+        **({} if goal is None else goodput(goal, times, run.book.end_ticks)),
+        "copied_slots": int(run.book.copies["slots"].sum()),
+        "refused": int(run.refused.sum()),
+        "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
+        "host_pool": host_pool(run),
+        "num_gpu_blocks": run.replica.num_blocks,
+        "block_size": run.replica.block_size,
+        "num_steps": run.book.num_steps,
+        "mean_batch": run.window.mean_batch,
+        "waste": waste(run.window),
+        "kv_groups": kv_groups(run),
+        "external_fragmentation_index": _external_fragmentation(run),
+        "work": work_told(work(run.book)),
+        "prefix_cache": prefix_cache(run),
+    }
+
+
+def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int) -> dict[str, Any]:
+    """Throughput, latencies and preemptions, by the keys of ``vllm bench serve``."""
+    return {
+        **_throughput(workload, times, end_ticks),
+        **_distribution("ttft", times.ttft_ms),
+        **_distribution("tpot", times.tpot_ms),
+        **_gap_distribution(gaps),
+        **_distribution("e2el", times.e2el_ms),
+        "mean_normalized_latency_s": _mean(times.normalized_latency_s),
+        "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
+    }
+
+
+def goodput(goal: Objectives, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
+    """The limits, and the requests/s that meet all of them, by the key of ``vllm bench serve``."""
+    met = int(goal.met(times)["all"].sum())
+    return {"goodput": goal.limits, "request_goodput": met / (end_ticks / PER_SECOND) if end_ticks else 0.0}
+
+
+def waste(window: Window) -> dict[str, Any]:
+    """The ledger of a window in percent of the pool, by buckets and in both views, as means over
+    iterations (the paper's) and over time."""
+    means: dict[str, Callable[[str], float]] = {"iterations": window.share_of_steps, "time": window.share_of_time}
+    result: dict[str, Any] = {
+        "window_s": [window.start_ticks / PER_SECOND, window.end_ticks / PER_SECOND],
+        "num_steps": window.num_steps,
+    }
+    for name, share in means.items():
+        shares = {bucket: share(bucket) for bucket in BUCKETS}
+        result[f"mean_over_{name}_pct"] = {
+            "buckets": {bucket: 100 * value for bucket, value in shares.items()},
+            "paper_view": percent(shares, PAPER_VIEW),
+            "popular_view": percent(shares, POPULAR_VIEW),
+        }
+    return result
+
+
+def _throughput(workload: Workload, times: RequestTimes, end_ticks: int) -> dict[str, Any]:
+    seconds = end_ticks / PER_SECOND
+    prompts = int(workload.prompt_tokens[times.index].sum())
+    outputs = int((times.output_tokens * workload.num_sequences[times.index]).sum())
+    per_second = 1 / seconds if seconds else 0.0
+    return {
+        "duration": seconds,
+        "completed": len(times.index),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": len(times.index) * per_second,
+        "output_throughput": outputs * per_second,
+        "total_token_throughput": (prompts + outputs) * per_second,
+    }
+
+
+def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        values = np.zeros(1)
+    ranks = np.percentile(values, PERCENTILES)
+    return {
+        f"mean_{name}_ms": _mean(values),
+        f"median_{name}_ms": float(ranks[0]),
+        f"std_{name}_ms": float(np.std(values)),
+        **{f"p{rank}_{name}_ms": float(value) for rank, value in zip(PERCENTILES[1:], ranks[1:], strict=True)},
+    }
+
+
+def _gap_distribution(gaps: Gaps) -> dict[str, float]:
+    return {
+        "mean_itl_ms": gaps.mean_ms(),
+        "median_itl_ms": gaps.percentile_ms(50),
+        "std_itl_ms": gaps.std_ms(),
+        **{f"p{rank}_itl_ms": gaps.percentile_ms(rank) for rank in PERCENTILES[1:]},
+    }
+
+
+def _external_fragmentation(run: Run) -> dict[str, float]:
+    window = run.window
+    over_steps, over_time = run.accounts.external_fragmentation(window.start_ticks, window.end_ticks)
+    return {"mean_over_iterations": over_steps, "mean_over_time": over_time}
+
+
+def refused_requests(refused: np.ndarray, smallest_pool_blocks: np.ndarray) -> list[dict[str, int]]:
+    """The first requests that the pool can never hold, each with the smallest pool that could."""
+    first = np.flatnonzero(refused)[:MOST_REFUSED]
+    needed = smallest_pool_blocks[first]
+    return [
+        {"request": int(request), "smallest_pool_blocks": int(blocks)}
+        for request, blocks in zip(first, needed, strict=True)
+    ]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def work_told(done: Work) -> dict[str, Any]:
+    """The time ledger, and whether it is one of thrashing: most of what was computed had been computed before."""
+    return {
+        "tokens": done.tokens,
+        "seconds": {name: value / PER_SECOND for name, value in done.ticks.items()},
+        "thrashing": done.tokens["recomputed"] * 2 > sum(done.tokens.values()),
+    }

@@ -1,0 +1,78 @@
+"""The time ledger: where a replica's time went, and the tokens that it computed.
+
+Every token is useful, recomputed (lost to a preemption and computed again) or padding (of a static
+batch: filled-up prompts, and rows that are computed on after they ended). Every tick is idle,
+swapping, or computing; computing time is shared among the tokens of its step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory.accounting.book import Book
+from ..types.exact import total
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens computed and ticks spent, by what for; each adds up to all there was."""
+
+    tokens: dict[str, int]
+    ticks: dict[str, int]
+
+
+def work(book: Book) -> Work:
+    """The time ledger of a run."""
+    rows = book.rows
+    recomputed, padding = _prefill_extras(book)
+    prefills = rows["prefill_tokens"] > 0
+    tokens_then = rows["decodes"] + rows["prefill_tokens"]
+    compute = rows["first_ticks"] - rows["swap_ticks"]
+    # A static batch computes a row for every sequence until the last is done.
+    ended = rows["width"] - rows["growing"]
+    steps = rows["iterations"] - prefills
+    tokens = {"recomputed": total(recomputed), "padding": total(padding) + total(ended * steps)}
+    tokens["useful"] = total(tokens_then[prefills]) + total(rows["width"] * steps) - sum(tokens.values())
+    decoding = rows["ticks"] - rows["swap_ticks"] - np.where(prefills, compute, 0)
+    ticks = {
+        "recomputed": total(_share(compute, recomputed, tokens_then)),
+        "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["width"]),
+        "swapping": total(rows["swap_ticks"]) - total(book.copies["ticks"]),
+        "copying": total(book.copies["ticks"]),
+        # Also rows in which nothing is computed nor moved: blocks are only held.
+        "idle": book.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
+    }
+    ticks["useful"] = book.end_ticks - sum(ticks.values())
+    return Work(tokens, ticks)
+
+
+def _prefill_extras(book: Book) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens recomputed, and padding of prompts, in the prefill of every row."""
+    stays, rows = book.stays, book.rows
+    recomputed = np.zeros(len(book.row_clock), dtype=np.int64)
+    np.add.at(recomputed, book.stay_row, stays["recomputed_tokens"])
+    np.add.at(recomputed, book.row_at(book.chunks["start_ticks"]), book.chunks["recomputed_tokens"])
+    padding = np.zeros_like(recomputed)
+    if book.together:
+        prompts = np.zeros_like(recomputed)
+        np.add.at(prompts, book.stay_row, stays["tokens"])
+        padding = rows["prefill_tokens"] - prompts
+    return recomputed, padding
+
+
+def _share(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Whole ticks of ``ticks * part / whole``, without leaving int64."""
+    quotient, rest = np.divmod(ticks, np.maximum(whole, 1))
+    return quotient * part + rest * part // np.maximum(whole, 1)
+
+
+def _share_of_sums(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> int:
+    """As ``_share`` in total, rounded once for each (part, whole): the same however steps are cut into rows."""
+    some = (part > 0) & (ticks > 0)
+    if not some.any():
+        return 0
+    pairs, place = np.unique(np.stack([part[some], whole[some]]), axis=1, return_inverse=True)
+    sums = [total(ticks[some][place.ravel() == number]) for number in range(pairs.shape[1])]
+    return sum(ticks * int(share) // int(width) for ticks, (share, width) in zip(sums, pairs.T, strict=True))

@@ -1,0 +1,1 @@
+"""Output files and folders, each written whole or not at all."""

@@ -1,0 +1,66 @@
+"""Recordings in one ``.npz``: named arrays, and ``meta``, JSON with a schema version."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ..types.errors import UserError
+from .files import write_whole
+
+
+#: Deflate's level, as ``numpy.savez_compressed`` has it.
+_LEVEL = 6
+
+
+def save_archive(
+    path: str | PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], level: int = _LEVEL
+) -> None:
+    """Write an archive; the same content gives the same bytes.
+
+    Args:
+        level: Of deflate, from 1 (fast) to 9 (small).
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        for name, array in {"meta": np.array(json.dumps(dict(meta))), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+    write_whole(path, content.getvalue())
+
+
+def load_archive(
+    path: str | PathLike[str], kind: str, names: Iterable[str], schema_version: int, remedy: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Read ``meta`` and the arrays that ``save_archive`` wrote.
+
+    Args:
+        kind: What it should be, for errors.
+        names: The arrays that it must have, and no others.
+
+    Raises:
+        UserError: It is something else, or of another schema.
+        OSError: It cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        meta = json.loads(str(arrays.pop("meta")))
+        version = meta["schema_version"]
+    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        raise UserError(f"{path}: is no {kind}; {remedy}") from None
+    if version != schema_version:
+        raise UserError(f"{path}: schema_version = {version}: this version reads {schema_version}; {remedy}")
+    if odd := set(arrays) ^ set(names):
+        raise UserError(f"{path}: array {min(odd)} is missing, or too many; {remedy}")
+    return meta, arrays

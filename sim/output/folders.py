@@ -1,0 +1,370 @@
+"""Output folders: which ones a command may write into, and how one replaces another.
+
+A command writes into a folder that is missing, empty, or its own. A folder is its own if a marker file says so and if
+it holds nothing but files that the command writes; whatever else it holds is the user's, and the command is refused
+before it does any work. So are the current folder, the folders above it and mount points, none of which can be
+replaced. A symbolic link is followed.
+
+A result is replaced as a whole (``replace_folder``):
+
+    1. write all files into a new folder beside the target, and lock it
+    2. exchange the two names by one system call (Linux: renameat2 with RENAME_EXCHANGE)
+       without it: rename the target to ``.fragmeter-...-old``, then the new folder to the target
+    3. delete the files of the former result, by their names, and its folder
+
+So the old or the new result is there, complete, at every instant; between the two renames of a system without the
+exchange it is there under the name ``-old``, and the next command that reads or writes the target renames it back
+(``restore``). A new folder that a killed process left is deleted by the next command that writes the target; the lock
+of a living process keeps its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..types.errors import SettingError
+from .files import (
+    AnyPath,
+    as_json,
+    hold,
+    is_part_file,
+    leftover_name,
+    remove_if_left,
+    require_writable,
+    user_paths,
+    write_whole,
+)
+
+#: The marker of a folder whose files are renewed one by one.
+MARKER = "fragmeter.json"
+_MARKER_VERSION = 1
+_NEW, _OLD = "new", "old"
+# Linux: <linux/fcntl.h>, <linux/fs.h>.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+#: What renameat2 answers where the kernel or the file system cannot exchange.
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV, errno.EPERM)
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What one command keeps in a folder.
+
+    Attributes:
+        name: What the folder is called in messages, such as "sweep".
+        files: Patterns of the paths of its files, relative to the folder (``fnmatch``).
+        marker: The JSON file that identifies the folder.
+        recognises: Whether the content of the marker is of this kind; None of ``MARKER``, which names the kind.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    marker: str = MARKER
+    recognises: Callable[[Any], bool] | None = None
+
+    def owns(self, relative: str) -> bool:
+        """Whether a file of that path is one that the command writes."""
+        name = relative.rpartition("/")[2]
+        patterns = (self.marker, *self.files)
+        return is_part_file(name) or any(
+            pattern.count("/") == relative.count("/") and fnmatchcase(relative, pattern) for pattern in patterns
+        )
+
+    def owns_folder(self, relative: str) -> bool:
+        """Whether the command makes a folder of that path."""
+        return any(fnmatchcase(relative, pattern.rpartition("/")[0]) for pattern in self.files if "/" in pattern)
+
+    def marks(self, folder: Path) -> bool:
+        """Whether the folder's marker says that it is of this kind."""
+        try:
+            content = json.loads((folder / self.marker).read_bytes())
+            return self.recognises(content) if self.recognises else content == self._marker_content
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def write_marker(self, path: Path) -> None:
+        """Write the marker of a kind that recognises no file of its own."""
+        write_whole(path, as_json(self._marker_content))
+
+    @property
+    def _marker_content(self) -> dict[str, Any]:
+        return {"schema_version": _MARKER_VERSION, "kind": self.name}
+
+
+class OutputFolder:
+    """A folder whose files are renewed one by one; it is made, and marked, with the first of them.
+
+    Args:
+        field: The flag that names the folder, for errors.
+
+    Raises:
+        UserError: The folder holds something else, or takes no files.
+    """
+
+    def __init__(self, path: AnyPath, kind: FolderKind, field: str = "out") -> None:
+        self.path = Path(path)
+        self._kind = kind
+        self._target = check_folder(path, kind, field)
+
+    def write(self, relative: str, content: str | bytes) -> Path:
+        """Write a file, whole or not at all, and return its path.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        self.make()
+        target = self._target / relative
+        with user_paths(self.path):
+            target.parent.mkdir(exist_ok=True)
+        write_whole(target, content)
+        return self.path / relative
+
+    def read(self, relative: str) -> bytes:
+        """What a file holds.
+
+        Raises:
+            OSError: It is not there, or it cannot be read.
+        """
+        return (self._target / relative).read_bytes()
+
+    def make(self) -> None:
+        """Make the folder and its marker, if they are missing.
+
+        Raises:
+            UserError: They cannot be written.
+        """
+        with user_paths(self.path):
+            self._target.mkdir(parents=True, exist_ok=True)
+        if not self._kind.marks(self._target):
+            self._kind.write_marker(self._target / MARKER)
+
+
+def check_folder(path: AnyPath, kind: FolderKind, field: str = "out") -> Path:
+    """Refuse a folder that the command may not write into, before work is put into it; clean up after killed commands.
+
+    Returns:
+        The folder, symbolic links resolved.
+
+    Raises:
+        SettingError: It is a file, the current folder or one above it, or a mount point; or it holds what no command
+            of this kind has written.
+        UserError: It cannot be written.
+    """
+    shown = os.fspath(path)
+    with user_paths(path):
+        target = Path(os.path.realpath(path))
+        _refuse_place(target, shown, field)
+        restore(target)
+        if os.path.lexists(target):
+            if target.is_symlink():
+                raise SettingError(field, shown, "is a link that leads back to itself; name a folder")
+            if not target.is_dir():
+                raise SettingError(field, shown, "is a file; name a folder")
+            _refuse_strangers(target, kind, shown, field)
+            require_writable(target, path)
+        _clean_up(target, kind)
+    require_writable(target.parent, path, create=True)
+    return target
+
+
+def replace_folder(path: AnyPath, kind: FolderKind, writers: Mapping[str, Callable[[Path], object]]) -> Path:
+    """Write a folder whole or not at all, in place of an earlier one of its kind.
+
+    Args:
+        writers: For each file, by its name, what writes it to a path.
+
+    Raises:
+        UserError: As ``check_folder``, or it cannot be written.
+    """
+    target = check_folder(path, kind)
+    with user_paths(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _new_folder(target, kind) as new:
+            if kind.recognises is None:
+                kind.write_marker(new / MARKER)
+            for name, write in writers.items():
+                write(new / name)
+            _put(new, target, kind, os.fspath(path))
+    return Path(path)
+
+
+def restore(path: AnyPath) -> None:
+    """Give a result its name back, where a command was killed between the two renames of a system without exchange."""
+    target = Path(os.path.realpath(path))
+    old = target.parent / leftover_name(target, _OLD)
+    if os.path.lexists(target) or not old.is_dir():
+        return
+    with suppress(OSError), _held(old, without_locks=True) as is_held:
+        if is_held:
+            os.rename(old, target)
+
+
+def _refuse_place(target: Path, shown: str, field: str) -> None:
+    inside = os.path.join(shown, "result")
+    with suppress(FileNotFoundError):
+        current = Path(os.path.realpath(os.getcwd()))
+        if target == current or target in current.parents:
+            remedy = f"is the current folder, or one above it; name a folder inside it, such as {inside}"
+            raise SettingError(field, shown, remedy)
+    if os.path.ismount(target) or os.fspath(target) in _mount_points():
+        raise SettingError(field, shown, f"is a mount point; name a folder inside it, such as {inside}")
+
+
+def _mount_points() -> set[str]:
+    """Where file systems are mounted, bind mounts included; empty where the system does not say."""
+    try:
+        rows = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return set()
+    # The kernel writes blanks and backslashes as octal numbers.
+    return {re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), row.split(" ")[4]) for row in rows}
+
+
+def _refuse_strangers(folder: Path, kind: FolderKind, shown: str, field: str) -> None:
+    """Refuse a folder unless it is empty or of the kind."""
+    stranger = _stranger(folder, kind)
+    if stranger is not None:
+        remedy = f"holds {stranger}, which is no file of a {kind.name}; choose another folder, or move that file away"
+        raise SettingError(field, shown, remedy)
+    holds_files = any(not is_part_file(name) for name in os.listdir(folder))
+    if holds_files and not kind.marks(folder):
+        remedy = f"holds files, but no {kind.marker} of a {kind.name}; choose another folder"
+        raise SettingError(field, shown, remedy)
+
+
+def _stranger(folder: Path, kind: FolderKind) -> str | None:
+    """The first path in a folder that no command of the kind writes; relative to the folder."""
+    for path in _contents(folder):
+        relative = path.relative_to(folder).as_posix()
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            # The part file of another command that writes here has got its name.
+            continue
+        is_ours = kind.owns_folder(relative) if stat.S_ISDIR(mode) else kind.owns(relative) and stat.S_ISREG(mode)
+        if not is_ours:
+            return relative
+    return None
+
+
+def _contents(folder: Path) -> Iterator[Path]:
+    """Everything in a folder, in the order of names, a folder before what it holds. Links are not followed."""
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from _contents(path)
+
+
+def _clean_up(target: Path, kind: FolderKind) -> None:
+    """Remove what killed commands left beside a target and in it."""
+    for suffix in (_OLD, f"{_NEW}-*"):
+        for leftover in target.parent.glob(leftover_name(target, suffix)):
+            with suppress(OSError), _held(leftover) as is_held:
+                if is_held:
+                    _remove(leftover, kind)
+    if target.is_dir():
+        for path in _contents(target):
+            if is_part_file(path.name):
+                remove_if_left(path)
+
+
+@contextmanager
+def _held(folder: Path, without_locks: bool = False) -> Iterator[bool]:
+    """Whether the block holds the lock of a folder; a living process may have it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        # Windows opens no folders.
+        yield without_locks
+        return
+    try:
+        yield hold(descriptor, without_locks)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _new_folder(target: Path, kind: FolderKind) -> Iterator[Path]:
+    """An empty folder beside the target; what lies under its name when the block ends is removed."""
+    new = target.parent / leftover_name(target, f"{_NEW}-{secrets.token_hex(4)}")
+    new.mkdir()
+    with _held(new):
+        if target.exists():
+            shutil.copymode(target, new)
+        try:
+            yield new
+        finally:
+            if new.exists():
+                _remove(new, kind)
+
+
+def _put(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
+    """Give the new folder the target's name, and an earlier result the new folder's name."""
+    if not target.exists() or not os.listdir(target):
+        os.rename(new, target)
+    elif _exchange(new, target):
+        try:
+            # Somebody may have put a file there since it was checked; under its new name nobody will.
+            _refuse_strangers(new, kind, shown, "out")
+        except SettingError:
+            _exchange(new, target)
+            raise
+    else:
+        _swap(new, target, kind, shown)
+
+
+def _swap(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
+    """As an exchange of the two names, with a moment in which the former result has the name ``-old``."""
+    old = target.parent / leftover_name(target, _OLD)
+    with _held(target):
+        os.rename(target, old)
+        try:
+            _refuse_strangers(old, kind, shown, "out")
+            os.rename(new, target)
+        except BaseException:
+            os.rename(old, target)
+            raise
+        os.rename(old, new)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False where the system cannot."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+@cache
+def _renameat2() -> Callable[..., int] | None:
+    """The function of the C library; None where it has none."""
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+
+
+def _remove(folder: Path, kind: FolderKind) -> None:
+    """Delete the files of a kind, by name, and the folder when that leaves it empty: nothing else can be lost."""
+    for path in reversed(list(_contents(folder))):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        elif kind.owns(path.relative_to(folder).as_posix()):
+            path.unlink()
+    folder.rmdir()

@@ -1,0 +1,115 @@
+"""Which sequence holds each block of a pool, and in which buckets of the ledger its slots are, in one step.
+
+Every sequence on the device has places i = 0, 1, 2, ... which lie through its block table, or one after the
+other from the start of its piece. With c tokens computed, F in the end and R asked for, place i is
+
+    |<- live ->|<- reserved ->|<- over_estimate ->|<- padding: finished_hold ->|<- residue ->|
+    0          c              F                   R                            R + padding    end of what it holds
+
+Slots that no sequence holds are live where a prefix is pinned, cached where they keep their contents, stranded in
+free pieces too small for the queue's head, else free. A slot that several hold is in the earliest bucket of all.
+
+No array has an element for each slot, or for each block of the pool: ``Tables`` has one for each block up to the
+highest that is in use, ``Pieces`` one for each piece. The buckets of a block follow from the four *limits* of its
+holder, c, F, R and R + padding, each of which cuts the block in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...workload.groups import leads
+from ...memory import BUCKETS, ContiguousMemory
+from ...types.sequence import Sequence
+from ...types.state import State
+
+CODES = {bucket: code for code, bucket in enumerate(BUCKETS)}
+#: In ``Rows.sequence``: no sequence holds the block.
+NOBODY = -1
+#: Buckets that the limits bound, in their order; past the last one lies what the memory calls its residue.
+BOUNDED = tuple(CODES[bucket] for bucket in ("live", "reserved", "over_estimate", "finished_hold"))
+
+
+class Rows(NamedTuple):
+    """Some blocks in one step, one element a block; see ``BlockMap``."""
+
+    bucket: np.ndarray
+    sequence: np.ndarray
+    live_slots: np.ndarray
+    references: np.ndarray
+
+
+class Occupancy(Protocol):
+    """A pool in one step.
+
+    Attributes:
+        num_blocks: Blocks of the pool, and of pieces that lie beyond it.
+        census: int64 [9], slots of the pool by bucket.
+    """
+
+    num_blocks: int
+    census: np.ndarray
+
+    def rows(self, shown: np.ndarray) -> Rows:
+        """The blocks of these ids, int64, ascending."""
+
+    def free_lengths(self) -> np.ndarray:
+        """Lengths of the maximal runs of free blocks, int64."""
+
+
+class Holder(NamedTuple):
+    """A sequence on the device: c, and whether its output is done while its batch goes on."""
+
+    index: int
+    sequence: Sequence
+    computed: int
+    ended: bool
+
+
+def holders(memory: Any, state: State, clock: int) -> list[Holder]:
+    """Everybody on the device, by index; ``clock`` steps will then have decoded."""
+    return sorted(_on_device(memory, state, clock), key=itemgetter(0))
+
+
+def _on_device(memory: Any, state: State, clock: int) -> Iterator[Holder]:
+    reserves = isinstance(memory, ContiguousMemory)
+    for sequence in state.running:
+        computed = sequence.start_tokens + clock - 1 - sequence.start_clock
+        yield Holder(sequence.index, sequence, computed, reserves and sequence.finish_clock < clock)
+        if reserves and sequence.group is not None and leads(sequence) and not sequence.group.forked:
+            yield from (Holder(sibling.index, sibling, 0, False) for sibling in sequence.group.siblings)
+    for sequence in (*state.prefilling, *state.stalled):
+        yield Holder(sequence.index, sequence, sequence.computed_tokens, False)
+
+
+def limits_of(memory: Any, held: list[Holder]) -> list[tuple[int, int, int, int]]:
+    """Of each holder c, F, R and R + padding; each bounds a bucket from where those before it end."""
+    found = _reserved if isinstance(memory, ContiguousMemory) else _grown
+    return [found(holder) for holder in held]
+
+
+def _grown(holder: Holder) -> tuple[int, int, int, int]:
+    """Blocks that were handed out on demand."""
+    return holder.computed, holder.sequence.target_tokens, 0, 0
+
+
+def _reserved(holder: Holder) -> tuple[int, int, int, int]:
+    """All that was asked for; of a sequence that ended before its batch nothing is of use."""
+    grant = holder.sequence.grant
+    if holder.ended:
+        return 0, 0, 0, grant.tokens
+    final = min(holder.sequence.target_tokens, grant.slots)
+    asked = max(grant.tokens - grant.padding, final)
+    return holder.computed, final, asked, asked + grant.padding
+
+
+def gaps_between(starts: np.ndarray, stops: np.ndarray, total: int) -> np.ndarray:
+    """Lengths of what spans [start, stop) in order of their starts leave of ``total``."""
+    gaps = np.empty(len(starts) + 1, dtype=np.int64)
+    gaps[:-1], gaps[-1] = starts, total
+    gaps[1:] -= np.maximum.accumulate(stops)
+    return gaps[gaps > 0]

@@ -1,0 +1,96 @@
+"""A pool of contiguous pieces, in one step.
+
+Pieces of sequences, free ones that are stranded and those that parents keep do not overlap. So the slots of a bucket
+below an address are those of the pieces that end below it, which a running sum has, and some of the one in which it
+lies; and a block has those below its end less those below its start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...memory import BuddyMemory
+from ..plans.layouts import Layout
+from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
+
+_FREE = CODES["free"]
+
+
+class Pieces:
+    """See ``Occupancy``.
+
+    Args:
+        held: Sequences on the device, by index.
+    """
+
+    def __init__(self, memory: Any, layout: Layout, held: list[Holder]) -> None:
+        size = self._size = memory.block_size
+        own = [(layout.start(holder.sequence), holder.sequence.grant.slots) for holder in held]
+        cached = [(memory.first_slot(grant), grant.slots) for grant in getattr(memory, "kept", {}).values()]
+        stranded = memory.stranded_pieces() if isinstance(memory, BuddyMemory) else []
+        spans = [*own, *cached, *((first * size, blocks * size) for first, blocks in stranded)]
+        start, slots = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        #: Of the pool, and of pieces beyond it.
+        self.num_slots = max(layout.num_slots, int((start + slots).max(initial=0)))
+        self._codes = np.array([*BOUNDED, CODES[memory.residue], CODES["cached"], CODES["stranded"]])
+        # Within each span where its buckets end, which lie in this order; most are empty.
+        ends = np.repeat(slots[None], len(self._codes), axis=0)
+        limits = np.array(limits_of(memory, held), dtype=np.int64).reshape(-1, len(BOUNDED)).T
+        ends[: len(BOUNDED), : len(own)] = np.minimum(np.maximum.accumulate(limits), slots[: len(own)])
+        ends[:5, len(own) :] = 0
+        ends[5, len(own) + len(cached) :] = 0
+        order = np.argsort(start)
+        self._from, self._ends = start[order], ends[:, order]
+        below = np.diff(self._ends, axis=0, prepend=0).cumsum(axis=1)
+        self._below = np.concatenate([np.zeros((len(self._codes), 1), dtype=np.int64), below], axis=1)
+        self.census = np.zeros(len(CODES), dtype=np.int64)
+        self.census[self._codes] = self._below[:, -1]
+        self.census[_FREE] = self.num_slots - self.census.sum()
+        is_own = order < len(own)
+        self._start, self._stop = self._from[is_own], self._from[is_own] + slots[order][is_own]
+        self._sequence = np.array([*(holder.index for holder in held), NOBODY], dtype=np.int32)
+        self._sequence[:-1] = self._sequence[order[is_own]]
+        is_busy = order < len(own) + len(cached)
+        self._busy = self._from[is_busy], self._from[is_busy] + slots[order][is_busy]
+
+    @property
+    def num_blocks(self) -> int:
+        """See ``Occupancy``; the last one may not be whole."""
+        return -(-self.num_slots // self._size)
+
+    def _slots_below(self, address: np.ndarray) -> np.ndarray:
+        """int64 [7, addresses]: slots of each bucket below each address."""
+        if not len(self._from):
+            return np.zeros((len(self._codes), len(address)), dtype=np.int64)
+        place = np.maximum(self._from.searchsorted(address, side="right") - 1, 0)
+        inside = np.maximum(address - self._from[place], 0)
+        reached = np.minimum(self._ends[:, place], inside)
+        reached[1:] -= reached[:-1].copy()
+        return self._below[:, place] + reached
+
+    def rows(self, shown: np.ndarray) -> Rows:
+        """See ``Occupancy``."""
+        starts = shown * self._size
+        stops = starts + self._size
+        counts = np.zeros((len(CODES), len(shown)), dtype=np.int64)
+        if shown[-1] - shown[0] == len(shown) - 1:
+            # Each block begins where the one before ends.
+            counts[self._codes] = np.diff(self._slots_below(np.append(starts, stops[-1])), axis=1)
+        else:
+            counts[self._codes] = self._slots_below(stops) - self._slots_below(starts)
+        # The last block may not be whole; those beyond it are free.
+        slots = np.where(starts < self.num_slots, np.minimum(stops, self.num_slots), stops) - starts
+        counts[_FREE] = slots - counts.sum(axis=0)
+        first, end = self._stop.searchsorted(starts, side="right"), self._start.searchsorted(stops)
+        # Of the sequences from one place to before another the lowest, where there are any.
+        least = np.minimum.reduceat(self._sequence, np.stack([first, end], axis=1).ravel())[::2]
+        sequence = np.where(end > first, least, np.int32(NOBODY))
+        live = counts[CODES["live"]].astype(np.int32)
+        return Rows(counts.argmax(axis=0).astype(np.uint8), sequence, live, (end - first).astype(np.int32))
+
+    def free_lengths(self) -> np.ndarray:
+        """See ``Occupancy``."""
+        starts, stops = self._busy
+        return gaps_between(starts // self._size, -(-stops // self._size), self.num_slots // self._size)

@@ -1,0 +1,161 @@
+"""A pool of blocks that block tables name, in one step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ..plans.layouts import Layout
+from ...types.sequence import Sequence
+from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_FREE, _CACHED = CODES["free"], CODES["cached"]
+
+
+class TableReader:
+    """Looks at a memory with block tables, moment by moment.
+
+    Blocks of a table are kept as an array from one moment to the next: of one that only grows the new ones are read.
+    """
+
+    def __init__(self, memory: Any, layout: Layout) -> None:
+        self.memory, self.layout = memory, layout
+        # A pinned prefix is as a table that is live throughout.
+        self.pinned = layout.pinned_slots()[:: memory.block_size] // memory.block_size
+        self._known: dict[Sequence, tuple[Any, array[int]]] = {}
+
+    def look(self, held: list[Holder]) -> Tables:
+        """The pool, with these sequences on the device, in order of their index."""
+        rewrites, known, self._known = self.memory.tables.rewrites, self._known, {}
+        tables = []
+        for holder in held:
+            table = self.layout.table(holder.sequence)
+            if not rewrites:
+                # Preempted and admitted again it has another one.
+                before, blocks = known.get(holder.sequence, (None, None))
+                if before is not table:
+                    blocks = array("q")
+                blocks.extend(table[len(blocks) :])
+                self._known[holder.sequence] = table, blocks
+                table = blocks
+            tables.append(np.array(table, dtype=np.int64))
+        return Tables(self, held, tables)
+
+
+class Tables:
+    """See ``Occupancy``.
+
+    Args:
+        held, tables: Sequences on the device, by index, and the blocks that each names.
+    """
+
+    def __init__(self, reader: TableReader, held: list[Holder], tables: list[np.ndarray]) -> None:
+        memory, pinned = reader.memory, reader.pinned
+        size = self._size = memory.block_size
+        self.num_blocks, self._residue = memory.num_blocks, CODES[memory.residue]
+        # No sequence is named only where all others are: the pinned prefix comes last.
+        tables = [*tables, pinned]
+        limits = [*limits_of(memory, held), 4 * [len(pinned) * size]]
+        self._limits = np.maximum.accumulate(np.array(limits, dtype=np.int64).T)
+        self._sequence = np.array([*(holder.index for holder in held), NOBODY], dtype=np.int32)
+        self._blocks = np.concatenate(tables)
+        lengths = np.array([len(table) for table in tables])
+        self._first = lengths.cumsum() - lengths
+        cached = cached_blocks(memory)
+        span = 1 + max(int(self._blocks.max(initial=-1)), int(cached.max(initial=-1)))
+        self._references = np.bincount(self._blocks, minlength=span)
+        self._is_busy = self._references > 0
+        self._merge_shared()
+        in_use = in_tables = int(np.count_nonzero(self._is_busy))
+        if len(cached):
+            self._is_busy[cached] = True
+            in_use = int(np.count_nonzero(self._is_busy))
+        self.census = np.zeros(len(CODES), dtype=np.int64)
+        before = np.minimum(self._limits, lengths * size).sum(axis=1) - self._saved
+        self._put_counts(self.census, before, in_tables * size)
+        self.census[_CACHED] = (in_use - in_tables) * size
+        self.census[_FREE] = (self.num_blocks - in_use) * size
+
+    def _put_counts(self, counts: np.ndarray, before: np.ndarray, slots: int) -> None:
+        """Slots of each bucket of those that are held, by the code of the bucket, of so many slots."""
+        counts[BOUNDED[0]] = before[0]
+        for place in range(1, len(BOUNDED)):
+            counts[BOUNDED[place]] = before[place] - before[place - 1]
+        counts[self._residue] = slots - before[-1]
+
+    def _holder_of(self, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each place in all tables together the holder, and the slots of its block before each of its limits."""
+        holder = self._first.searchsorted(entry, side="right") - 1
+        before = self._limits[:, holder]
+        before -= (entry - self._first[holder]) * self._size
+        np.maximum(before, 0, out=before)
+        np.minimum(before, self._size, out=before)
+        return holder, before
+
+    def _merge_shared(self) -> None:
+        """Of each block that several name the slots before the farthest of their limits; and how many that spares
+        beside what there would be if each had a block of its own."""
+        self._shared, self._merged, self._saved = _NOTHING, np.zeros((4, 0), dtype=np.int64), np.zeros(4, np.int64)
+        if self._references.max(initial=0) < 2:
+            return
+        entry = np.flatnonzero(self._references[self._blocks] > 1)
+        entry = entry[np.argsort(self._blocks[entry], kind="stable")]
+        block = self._blocks[entry]
+        begins = np.flatnonzero(np.diff(block, prepend=-1))
+        _, before = self._holder_of(entry)
+        self._shared, self._merged = block[begins], np.maximum.reduceat(before, begins, axis=1)
+        self._saved = before.sum(axis=1) - self._merged.sum(axis=1)
+
+    def rows(self, shown: np.ndarray) -> Rows:
+        """See ``Occupancy``."""
+        rows = len(shown)
+        bucket, sequence = np.full(rows, _FREE, dtype=np.uint8), np.full(rows, NOBODY, dtype=np.int32)
+        live, references = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
+        within = shown[: shown.searchsorted(len(self._is_busy))]
+        references[: len(within)] = self._references[within]
+        bucket[: len(within)][self._is_busy[within]] = _CACHED
+        named = np.flatnonzero(references)
+        # The last one written stands: the first table that names a block.
+        first = np.zeros(len(self._is_busy), dtype=np.int64)
+        first[self._blocks[::-1]] = np.arange(len(self._blocks) - 1, -1, -1)
+        holder, before = self._holder_of(first[shown[named]])
+        self._put_merged(shown[named], before)
+        sequence[named], live[named] = self._sequence[holder], before[0]
+        # Of several buckets that have most slots the first.
+        counts = np.zeros((_CACHED, len(named)), dtype=np.int64)
+        self._put_counts(counts, before, self._size)
+        bucket[named] = counts.argmax(axis=0)
+        return Rows(bucket, sequence, live, references)
+
+    def _put_merged(self, blocks: np.ndarray, before: np.ndarray) -> None:
+        if len(self._shared):
+            place = self._shared.searchsorted(blocks).clip(max=len(self._shared) - 1)
+            is_shared = self._shared[place] == blocks
+            before[:, is_shared] = self._merged[:, place[is_shared]]
+
+    def free_lengths(self) -> np.ndarray:
+        """See ``Occupancy``."""
+        busy = np.zeros(len(self._is_busy) + 2, dtype=bool)
+        busy[1:-1] = self._is_busy
+        edges = np.flatnonzero(busy[1:] != busy[:-1])
+        return gaps_between(edges[::2], edges[1::2], self.num_blocks)
+
+
+def cached_blocks(memory: Any) -> np.ndarray:
+    """Blocks that a prefix cache, a radix tree, tables of parents or regions keep; some may be in tables too, and
+    some come several times."""
+    tables = memory.tables
+    regions, tree = getattr(tables, "regions", None), getattr(memory, "tree", None)
+    kept: list[Iterable[int]] = [*getattr(memory, "kept", {}).values()]
+    kept += [] if regions is None else [*regions.deferred, *regions.spare.values()]
+    blocks = np.fromiter(chain.from_iterable(kept), dtype=np.int64) if kept else _NOTHING
+    if tree is not None:
+        return np.concatenate([blocks, *map(np.asarray, tree.slots.values())])
+    named = getattr(tables.pool, "is_named", None)
+    # What lies beyond the last one is not looked at.
+    return blocks if named is None else np.flatnonzero(np.frombuffer(named, np.uint8, named.rfind(1) + 1))

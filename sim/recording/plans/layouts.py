@@ -1,0 +1,162 @@
+"""Where the tokens of a memory lie: through block tables, or in one piece."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...types.errors import SettingError
+from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, SlotRadixMemory
+from ...memory.contiguous.arena import FirstFitArena
+from ...memory.accounting.moves import Moves
+from ...types.sequence import Sequence
+from ...types.state import State
+from .form import CONTIGUOUS, PAGED
+
+#: Slots of the address space of pieces that are only counted.
+_UNBOUNDED = 1 << 40
+
+
+class Layout(Protocol):
+    """What a recorder asks of a memory.
+
+    Attributes:
+        name: "paged" or "contiguous".
+        unit_slots: Slots of what moves count: of a block, or one.
+        num_slots: Slots of the pool, and of pieces beyond it.
+        moves: What changed place since they were cleared.
+    """
+
+    name: str
+    unit_slots: int
+    num_slots: int
+    moves: Moves
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """Let the tables reach to the end of the step that is about to run, if it decodes."""
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """The block table of a sequence; empty in a contiguous layout."""
+
+    def start(self, sequence: Sequence) -> int:
+        """The slot of its first token; 0 in a paged layout."""
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """Slots of its tokens from ``first`` to before ``stop``, int64."""
+
+    def pinned_slots(self) -> np.ndarray:
+        """Slots of a prefix that is there from the start, int64."""
+
+    def close(self) -> None:
+        """Nobody asks what moves any more."""
+
+
+class PagedLayout:
+    """Blocks by the ids that the tables of a memory name."""
+
+    name = PAGED
+
+    def __init__(self, memory: Any) -> None:
+        self._tables, self.unit_slots = memory.tables, memory.block_size
+        self._tables.moves = self.moves = Moves()
+        self.num_slots = memory.num_blocks * self.unit_slots
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out blocks in a random order."""
+        self._tables.pool.shuffle(random)
+        self._tables.host_pool.shuffle(random)
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``."""
+        self._tables.grow_until(state.clock + decodes)
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """See ``Layout``."""
+        return self._tables.tables[sequence]
+
+    def start(self, sequence: Sequence) -> int:
+        """See ``Layout``."""
+        return 0
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """See ``Layout``."""
+        size = self.unit_slots
+        block, offset = np.divmod(np.arange(first, stop), size)
+        table = np.array(self.table(sequence)[first // size : -(-stop // size)], dtype=np.int64)
+        return table[block - first // size] * size + offset
+
+    def pinned_slots(self) -> np.ndarray:
+        """See ``Layout``."""
+        blocks = np.array(getattr(self._tables, "prefix", []), dtype=np.int64)
+        return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
+
+    def close(self) -> None:
+        """See ``Layout``."""
+        self._tables.moves = None
+
+
+class RadixLayout(PagedLayout):
+    """Blocks of one slot, as the tree and those who compute have them."""
+
+    def __init__(self, memory: SlotRadixMemory) -> None:
+        super().__init__(memory)
+        self._memory = memory
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``."""
+        self._memory.settle(state, decodes)
+
+
+class ContiguousLayout:
+    """Pieces by their first slots; those that are only counted get addresses."""
+
+    name = CONTIGUOUS
+    unit_slots = 1
+
+    def __init__(self, memory: ContiguousMemory) -> None:
+        self._memory = memory
+        memory.moves = self.moves = Moves()
+        if not isinstance(memory, BuddyMemory):
+            memory.addresses = FirstFitArena(_UNBOUNDED)
+        self.num_slots = memory.capacity_slots
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Layout``; pieces do not grow."""
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """See ``Layout``."""
+        return []
+
+    def start(self, sequence: Sequence) -> int:
+        """See ``Layout``."""
+        grant = sequence.grant
+        start = self._memory.first_slot(grant)
+        self.num_slots = max(self.num_slots, start + grant.slots)
+        return start
+
+    def slots(self, sequence: Sequence, first: int, stop: int) -> np.ndarray:
+        """See ``Layout``."""
+        return self.start(sequence) + np.arange(first, stop)
+
+    def pinned_slots(self) -> np.ndarray:
+        """See ``Layout``."""
+        return np.zeros(0, dtype=np.int64)
+
+    def close(self) -> None:
+        """See ``Layout``."""
+        self._memory.moves = None
+
+
+def layout_of(memory: Any, policy: str) -> Layout:
+    """How to read a memory.
+
+    Raises:
+        SettingError: A plan cannot say where its tokens lie.
+    """
+    if isinstance(memory, HybridMemory):
+        remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
+        raise SettingError("record_plan", policy, remedy)
+    if isinstance(memory, SlotRadixMemory):
+        return RadixLayout(memory)
+    return ContiguousLayout(memory) if getattr(memory, "tables", None) is None else PagedLayout(memory)

@@ -1,0 +1,1 @@
+"""Types that everything needs: time, errors, sequences, the plan of a step."""

@@ -1,0 +1,1 @@
+"""Requests and where they come from: arrivals, contents, closed loops, sessions."""

@@ -1,0 +1,147 @@
+"""Requests of users who wait for their answers.
+
+A session is a chain of requests, its turns; a request of no session is a session of one turn. A user takes the next
+session, in the order of the workload, and keeps it until its last turn is answered:
+
+    user 0   |- turn 1 -|  thinks  |- turn 2 -|  thinks  |- turn 1 of the next session -| ...
+
+    a first turn is sent   when it arrives and a user is ready, the one who has been ready longest
+    a later one            when the user who got the answer before it has thought; its own time of arrival says nothing
+
+At one instant requests are sent in the order of the workload. One that is refused is no turn, and costs no time.
+When the next one is sent is known up to the next finish, and leaps end there: a finish is told at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+
+from .content import turns_before
+from .groups import Grouping
+from ..types.sequence import Sequence
+from .source import NEVER
+from .workload import Workload
+
+_NOTHING = (NEVER, -1)
+
+
+class Maker:
+    """Makes the sequences of a request when it is sent.
+
+    Args:
+        workload: The requests.
+        max_model_len: As for ``OpenLoop``.
+        grouping: Makes a group of them, for which its leader arrives; None: each arrives for itself.
+    """
+
+    def __init__(self, workload: Workload, max_model_len: int, grouping: Grouping | None = None) -> None:
+        limits = max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
+        self._lengths = [column.tolist() for column in (workload.prompt_tokens, workload.output_tokens, limits)]
+        self._counts, self._first = workload.num_sequences.tolist(), workload.first_sequences.tolist()
+        self._grouping = grouping
+        # After a single token a group is done before its siblings begin.
+        alone = np.zeros(len(workload), dtype=bool) if grouping is None else workload.output_tokens == 1
+        #: Sequences of each request that end with an answer.
+        self.answering = np.where(alone, 1, workload.num_sequences).tolist()
+
+    def sequences(self, request: int, order: int) -> tuple[Sequence, ...]:
+        """All of a request's, ``order`` being the place of the first among all that were ever sent."""
+        lengths, first = [column[request] for column in self._lengths], self._first[request]
+        made = tuple(Sequence(first + place, *lengths) for place in range(self._counts[request]))
+        for place, sequence in enumerate(made, order):
+            sequence.order = place
+        return made
+
+    def arriving(self, request: int, made: tuple[Sequence, ...]) -> Iterable[Sequence]:
+        """Those that wait in the queue."""
+        return made if self._grouping is None else (self._grouping.leader(request, made),)
+
+
+class ClosedLoop:
+    """A source that is told of answers.
+
+    Args:
+        workload: The requests, with ``users``.
+        refused: bool [n], those that no schedule can ever serve: they are not delivered.
+        maker: Makes their sequences.
+
+    Attributes:
+        next_ticks: When the next request is sent, or ``NEVER`` while all users wait.
+        delivered: Requests that have been sent so far.
+    """
+
+    hears_of_finishes = True
+
+    def __init__(self, workload: Workload, refused: np.ndarray, maker: Maker) -> None:
+        users = workload.users
+        self._maker, self._served = maker, np.flatnonzero(~refused)
+        self._left = list(maker.answering)
+        self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
+        self._think_ticks = users.think_ticks.tolist()
+        #: When each user without a session is ready, a heap; None where nobody waits for one.
+        self._ready = None if users.max_concurrency is None else [0] * min(users.max_concurrency, len(workload))
+        #: Turns whose time is known, with it; a heap.
+        self._due: list[tuple[int, int]] = []
+        self._turn_after, self._beginning = self._chained(workload)
+        self._first_turn = next(self._beginning, _NOTHING)
+        self._sent_ticks = workload.arrival_ticks.copy()
+        self._order = self.delivered = 0
+        self._look()
+
+    def _chained(self, workload: Workload) -> tuple[dict[int, int], Iterator[tuple[int, int]]]:
+        """The turn after each that has one, and arrivals and rows of the first turns; of those that are served."""
+        rows, session_id = self._served, workload.users.session_id
+        before = np.full(len(rows), -1) if session_id is None else turns_before(session_id[rows])
+        later, first = before >= 0, rows[before < 0]
+        after = dict(zip(rows[before[later]].tolist(), rows[later].tolist(), strict=True))
+        return after, zip(workload.arrival_ticks[first].tolist(), first.tolist(), strict=True)
+
+    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
+        """Append to ``waiting`` what has been sent by ``now``."""
+        while self.next_ticks <= now:
+            request = self._request
+            if self._due and self._due[0][1] == request:
+                heappop(self._due)
+            else:
+                self._first_turn = next(self._beginning, _NOTHING)
+                if self._ready is not None:
+                    heappop(self._ready)
+            self._sent_ticks[request] = self.next_ticks
+            made = self._maker.sequences(request, self._order)
+            self._order += len(made)
+            self.delivered += 1
+            waiting.extend(self._maker.arriving(request, made))
+            self._look()
+
+    def finish(self, leaving: Iterable[Sequence], now: int) -> None:
+        """Sequences are done; where a request has been answered, its user thinks."""
+        for sequence in leaving:
+            request = self._request_of[sequence.index]
+            self._left[request] -= 1
+            if self._left[request]:
+                continue
+            ready = now + self._think_ticks[request]
+            if request in self._turn_after:
+                heappush(self._due, (ready, self._turn_after[request]))
+            elif self._ready is not None:
+                heappush(self._ready, ready)
+        self._look()
+
+    def _look(self) -> None:
+        """See which request is sent next, and when."""
+        arrival, request = self._first_turn
+        if self._ready is not None:
+            arrival = max(arrival, self._ready[0]) if self._ready else NEVER
+        turn = self._due[0] if self._due else _NOTHING
+        self.next_ticks, self._request = min((arrival, request), turn)
+
+    def sent(self) -> np.ndarray:
+        """When each request was sent, int64 [n]; one that was refused, with the one before it in the workload."""
+        served = np.zeros(len(self._sent_ticks), dtype=np.int64)
+        served[self._served] = self._served
+        last = np.maximum.accumulate(served)
+        return self._sent_ticks[last]

@@ -1,0 +1,178 @@
+"""What prompts are made of: who could share keys and values with whom.
+
+No text is known, only which tokens are equal. So a token is a position in an abstract *stream*, and
+what a request computes is a string of *runs* of streams:
+
+    request 3    piece 7 (512 tokens)   piece 9 (88)    its own: 20 of the prompt, then the output
+    runs         (7, 0, 512)            (9, 0, 88)      (own 3, 0, 20)  (own 3, 20, ...)
+
+Requests share a prefix as far as their runs begin with the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .dialogue import Dialogue
+from ..types.errors import SettingError
+
+Run = tuple[int, int, int]
+"""Tokens ``start`` to ``start + length`` (length at least 1) of ``stream``: (stream, start, length)."""
+
+NO_SESSION = -1
+#: Streams of requests are numbered from here, beyond any id of a piece.
+_OWN = 1 << 63
+_COLUMNS = ("offsets", "ids", "tokens", "session_id", "same_as")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptContent:
+    """What prompts are made of, piece by piece.
+
+    Attributes:
+        offsets: int64 [n + 1]; request i has the pieces from ``offsets[i]`` up to ``offsets[i + 1]``.
+        ids: int64 [pieces]; equal ids: equal contents, wherever they occur. Of two lengths, one begins the other.
+        tokens: int64 [pieces], at least 1. Those of a request add up to no more than its prompt, the rest of
+            which is its own.
+        session_id: int64 [n], or None. Requests of one number are turns of one session, ``NO_SESSION`` is none.
+            Where no request has pieces, a turn's prompt begins with the prompt and the output of the turn before.
+        same_as: int64 [n], or None: the row that has the very prompt of each, as sequences of one request have.
+            None is each its own.
+    """
+
+    offsets: np.ndarray
+    ids: np.ndarray
+    tokens: np.ndarray
+    session_id: np.ndarray | None = None
+    same_as: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.columns():
+            column = np.ascontiguousarray(getattr(self, field), dtype=np.int64)
+            column.setflags(write=False)
+            object.__setattr__(self, field, column)
+        if not len(self.offsets) or self.offsets[0] or (np.diff(self.offsets) < 0).any():
+            raise SettingError("offsets", "not ascending", "must run from 0 upwards, with one more than requests")
+        for field in ("ids", "tokens"):
+            if len(getattr(self, field)) != self.offsets[-1]:
+                remedy = f"must have a value for each of {self.offsets[-1]} pieces"
+                raise SettingError(field, len(getattr(self, field)), remedy)
+        if len(self.tokens) and self.tokens.min() < 1:
+            raise SettingError("tokens", int(self.tokens.min()), "must be at least 1")
+        for field in ("session_id", "same_as"):
+            column = getattr(self, field)
+            if column is not None and len(column) != len(self):
+                raise SettingError(field, len(column), f"must have a value for each of {len(self)} requests")
+
+    @classmethod
+    def of_sessions(cls, session_id: np.ndarray) -> PromptContent:
+        """Contents of which only the sessions are known."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(len(session_id) + 1, dtype=np.int64), nothing, nothing, session_id)
+
+    @classmethod
+    def unknown(cls, requests: int) -> PromptContent:
+        """Contents of which nothing is known: no request shares any with another."""
+        return cls.of_sessions(np.full(requests, NO_SESSION))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def columns(self) -> list[str]:
+        """Names of the columns that are present."""
+        return [field for field in _COLUMNS if getattr(self, field) is not None]
+
+    def first(self, requests: int) -> PromptContent:
+        """The contents of the first requests alone."""
+        pieces = self.offsets[requests]
+        rows = (None if column is None else column[:requests] for column in (self.session_id, self.same_as))
+        return PromptContent(self.offsets[: requests + 1], self.ids[:pieces], self.tokens[:pieces], *rows)
+
+    def repeated(self, times: np.ndarray) -> PromptContent:
+        """The contents with each request so many times (int64 [n]), one after the other, as its sequences are.
+
+        They have one prompt. A session goes on from the first of them.
+        """
+        rows = np.repeat(np.arange(len(self)), times)
+        pieces = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(pieces)])
+        place = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], pieces)
+        sessions = None
+        if self.session_id is not None:
+            sessions = np.where(np.diff(rows, prepend=-1) > 0, self.session_id[rows], NO_SESSION)
+        return PromptContent(offsets, self.ids[place], self.tokens[place], sessions, (np.cumsum(times) - times)[rows])
+
+    def piece_tokens(self) -> np.ndarray:
+        """Tokens of each request's pieces together, int64 [n]."""
+        before = np.concatenate([[0], np.cumsum(self.tokens)])
+        return np.diff(before[self.offsets])
+
+
+class TokenRuns:
+    """The tokens of every request as runs, in the form that ``memory.prefix`` takes.
+
+    Args:
+        content: What the prompts are made of.
+        prompt_tokens, output_tokens: int64 [n], of the workload.
+    """
+
+    def __init__(self, content: PromptContent, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
+        self._offsets, self._ids, self._tokens = (
+            getattr(content, field).tolist() for field in ("offsets", "ids", "tokens")
+        )
+        self._prompts, self._outputs = prompt_tokens.tolist(), output_tokens.tolist()
+        known_by_turns = content.session_id is not None and not len(content.ids)
+        # Where pieces say more, sessions say nothing.
+        self._before = turns_before(content.session_id) if known_by_turns else np.full(len(content), -1)
+        history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[self._before])
+        # Tokens of each prompt that are not its own.
+        self._known = np.where(self._before < 0, content.piece_tokens(), history).tolist()
+        self._before = self._before.tolist()
+        self._same_as = range(len(content)) if content.same_as is None else content.same_as.tolist()
+
+    @classmethod
+    def of_dialogue(cls, dialogue: Dialogue, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> TokenRuns:
+        """The tokens of requests that begin with others' text."""
+        runs = cls(PromptContent.of_sessions(np.full(len(dialogue), NO_SESSION)), prompt_tokens, output_tokens)
+        runs._before, runs._known = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
+        return runs
+
+    def runs(self, request: int) -> tuple[Run, ...]:
+        """The prompt of a request."""
+        request = self._same_as[request]
+        if self._before[request] >= 0:
+            return self._turn(request)
+        start, end = self._offsets[request], self._offsets[request + 1]
+        pieces = zip(self._ids[start:end], self._tokens[start:end], strict=True)
+        runs = [(piece, 0, tokens) for piece, tokens in pieces]
+        own = self._prompts[request] - self._known[request]
+        if own:
+            runs.append((_OWN + request, 0, own))
+        return tuple(runs)
+
+    def output_runs(self, request: int) -> tuple[Run, ...]:
+        """The output of a request, which goes on with the stream of what its prompt has of its own."""
+        return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
+
+    def _turn(self, request: int) -> tuple[Run, ...]:
+        """Back through the session: what each turn added, as far as this prompt reaches."""
+        runs, end = [], self._prompts[request]
+        while end:
+            known = self._known[request]
+            if end > known:
+                runs.append((_OWN + request, 0, end - known))
+                end = known
+            request = self._before[request]
+        return tuple(reversed(runs))
+
+
+def turns_before(session_id: np.ndarray) -> np.ndarray:
+    """The row of the turn before each one in its session, int64 [n]; -1 where there is none."""
+    before = np.full(len(session_id), -1)
+    order = np.argsort(session_id, kind="stable")
+    session = session_id[order]
+    goes_on = np.flatnonzero((session[1:] == session[:-1]) & (session[1:] != NO_SESSION))
+    before[order[goes_on + 1]] = order[goes_on]
+    return before

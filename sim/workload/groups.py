@@ -1,0 +1,219 @@
+"""Several sequences of one request: samples, or beams, that share what they have in common.
+
+    prefill      b0 b1 b2            the leader alone computes the prompt; the last block is half full
+    fork         b0 b1 b2   twice    in the next step its siblings name the same blocks
+    first write  b0 b1 b2            whoever writes to a block that others name copies it before (b3);
+                 b0 b1 b3            the last one of them writes in place
+    a beam dies  b0 b1 b2   twice    its blocks are freed (b3) and it goes on as a copy of one that lives
+
+All of a group have outputs of one length, so they fork, are preempted and finish together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from random import Random
+
+import numpy as np
+
+from ..types.sequence import FORKED, RECOMPUTED, Sequence
+from .source import OpenLoop
+from ..types.state import State
+from .workload import Workload
+
+
+class Ancestry:
+    """Which beam goes on from which: a model with one parameter.
+
+    In every step each beam survives with the same probability, and one that does not becomes a copy
+    of a survivor, any of them as likely; if none would survive, one does. Every request draws from a
+    stream of its own, so that its beams are the same under every policy.
+
+    Args:
+        survival: The probability, from 0 to 1.
+        seed: Of the run.
+        request: Which request.
+    """
+
+    def __init__(self, survival: float, seed: int, request: int) -> None:
+        self._survival = survival
+        entropy = np.random.SeedSequence(seed, spawn_key=(_STREAM, request)).generate_state(4)
+        self._random = Random(entropy.tobytes())
+
+    def replaced(self, beams: int) -> list[tuple[int, int]]:
+        """(beam that dies, survivor that it becomes a copy of), in order, in one step of so many beams."""
+        draw = self._random.random
+        lives = [draw() < self._survival for _ in range(beams)]
+        survivors = [beam for beam in range(beams) if lives[beam]] or [int(draw() * beams)]
+        alive = set(survivors)
+        return [(beam, survivors[int(draw() * len(survivors))]) for beam in range(beams) if beam not in alive]
+
+
+#: Sets the streams of beams apart from others that are spawned from the same seed.
+_STREAM = 15
+
+
+class Group:
+    """The sequences of one request.
+
+    Attributes:
+        members: In order of their index; the first is the leader, which prefills for all.
+        ancestry: Of beams; None for samples, which all live to the end.
+        forked: Whether the siblings have begun, or wait with the leader to compute again.
+        spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
+            than the tables that name it.
+        due_copies: Of those, blocks that are copied in their next step, as more than one table would write to them.
+    """
+
+    __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
+
+    def __init__(self, members: tuple[Sequence, ...], ancestry: Ancestry | None = None) -> None:
+        self.members = members
+        self.ancestry = ancestry
+        self.forked = False
+        self.spared_blocks = self.due_copies = 0
+        for member in members:
+            member.group = self
+
+    @property
+    def leader(self) -> Sequence:
+        """Who prefills."""
+        return self.members[0]
+
+    @property
+    def siblings(self) -> tuple[Sequence, ...]:
+        """The others."""
+        return self.members[1:]
+
+
+def leads(sequence: Sequence) -> bool:
+    """Whether it is not a sibling of another."""
+    return sequence.group is None or sequence.group.leader is sequence
+
+
+def present(sequence: Sequence) -> tuple[Sequence, ...]:
+    """Who waits, runs or is swapped out together with a leader: its siblings from the fork on."""
+    group = sequence.group
+    return group.members if group is not None and group.forked else (sequence,)
+
+
+def seats(sequence: Sequence) -> int:
+    """Sequences that its group has or will have."""
+    return 1 if sequence.group is None else len(sequence.group.members)
+
+
+class GroupState(State):
+    """A state whose sequences may be members of groups.
+
+    Args:
+        preempted_first: See ``State``.
+        block_size: Tokens of a block, to the start of which siblings share their prompt; 1 where nobody shares.
+        prefix_tokens: Tokens at the start of every prompt that are always there.
+
+    Attributes:
+        forking: Groups whose leader has been prefilled, and whose siblings have not begun.
+    """
+
+    __slots__ = ("_block_size", "_prefix_tokens", "forking")
+    shares = True
+
+    def __init__(self, preempted_first: bool, block_size: int, prefix_tokens: int = 0) -> None:
+        super().__init__(preempted_first)
+        self._block_size, self._prefix_tokens = block_size, prefix_tokens
+        self.forking: dict[Group, None] = {}
+
+    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+        """See ``State``; a leader with more than one token to come forks as soon as it can."""
+        super().start(sequence, clock, padded_tokens)
+        group = sequence.group
+        if group is not None and not group.forked and sequence.finish_clock > clock + 1:
+            self.forking[group] = None
+
+    def fork(self, sibling: Sequence, clock: int) -> None:
+        """A sibling decodes from step ``clock`` on; it has the leader's prompt, and a first token of its own."""
+        group = sibling.group
+        self.forking.pop(group, None)
+        self._begin(sibling)
+        sibling.kind = FORKED
+        sibling.computed_tokens = sibling.prompt_tokens
+        self.start(sibling, clock)
+
+    @staticmethod
+    def _begin(sibling: Sequence) -> None:
+        """A sibling has its first token, drawn where the leader's prefill ended."""
+        sibling.group.forked = True
+        sibling.generated_tokens = 1
+        sibling.start_tokens = sibling.prompt_tokens + 1
+
+    def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+        """See ``State``; siblings that had not begun wait from now on beside a leader that is computed again."""
+        unforked = [sequence for sequence in preempted if sequence.group is not None and not sequence.group.forked]
+        super().push_out(preempted, swapped_out)
+        for sequence in preempted + swapped_out:
+            self.forking.pop(sequence.group, None)
+        for leader in unforked:
+            place = self.waiting.index(leader) + 1
+            for sibling in leader.group.siblings:
+                self._begin(sibling)
+                sibling.kind = RECOMPUTED
+                self.waiting.insert(place, sibling)
+                place += 1
+        for sequence in chain(preempted, *(leader.group.siblings for leader in unforked)):
+            sequence.computed_tokens = self._shared_tokens(sequence)
+
+    def _shared_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a prefill finds there: of the leader's prompt, or of the prefix that all share."""
+        if leads(sequence):
+            return self._prefix_tokens
+        return sequence.prompt_tokens // self._block_size * self._block_size
+
+
+class Grouping:
+    """Makes groups of the sequences of requests.
+
+    Args:
+        prefix_tokens: Tokens at the start of every prompt that are always there.
+        ancestry: Makes the ancestry of a request's beams from its row; None for samples.
+    """
+
+    def __init__(self, prefix_tokens: int = 0, ancestry: Callable[[int], Ancestry] | None = None) -> None:
+        self._prefix_tokens, self._ancestry = prefix_tokens, ancestry
+
+    def leader(self, request: int, members: tuple[Sequence, ...]) -> Sequence:
+        """Who arrives for all sequences of a request: the first of them."""
+        members[0].computed_tokens = self._prefix_tokens
+        if len(members) > 1:
+            Group(members, self._ancestry(request) if self._ancestry else None)
+        return members[0]
+
+
+class GroupLoop(OpenLoop):
+    """As ``OpenLoop``, for requests of several sequences: their leaders arrive.
+
+    Args:
+        requests: The workload, a row a request.
+        refused: bool [n], by request.
+        max_model_len: See ``OpenLoop``.
+        grouping: Makes a group of a request's sequences.
+    """
+
+    def __init__(self, requests: Workload, refused: np.ndarray, max_model_len: int, grouping: Grouping) -> None:
+        self._served = np.flatnonzero(~refused).tolist()
+        self._counts = requests.num_sequences.tolist()
+        self._first = requests.first_sequences
+        self._grouping = grouping
+        super().__init__(requests.sequences, np.repeat(refused, requests.num_sequences), max_model_len)
+
+    @property
+    def delivered(self) -> int:
+        """Requests that have arrived so far."""
+        return int(np.searchsorted(self._first, super().delivered))
+
+    def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
+        """Leaders and their times of arrival."""
+        each = super()._arrivals()
+        for request in self._served:
+            ticks, leader = next(each)
+            siblings = [next(each)[1] for _ in range(self._counts[request] - 1)]
+            yield ticks, self._grouping.leader(request, (leader, *siblings))

@@ -1,0 +1,83 @@
+"""Where an engine's requests come from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from ..types.sequence import Sequence
+from .workload import Workload
+
+#: No request is to come.
+NEVER = 1 << 100
+#: Requests that are made into Python numbers at a time.
+_CHUNK = 65_536
+_NOBODY = (NEVER, None)
+
+
+class Source(Protocol):
+    """What an engine asks of whoever sends it requests."""
+
+    next_ticks: int
+    #: Whether it is told, by ``finish``, who is done.
+    hears_of_finishes: bool
+
+    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
+        """Append to ``waiting`` what has arrived by ``now``."""
+
+
+class OpenLoop:
+    """Requests at times known beforehand, whatever the server does.
+
+    Args:
+        workload: The requests.
+        refused: bool [n], those that no schedule can ever serve: they are not delivered.
+        max_model_len: What stands for ``max_tokens`` where the client names none: the room that the
+            model leaves after the prompt.
+
+    Attributes:
+        next_ticks: When the next request arrives, or ``NEVER``.
+    """
+
+    hears_of_finishes = False
+
+    def __init__(self, workload: Workload, refused: np.ndarray, max_model_len: int) -> None:
+        self._workload = workload
+        self._rows = np.flatnonzero(~refused)
+        self._max_model_len = max_model_len
+        self._coming = self._arrivals()
+        self.next_ticks, self._next = next(self._coming, _NOBODY)
+
+    def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
+        """All that are served, and their times of arrival."""
+        rows = self._rows
+        return chain.from_iterable(
+            map(self._load, (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)))
+        )
+
+    def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
+        """Some requests and their times of arrival, from columns of Python ints, which are faster one by one."""
+        work = self._workload
+        prompts = work.prompt_tokens[rows]
+        limits = self._max_model_len - prompts if work.max_tokens is None else work.max_tokens[rows]
+        columns = (rows, prompts, work.output_tokens[rows], limits)
+        return zip(
+            work.arrival_ticks[rows].tolist(), map(Sequence, *(column.tolist() for column in columns)), strict=True
+        )
+
+    @property
+    def delivered(self) -> int:
+        """Requests that have arrived so far."""
+        return self._next.index if self._next else len(self._workload)
+
+    def deliver(self, now: int, waiting: deque[Sequence]) -> None:
+        """Append to ``waiting`` what has arrived by ``now``."""
+        ticks = self.next_ticks
+        while ticks <= now:
+            waiting.append(self._next)
+            ticks, self._next = next(self._coming, _NOBODY)
+        self.next_ticks = ticks

@@ -1,0 +1,60 @@
+"""Who sends requests and waits for the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..types.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Users:
+    """Users, each of whom has at most one request under way; ``closed_loop`` says who sends which, and when.
+
+    Attributes:
+        max_concurrency: How many; vLLM's name. None: as many as there are sessions.
+        think_ticks: int64 [n], how long the user who got the answer to each request waits before the next one.
+        session_id: int64 [n], or None. Requests of one number are turns of one session, which one user sends;
+            ``NO_SESSION`` is a session of its own. None: all are.
+    """
+
+    max_concurrency: int | None
+    think_ticks: np.ndarray
+    session_id: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency is None:
+            if self.session_id is None:
+                raise SettingError("max_concurrency", None, "must be given where there are no sessions")
+        elif self.max_concurrency < 1:
+            raise SettingError("max_concurrency", self.max_concurrency, "must be 1 or more")
+        for field in self._arrays():
+            column = np.ascontiguousarray(getattr(self, field), dtype=np.int64)
+            column.setflags(write=False)
+            object.__setattr__(self, field, column)
+        if len(self.think_ticks) and self.think_ticks.min() < 0:
+            raise SettingError("think_time", int(self.think_ticks.min()), "must be 0 or more")
+
+    def check(self, requests: int) -> None:
+        """Whether the columns are of so many requests.
+
+        Raises:
+            SettingError: One is not.
+        """
+        for field in self._arrays():
+            if len(getattr(self, field)) != requests:
+                raise SettingError(field, len(getattr(self, field)), f"must be of {requests} requests")
+
+    def repeated(self, counts: np.ndarray) -> Users:
+        """Of each sequence what is said of its request; ``counts`` sequences each."""
+        arrays = {field: np.repeat(getattr(self, field), counts) for field in self._arrays()}
+        return Users(self.max_concurrency, **arrays)
+
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return [*([] if self.max_concurrency is None else ["max_concurrency"]), *self._arrays()]
+
+    def _arrays(self) -> list[str]:
+        return ["think_ticks", *([] if self.session_id is None else ["session_id"])]

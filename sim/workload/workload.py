@@ -1,0 +1,146 @@
+"""What is asked of the server: requests in the order in which they arrive."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from .content import PromptContent, TokenRuns
+from .dialogue import Dialogue
+from ..types.errors import SettingError
+from .users import Users
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Requests in arrival order, as columns.
+
+    Attributes:
+        name: What it is, for titles and ``run.json``.
+        arrival_ticks: int64 [n], not decreasing, in ticks from the start of the run.
+        prompt_tokens: int64 [n], at least 1.
+        output_tokens: int64 [n], at least 1: the true output, known only to the simulator.
+        max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
+            true one; None where the client says nothing and the model's maximum holds.
+        content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
+        dialogue: Whose text each prompt begins with; None where prompts have no parents.
+        n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
+        users: Who waits for answers before sending more; None where requests come whatever the server does. Afterwards
+            ``arrival_ticks`` are the times at which requests were sent, which of sessions need not ascend.
+    """
+
+    name: str
+    arrival_ticks: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    max_tokens: np.ndarray | None = None
+    content: PromptContent | None = None
+    dialogue: Dialogue | None = None
+    n: np.ndarray | None = None
+    users: Users | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.columns():
+            column = np.ascontiguousarray(getattr(self, field), dtype=np.int64)
+            column.setflags(write=False)
+            object.__setattr__(self, field, column)
+            if len(column) != len(self.arrival_ticks):
+                remedy = f"must have a value for each of {len(self.arrival_ticks)} requests"
+                raise SettingError(field, len(column), remedy)
+            least = 0 if field == "arrival_ticks" else 1
+            if len(column) and column.min() < least:
+                raise SettingError(field, int(column.min()), f"must be at least {least}")
+        in_turn = self.users is not None and self.users.session_id is not None
+        if (np.diff(self.arrival_ticks) < 0).any() and not in_turn:
+            raise SettingError("arrival_ticks", "unsorted", "sort the requests by arrival")
+        if self.max_tokens is not None and (self.max_tokens < self.output_tokens).any():
+            raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
+        if self.content is not None:
+            self._check(self.content)
+        if self.dialogue is not None:
+            self._check_dialogue(self.dialogue)
+        if self.users is not None:
+            self._check_users(self.users)
+
+    def _check_users(self, users: Users) -> None:
+        users.check(len(self))
+        if self.dialogue is not None:
+            remedy = "is for requests without parents; leave it out"
+            raise SettingError("max_concurrency", users.max_concurrency, remedy)
+
+    def _check_dialogue(self, dialogue: Dialogue) -> None:
+        if len(dialogue) != len(self):
+            raise SettingError("dialogue", len(dialogue), f"must be of {len(self)} requests")
+        if self.content is not None or self.shares:
+            raise SettingError("parent", "given", "says whom requests go on from: leave out hash_ids, session_id and n")
+        dialogue.check(self.prompt_tokens, self.output_tokens)
+
+    def _check(self, content: PromptContent) -> None:
+        if len(content) != len(self):
+            raise SettingError("content", len(content), f"must be of {len(self)} requests")
+        longer = content.piece_tokens() > self.prompt_tokens
+        if longer.any():
+            first = int(longer.argmax())
+            remedy = f"the pieces of request {first} are more than its {self.prompt_tokens[first]} prompt tokens"
+            raise SettingError("content", int(content.piece_tokens()[first]), remedy)
+
+    def columns(self) -> list[str]:
+        """Names of the columns that are present."""
+        optional = ("max_tokens", "n")
+        present = [name for name in optional if getattr(self, name) is not None]
+        return ["arrival_ticks", "prompt_tokens", "output_tokens", *present]
+
+    @property
+    def shares(self) -> bool:
+        """Whether some request asks for several sequences."""
+        return self.n is not None and bool((self.n > 1).any())
+
+    @property
+    def num_sequences(self) -> np.ndarray:
+        """Sequences of each request, int64 [n]."""
+        return np.ones(len(self), dtype=np.int64) if self.n is None else self.n
+
+    @property
+    def first_sequences(self) -> np.ndarray:
+        """Row of each request's first sequence in ``sequences``, int64 [n]."""
+        return np.cumsum(self.num_sequences) - self.num_sequences
+
+    @property
+    def sequences(self) -> Workload:
+        """A row a sequence, those of a request one after the other; the workload itself where each has one."""
+        if not self.shares:
+            return self
+        rows = np.repeat(np.arange(len(self)), self.num_sequences)
+        columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
+        repeated = (None if column is None else column[rows] for column in columns)
+        content = (self.content or PromptContent.unknown(len(self))).repeated(self.num_sequences)
+        users = self.users and self.users.repeated(self.num_sequences)
+        # No request that asks for several has a parent.
+        return Workload(self.name, *repeated, content, users=users)
+
+    def __len__(self) -> int:
+        return len(self.arrival_ticks)
+
+    @property
+    def may_share_prefixes(self) -> bool:
+        """Whether it is known what prompts are made of."""
+        return self.content is not None or self.dialogue is not None
+
+    def token_runs(self) -> TokenRuns:
+        """The tokens of every request; all its own where nobody knows what prompts are made of."""
+        lengths = self.prompt_tokens, self.output_tokens
+        if self.dialogue is not None:
+            return TokenRuns.of_dialogue(self.dialogue, *lengths)
+        return TokenRuns(self.content or PromptContent.unknown(len(self)), *lengths)
+
+    def sha256(self) -> str:
+        """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
+        digest = hashlib.sha256()
+        parts = (self, self.content, self.dialogue, self.users)
+        for part in (part for part in parts if part is not None):
+            for field in part.columns():
+                digest.update(field.encode())
+                digest.update(np.asarray(getattr(part, field)).astype("<i8").tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""When requests come: traced, drawn, or along a rate."""

@@ -1,0 +1,87 @@
+"""When requests arrive, and what the server is told of their length: from a trace to a workload."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from ...sim.workload.users import Users
+from ...sim.workload.workload import Workload
+from ..parsing.checks import MOST_SEQUENCES
+from .pacing import at_rate, unit_gaps
+from ..types.pairs import LengthPairs
+from .streams import stream
+from ..types.trace import Trace
+
+
+def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Arrival ticks (int64 [n]) of a Poisson process of ``rate`` requests/s, in whole nanoseconds.
+
+    The first arrival comes one gap after 0. At an infinite rate all arrive at 0.
+
+    Raises:
+        SettingError: the rate is not positive, or so low that the last arrival lies beyond 97 days.
+    """
+    return at_rate(rate, unit_gaps(n, 1, rng))
+
+
+def told_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
+    """The max_tokens (int64 [n]) that clients tell of, given the true outputs.
+
+    ``"true"``: the output itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
+    the estimate of Orca (Pow2)). A number: the same for all.
+
+    Raises:
+        SettingError: another rule, or a number below the longest output.
+    """
+    if rule == "true":
+        return output_tokens
+    if rule == "pow2":
+        # frexp's exponent is the bit length, exact below 2**53.
+        return np.int64(1) << np.frexp(output_tokens - 1)[1].astype(np.int64)
+    if isinstance(rule, (str, bool)):
+        raise SettingError("max_tokens", rule, "choose true, pow2 or a number of tokens")
+    longest_tokens = int(output_tokens.max(initial=0))
+    if rule < longest_tokens:
+        raise SettingError("max_tokens", rule, f"the longest output has {longest_tokens} tokens; give at least that")
+    return np.full(len(output_tokens), rule, dtype=np.int64)
+
+
+def workload(
+    source: Trace | LengthPairs,
+    request_rate: float | None = None,
+    seed: int = 0,
+    max_tokens: str | int | None = None,
+    n: int | None = None,
+    users: Users | None = None,
+) -> Workload:
+    """The workload of a trace or of length pairs, in file order.
+
+    A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
+    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. So does ``n``,
+    the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those who
+    wait for answers before they send more.
+
+    Raises:
+        SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
+    """
+    trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
+    told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
+    arrivals = _arrival_ticks(trace, request_rate, seed)
+    asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
+    lengths = trace.prompt_tokens, trace.output_tokens
+    return Workload(trace.name, arrivals, *lengths, told, trace.content, trace.dialogue, asked, users)
+
+
+def _checked_n(n: int) -> int:
+    if not 1 <= n <= MOST_SEQUENCES:
+        raise SettingError("n", n, f"must be from 1 to {MOST_SEQUENCES}")
+    return n
+
+
+def _arrival_ticks(trace: Trace, request_rate: float | None, seed: int) -> np.ndarray:
+    if request_rate is not None:
+        return poisson(len(trace), request_rate, stream(seed, "arrivals"))
+    if trace.arrival_ticks is None:
+        raise SettingError("request_rate", None, f"{trace.name} has no arrivals; give a request rate")
+    return trace.arrival_ticks

@@ -1,0 +1,213 @@
+"""When requests come, where it is not as traced.
+
+Gaps are drawn at unit rate and then laid along the rate: the i-th request comes when the rate's integral reaches the
+sum of the first i gaps. So the same draw serves every rate, and a curve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ...sim.types import ticks
+from ...sim.workload.content import turns_before
+from ...sim.types.errors import SettingError, TraceError
+from ...sim.workload.users import Users
+from ..parsing.checks import numbers_of
+from ..parsing.csv_format import CsvParser, header
+from ..parsing.files import TraceFile
+from ..parsing.reading import MOST_INFLATED_BYTES
+from .streams import stream
+from ..parsing.table import shown
+from ..parsing.times import LATEST_S, to_ticks
+from ..types.trace import Trace
+
+#: Columns of a rate curve, and what they hold.
+_CURVE = {"start_s": "seconds, from 0 on", "request_rate": "requests/s"}
+Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Pacing:
+    """When requests come, in place of the trace's own times.
+
+    Attributes:
+        request_rate: Poisson arrivals of so many requests/s; inf lets all arrive at 0.
+        burstiness: As in vLLM: the gaps at a request rate follow a gamma distribution of this shape. Their coefficient
+            of variation is 1/sqrt(burstiness): 1 is a Poisson process, less is burstier.
+        rate_curve: CSV with the columns start_s and request_rate: from each start on the rate is so many requests/s,
+            from the last one for good.
+        rate_scale: The trace's own times, with the rate multiplied by this.
+        max_concurrency: As in vLLM: at most so many requests under way, as of so many users who wait for their answers.
+            A request is sent when it comes and a user is free. Where neither trace nor rate says when requests come,
+            all may be sent at once.
+        think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
+            distribution. Where a trace has sessions, a user sends the turns of one, each after the answer to the turn
+            before; without max_concurrency each session has a user of its own, and begins when its first turn comes.
+            By default turns wait as long as the trace's delay says, where it says so.
+    """
+
+    request_rate: float | None = None
+    burstiness: Factor | None = None
+    rate_curve: Path | None = None
+    rate_scale: Factor | None = None
+    max_concurrency: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    think_time: Annotated[float, Field(ge=0, le=1e6)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Pacing:
+        named = [name for name in ("request_rate", "rate_curve", "rate_scale") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
+        if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
+            raise SettingError("burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class RateCurve:
+    """A rate that changes at some times.
+
+    Attributes:
+        start_s: Float64 [steps], ascending from 0.
+        request_rate: Float64 [steps], requests/s from each start on, not below 0.
+    """
+
+    start_s: np.ndarray
+    request_rate: np.ndarray
+
+    def times_s(self, passed: np.ndarray) -> np.ndarray:
+        """When (float64 [n], seconds) the rate's integral reaches ``passed`` (float64 [n], ascending), inf for never."""
+        reached = np.concatenate([[0], np.cumsum(self.request_rate[:-1] * np.diff(self.start_s))])
+        # The step in which it is reached: the first of those that end with more, as nobody comes at rate 0.
+        step = np.searchsorted(reached, passed, side="left") - 1
+        step = np.maximum(step, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.start_s[step] + (passed - reached[step]) / self.request_rate[step]
+
+
+def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
+    """The trace with arrivals as ``pacing`` has them; as it is where it says nothing.
+
+    Raises:
+        SettingError: A rate that cannot be, or arrivals beyond 97 days.
+    """
+    if pacing.rate_scale is not None:
+        return replace(trace, arrival_ticks=_scaled(trace, pacing.rate_scale))
+    if pacing.request_rate is None and pacing.rate_curve is None:
+        if pacing.max_concurrency is not None and trace.arrival_ticks is None:
+            return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
+        return trace
+    gaps = unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
+    if pacing.rate_curve is not None:
+        return replace(trace, arrival_ticks=along(read_curve(pacing.rate_curve), gaps, pacing.rate_curve))
+    return replace(trace, arrival_ticks=at_rate(pacing.request_rate, gaps))
+
+
+def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
+    """Who sends the requests of a trace and waits for the answers; None where they come whatever the server does.
+
+    Sessions wait for answers where it is said how long: by ``think_time`` or by the trace's delays. Else their turns
+    come as traced, and ``max_concurrency`` limits how many are under way.
+
+    Raises:
+        SettingError: A think time of nobody.
+    """
+    think_s, sessions = pacing.think_time, None
+    if think_s is not None or trace.delay_ticks is not None:
+        sessions = None if trace.content is None else trace.content.session_id
+    if pacing.max_concurrency is None and sessions is None:
+        if think_s is not None:
+            remedy = "is of users; say how many by max_concurrency, or give a trace with sessions"
+            raise SettingError("think_time", think_s, remedy)
+        return None
+    if think_s is None and sessions is not None:
+        think_ticks = _before_next_turn(trace.delay_ticks, sessions)
+    else:
+        drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)
+        think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
+    return Users(pacing.max_concurrency, think_ticks, sessions)
+
+
+def _before_next_turn(delay_ticks: np.ndarray, sessions: np.ndarray) -> np.ndarray:
+    """What each answer is followed by, of delays that say what each turn is preceded by; int64 [n]."""
+    before = turns_before(sessions)
+    think_ticks = np.zeros(len(delay_ticks), dtype=np.int64)
+    think_ticks[before[before >= 0]] = delay_ticks[before >= 0]
+    return think_ticks
+
+
+def unit_gaps(n: int, burstiness: float, rng: np.random.Generator) -> np.ndarray:
+    """Gaps (float64 [n]) of mean 1, gamma distributed with the shape ``burstiness``, as in ``vllm bench serve``."""
+    return rng.exponential(size=n) if burstiness == 1 else rng.gamma(burstiness, 1 / burstiness, size=n)
+
+
+def at_rate(rate: float, gaps: np.ndarray) -> np.ndarray:
+    """Arrival ticks (int64 [n]) of ``rate`` requests/s, in whole nanoseconds, one gap after another from 0 on.
+
+    At an infinite rate all arrive at 0, as they do by default in ``vllm bench serve``.
+
+    Raises:
+        SettingError: the rate is not positive, or so low that the last arrival lies beyond 97 days.
+    """
+    if not rate > 0:
+        raise SettingError("request_rate", rate, "must be positive; inf lets all requests arrive at 0")
+    arrivals_s = np.cumsum(gaps) / rate
+    if len(gaps) and arrivals_s[-1] >= LATEST_S:
+        raise SettingError("request_rate", rate, f"spreads {len(gaps)} requests over more than {LATEST_S} s; raise it")
+    return to_ticks(arrivals_s, ticks.PER_SECOND)
+
+
+def along(curve: RateCurve, gaps: np.ndarray, path: str | PathLike[str]) -> np.ndarray:
+    """Arrival ticks (int64 [n]) along a curve.
+
+    Raises:
+        SettingError: The curve, of ``path``, is over before all have come, or lets them come beyond 97 days.
+    """
+    arrivals_s = curve.times_s(np.cumsum(gaps))
+    if not (arrivals_s < LATEST_S).all():
+        came = int((arrivals_s < LATEST_S).sum())
+        remedy = f"lets {came} of {len(gaps)} requests come; end on a rate above 0, or ask for fewer"
+        raise SettingError("rate_curve", str(path), remedy)
+    return to_ticks(arrivals_s, ticks.PER_SECOND)
+
+
+def _scaled(trace: Trace, scale: float) -> np.ndarray:
+    if trace.arrival_ticks is None:
+        raise SettingError("rate_scale", scale, f"{trace.name} has no arrivals; give a request rate")
+    if int(trace.arrival_ticks[-1]) / scale >= LATEST_S * ticks.PER_SECOND:
+        raise SettingError("rate_scale", scale, f"spreads the trace over more than {LATEST_S} s; raise it")
+    # Nanoseconds below 2**53 are exact in float64, and no trace is longer.
+    return np.rint(trace.arrival_ticks // 1000 / scale).astype(np.int64) * 1000
+
+
+def read_curve(path: str | PathLike[str]) -> RateCurve:
+    """A rate curve from a CSV with the columns ``start_s`` and ``request_rate``.
+
+    Raises:
+        TraceError: It cannot be read, or names the first line that cannot be.
+    """
+    file = TraceFile(path, MOST_INFLATED_BYTES)
+    file.head()
+    lines = next(file.blocks())
+    names = header(path, lines)
+    missing = next((name for name in _CURVE if name not in names), None)
+    if missing is not None:
+        found, remedy = shown(",".join(names)), f"no column {missing}; name it so"
+        raise TraceError(path, int(lines.lines[0]), "columns", found, remedy)
+    if len(lines) < 2:
+        raise TraceError(path, None, None, None, "has a header and no rows; give one rate a line")
+    table = CsvParser(path, names, tuple(_CURVE))(lines.part(1))
+    starts, rates = (numbers_of(table, name, meaning).astype(np.float64) for name, meaning in _CURVE.items())
+    table.refuse(~(starts < LATEST_S), "start_s", starts, f"must be below {LATEST_S}; correct the row")
+    table.refuse(np.diff(starts, prepend=-1) <= 0, "start_s", starts, "must be 0 or more, and above the row before")
+    table.refuse(~np.isfinite(rates) | (rates < 0), "request_rate", rates, "must be finite and 0 or more")
+    if starts[0]:
+        raise table.error(0, "start_s", starts[0], "must be 0 in the first row; say what the rate is until then")
+    return RateCurve(starts, rates)

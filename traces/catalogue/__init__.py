@@ -1,0 +1,1 @@
+"""Public traces, and how they are fetched."""

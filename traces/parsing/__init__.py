@@ -1,0 +1,1 @@
+"""From bytes to rows: compression, lines, CSV, JSON, Parquet, pickles, checks."""

@@ -1,0 +1,294 @@
+"""What rows must hold: from a table by the file's names to arrays by ours, or one line that says what cannot be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sim.workload.dialogue import NO_PARENT, Dialogue
+from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
+from .jsonl_format import session_text
+from .pieces import sized_pieces, whole_pieces
+from .table import Table
+from .times import LATEST_S, TICKS_PER_NS, PER_SECOND, date_ns, is_zoned, to_ticks
+
+Arrays = dict[str, np.ndarray]
+_TOO_MANY_TOKENS = 2**31
+#: Sequences that one request may ask for.
+MOST_SEQUENCES = 1024
+#: Of a dialogue; they are held against each other when all rows are there.
+DIALOGUE = ("parent", "fork_at", "truncate_to")
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the rows above say to those below.
+
+    Attributes:
+        origin: The first time as the file tells it, of a clock that starts with it; None where no row is above.
+        last_ticks: The last arrival.
+        zoned: Whether dates say their offset.
+        timed: Whether rows above have a time.
+    """
+
+    origin: float | int | None = None
+    last_ticks: int = 0
+    zoned: bool = False
+    timed: bool = False
+
+
+def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS) -> tuple[Arrays, Before]:
+    """The arrays of some rows by our names, and what they say to those below.
+
+    Args:
+        longest: Tokens of the longest prompt and output together.
+
+    Raises:
+        TraceError: Names the first value of the first column that cannot be true.
+    """
+    arrays = {
+        "prompt_tokens": _lengths(table, _column(table, form, "prompt_tokens")),
+        "output_tokens": _lengths(table, _column(table, form, "output_tokens")),
+    }
+    total_tokens = arrays["prompt_tokens"] + arrays["output_tokens"]
+    remedy = f"longer than the model's {longest} tokens; shorten or drop the request"
+    table.refuse(total_tokens > longest, "prompt_tokens + output_tokens", total_tokens, remedy)
+    if "max_tokens" in table.columns:
+        arrays["max_tokens"] = _max_tokens(table, arrays["output_tokens"], _column(table, form, "output_tokens"))
+    if "n" in table.columns:
+        arrays["n"] = _sequences(table)
+    for name in (name for name in DIALOGUE if name in table.columns and name in form.names):
+        arrays[name] = _optional(table, name)
+    arrays |= _content(table, arrays["prompt_tokens"], form.block_tokens)
+    delay = next((name for name in form.delays if name in table.columns), None)
+    if delay is not None:
+        arrays["delay_ticks"] = delays = _delays(table, delay, form.delays[delay])
+        if SESSION in arrays:
+            alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
+            told = table.columns[delay].to_numpy(zero_copy_only=False)
+            table.refuse(alone, delay, told, "is of a turn, and the row has no session_id; give one")
+        table = _timed(table, delay, form, before)
+    clock = next((name for name in form.clocks if name in table.columns), None)
+    if clock is not None:
+        arrays["arrival_ticks"], before = _arrivals(table, clock, form.clocks[clock], before)
+    return arrays, before
+
+
+def _column(table: Table, form: Form, field: str) -> str:
+    """What the file calls a column that it must have; by its first name where these rows have none."""
+    names = form.names[field]
+    return next((name for name in names if name in table.columns), names[0])
+
+
+def _lengths(table: Table, field: str) -> np.ndarray:
+    lengths = _counts(table, field, "tokens")
+    table.refuse(lengths >= _TOO_MANY_TOKENS, field, lengths, "no model is that long; correct the row")
+    return lengths.astype(np.int64)
+
+
+def _max_tokens(table: Table, output_tokens: np.ndarray, output_name: str) -> np.ndarray:
+    max_tokens = _lengths(table, "max_tokens")
+    remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
+    table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
+    return max_tokens
+
+
+def _sequences(table: Table) -> np.ndarray:
+    numbers = _counts(table, "n", "sequences")
+    table.refuse(numbers > MOST_SEQUENCES, "n", numbers, f"must be at most {MOST_SEQUENCES}; correct the row")
+    return numbers.astype(np.int64)
+
+
+def _content(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> Arrays:
+    arrays = {}
+    if HASH_IDS in table.columns and BLOCK_TOKENS in table.columns:
+        arrays = sized_pieces(table, prompt_tokens)
+    elif HASH_IDS in table.columns:
+        arrays = whole_pieces(table, prompt_tokens, block_tokens)
+    if SESSION in table.columns:
+        arrays[SESSION] = _session_texts(table)
+    return arrays
+
+
+def _session_texts(table: Table) -> np.ndarray:
+    """Names of sessions, None where a row has none; object [n]."""
+    column, remedy = table.columns[SESSION], "must be a whole number or a text; correct the row"
+    if pa.types.is_floating(column.type):
+        # pandas makes floats of whole numbers where some are missing.
+        values = np.asarray(column.fill_null(0), dtype=np.float64)
+        table.refuse(~(np.abs(values) < 2**63) | (values != np.floor(values)), SESSION, values, remedy)
+        column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type):
+        texts = (None if value is None else session_text(value) for value in column.to_pylist())
+        return np.array(list(texts), dtype=object)
+    if not (pa.types.is_string(column.type) or pa.types.is_null(column.type)):
+        row = int(np.asarray(column.is_valid()).argmax())
+        raise table.error(row, SESSION, column[row].as_py(), remedy)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
+    """Who goes on from whom: ``parent`` with either ``fork_at`` or ``truncate_to``, in those rows that have one.
+
+    Args:
+        rows: Where all the rows stand; it needs no columns.
+        arrays: By our names, those of ``DIALOGUE`` float64 with NaN where a row has none.
+    """
+    prompt_tokens, output_tokens = arrays["prompt_tokens"], arrays["output_tokens"]
+    nowhere = np.full(len(rows), np.nan)
+    parents, fork, cut = (arrays.get(name, nowhere) for name in DIALOGUE)
+    child = ~np.isnan(parents)
+    earlier = (parents >= 0) & (parents < np.arange(len(rows)))
+    rows.refuse(child & ~earlier, "parent", parents, "must be an earlier row, from 0 on")
+    parent = np.where(child, parents, NO_PARENT).astype(np.int64)
+    both = child & (np.isnan(fork) == np.isnan(cut))
+    rows.refuse(both, "fork_at", fork, "a row with a parent has either fork_at or truncate_to; give one of them")
+    for name, values in (("fork_at", fork), ("truncate_to", cut)):
+        rows.refuse(~child & ~np.isnan(values), name, values, "has no parent to begin with; give one or leave it out")
+        most = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[parent]) - 1
+        wrong = child & ((values < 1) | (values > most))
+        remedy = "must leave a token of its own prompt, and of the parent's text; correct the row"
+        rows.refuse(wrong, name, values, remedy)
+    tokens = np.where(child, np.where(np.isnan(fork), cut, fork), 0)
+    return Dialogue(parent, tokens.astype(np.int64), child & ~np.isnan(cut))
+
+
+def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
+    """Ticks (int64 [n]) between each turn and the answer before it, 0 where the row says nothing."""
+    delays = _numbers_or_nan(table, field, "a time between a turn and the answer before it, 0 or more")
+    delays[np.isnan(delays)] = 0
+    latest = LATEST_S * PER_SECOND // unit_ticks
+    wrong = (delays < 0) | (delays >= latest)
+    table.refuse(wrong, field, delays, f"must be from 0 to {latest}; correct the row")
+    return to_ticks(delays, unit_ticks)
+
+
+def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
+    """The table, with the time of the row above where a row has a delay instead of a time of its own."""
+    field = next((name for name in form.clocks if name in table.columns), next(iter(form.clocks)))
+    unit_ticks = form.clocks[field].unit_ticks
+    times = table.columns.get(field, pa.nulls(len(table)))
+    if not (before.timed or times.null_count < len(times)) or unit_ticks is None:
+        return table
+    if pa.types.is_null(times.type):
+        times = times.cast(pa.float64())
+    if not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
+        return table
+    above = pc.fill_null_forward(times)
+    if before.timed:
+        # Exact: to_ticks finds the nanosecond again.
+        above = pc.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
+    told = pc.is_null(table.columns[delay])
+    return table.having(**{field: pc.if_else(told, times.cast(above.type), above)})
+
+
+def _optional(table: Table, field: str) -> np.ndarray:
+    """A column of whole numbers that may be missing (NaN), float64."""
+    meaning = "tokens of the parent's text, 1 or more"
+    if field == "parent":
+        meaning = "the row of an earlier request, the first being 0"
+    values = _numbers_or_nan(table, field, meaning)
+    broken = ~np.isnan(values) & (values != np.floor(values))
+    table.refuse(broken, field, values, f"must be {meaning}; correct the row")
+    return values
+
+
+def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
+    """A column of numbers that may be missing (NaN), float64."""
+    column = table.columns[field]
+    if pa.types.is_string(column.type):
+        # So a column is read that is empty throughout, or in which some value is no number.
+        texts = np.array(["" if text is None else text for text in column.to_pylist()], dtype=object)
+        wrong = np.array([bool(text) and not _NUMBER.fullmatch(text) for text in texts])
+        table.refuse(wrong, field, texts, f"must be {meaning}; correct the row")
+        return np.array([float(text) if text else np.nan for text in texts])
+    missing = np.asarray(column.is_null())
+    if missing.all():
+        return np.full(len(column), np.nan)
+    if not _is_numeric(column.type):
+        raise _not_a_number(table, field, meaning)
+    values = numbers_of(table.having(**{field: column.fill_null(0)}), field, meaning).astype(np.float64)
+    table.refuse(~np.isfinite(values), field, values, f"must be {meaning}; correct the row")
+    values[missing] = np.nan
+    return values
+
+
+def _counts(table: Table, field: str, what: str) -> np.ndarray:
+    """A column of whole numbers from 1 up, float64."""
+    counts = numbers_of(table, field, f"a whole number of {what}, 1 or more")
+    broken = ~np.isfinite(counts) | (counts != np.floor(counts))
+    table.refuse(broken, field, counts, f"must be a whole number of {what}; correct the row")
+    table.refuse(counts < 1, field, counts, "must be 1 or more; correct or drop the row")
+    return counts
+
+
+def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[np.ndarray, Before]:
+    zoned = before.zoned
+    if clock.unit_ticks is None:
+        zoned = zoned if before.origin is not None else is_zoned(table, field)
+        times, unit_ticks = date_ns(table, field, zoned), TICKS_PER_NS
+    else:
+        times, unit_ticks = numbers_of(table, field, "a time, 0 or more"), clock.unit_ticks
+        table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
+    told, origin = _told(table, field), before.origin
+    if clock.from_first:
+        origin = times[0] if origin is None else origin
+        times = times - origin
+    early, latest = "is before the row above; sort the rows by arrival", LATEST_S * PER_SECOND // unit_ticks
+    if clock.from_first:
+        low, high = early, "is more than 97 days after the first; cut the trace, or correct the row"
+    else:
+        low = "must be 0 or more; count from the start of the run"
+        high = f"must be below {latest}; subtract the first arrival from all"
+    table.refuse(times < 0, field, told, low)
+    table.refuse(times >= latest, field, told, high)
+    arrivals = to_ticks(times, unit_ticks)
+    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, told, early)
+    return arrivals, Before(origin, int(arrivals[-1]), zoned, timed=True)
+
+
+def _told(table: Table, field: str) -> np.ndarray:
+    """The times in the words of the file."""
+    return table.columns[field].to_numpy(zero_copy_only=False)
+
+
+def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
+    """The column as int64 or float64 [n]; refuses missing values and what is no number."""
+    nobody = pa.nulls(len(table))
+    column = table.columns.get(field, nobody)
+    kind = column.type
+    if not (_is_numeric(kind) or pa.types.is_null(kind)):
+        raise _not_a_number(table, field, meaning)
+    wide = not pa.types.is_integer(kind) or pa.types.is_uint64(kind)
+    missing = np.asarray(column.is_null())
+    table.refuse(missing, field, np.full(len(missing), None), f"is missing; give {meaning}")
+    return np.asarray(column.cast(pa.float64() if wide else pa.int64(), safe=False))
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _not_a_number(table: Table, field: str, meaning: str) -> Exception:
+    column = table.columns[field]
+    try:
+        values = column.cast(pa.string()).to_pylist()
+    except pa.ArrowException:  # a list or a struct has no text
+        values = column.to_pylist()
+    row = next((row for row, value in enumerate(values) if not _NUMBER.fullmatch(str(value))), 0)
+    return table.error(row, field, values[row], f"must be {meaning}; correct the row")
+
+
+def failed(table: Table, form: Form) -> np.ndarray:
+    """bool [n]: rows of requests that failed, as a length of 0 says."""
+    zero = np.zeros(len(table), dtype=bool)
+    for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
+        if name in table.columns and pa.types.is_integer(table.columns[name].type):
+            zero |= np.asarray(pc.equal(table.columns[name], 0).fill_null(False))
+    return zero

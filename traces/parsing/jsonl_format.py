@@ -1,0 +1,137 @@
+"""JSON objects: one a line, or spread over lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...sim.types.errors import TraceError
+from .json_values import Element, Twice, once
+from .lines import Block
+from .table import Column, Table, shown
+
+Record = dict[str, Any]
+#: The largest whole number that is read, and what is said of lists that hold a larger one.
+MOST = 2**63 - 1
+IN_64_BITS = f"must hold whole numbers from {-MOST - 1} to {MOST}; correct the row"
+
+#: Turns what the rows of a table have under a key into a column, or names the first row that cannot be.
+Reader = Callable[[Table, str, Sequence[Any]], Column]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlParser:
+    """From lines, or from values, to a table.
+
+    Attributes:
+        path: The file.
+        readers: How each key is read; other keys may hold anything.
+    """
+
+    path: str | PathLike[str]
+    readers: Mapping[str, Reader]
+
+    def __call__(self, piece: Block | Sequence[Element]) -> Table:
+        """The rows of a piece; keys that no row has make no column.
+
+        Raises:
+            TraceError: One that is no object, or a value that cannot be.
+        """
+        if isinstance(piece, Block):
+            piece.check_text(self.path)
+            lines = piece.lines
+            records = [self._record(*row) for row in zip(lines.tolist(), piece.texts(), strict=True)]
+        else:
+            lines, records = np.array([element.line for element in piece]), [self._object(element) for element in piece]
+        table = Table(self.path, {}, lines)
+        present = set().union(*records)
+        return table.having(**{
+            name: reader(table, name, [record.get(name) for record in records])
+            for name, reader in self.readers.items()
+            if name in present
+        })
+
+    def _object(self, element: Element) -> Record:
+        if isinstance(element.value, dict):
+            return element.value
+        raise TraceError(self.path, element.line, "row", shown(element.value), "is no JSON object; give one a request")
+
+    def _record(self, line: int, text: bytes) -> Record:
+        try:
+            record = json.loads(text, object_pairs_hook=once)
+        except Twice as twice:
+            raise TraceError(self.path, line, "key", shown(str(twice)), "is there twice; keep one") from None
+        except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
+            record = None
+        if not isinstance(record, dict):
+            remedy = "is no JSON object; give one object a line"
+            raise TraceError(self.path, line, "row", shown(text.decode()), remedy)
+        return record
+
+
+def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Numbers, int64 or float64; what is missing is null."""
+    for row, value in enumerate(values):
+        if not _is_number(value):
+            raise table.error(row, name, value, "must be a finite number; correct the row")
+    if any(type(value) is float for value in values):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64(), from_pandas=False)
+    return pa.array(values, pa.int64())
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) not in (int, float):
+        return value is None
+    # What is no number is refused with what must be there; infinity is what 1e999 becomes.
+    return value != value or abs(value) < 2**63
+
+
+def whole_numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Whole numbers, int64; what is missing is null."""
+    for row, value in enumerate(values):
+        if not _is_number(value) or isinstance(value, float) and not value.is_integer():
+            raise table.error(row, name, value, "must be a whole number; correct the row")
+    return pa.array([None if value is None else int(value) for value in values], pa.int64())
+
+
+def whole_lists(table: Table, name: str, values: Sequence[Any]) -> pa.ListArray:
+    """Lists of whole numbers, one in every row."""
+    try:
+        column = pa.array(values)
+        kind, missing = column.type, column.null_count
+        if kind in (pa.list_(pa.int64()), pa.list_(pa.null())) and not missing and not column.flatten().null_count:
+            return column.cast(pa.list_(pa.int64()))
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        pass
+    for row, value in enumerate(values):
+        _check_list(table, row, name, value)
+    return pa.array(values, pa.list_(pa.int64()))
+
+
+def _check_list(table: Table, row: int, name: str, value: Any) -> None:
+    if value is None:
+        raise table.error(row, name, None, "is missing; give a list, one whole number a block")
+    if not isinstance(value, list):
+        raise table.error(row, name, value, "must be a list, one whole number a block; correct the row")
+    for number in value:
+        if type(number) is not int or not -(2**63) <= number < 2**63:
+            raise table.error(row, name, number, IN_64_BITS)
+
+
+def sessions(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Names of sessions, each in its JSON text, so that 1 and "1" are two; what is missing is null."""
+    for row, value in enumerate(values):
+        if value is not None and type(value) not in (int, str):
+            raise table.error(row, name, value, "must be a whole number or a text; correct the row")
+    return pa.array([None if value is None else session_text(value) for value in values], pa.string())
+
+
+def session_text(value: int | str) -> str:
+    """The name of a session."""
+    return hex(value) if type(value) is int else json.dumps(value)

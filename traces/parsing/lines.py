@@ -1,0 +1,68 @@
+"""The lines of a text file, as an editor counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from ...sim.types.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Whole lines of a text, without the blank ones.
+
+    Attributes:
+        data: The lines; each ends in ``\\n`` but for the last.
+        lines: int64 [lines], the number of each, as an editor counts it.
+    """
+
+    data: bytes
+    lines: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def texts(self) -> list[bytes]:
+        """The lines one by one."""
+        return self.data.split(b"\n")
+
+    def part(self, start: int, end: int | None = None) -> Block:
+        """Some of the lines."""
+        return Block(b"\n".join(self.texts()[start:end]), self.lines[start:end])
+
+    def where(self, keep: np.ndarray) -> Block:
+        """The lines where ``keep`` (bool [lines]) holds."""
+        kept = [text for text, well in zip(self.texts(), keep.tolist(), strict=True) if well]
+        return Block(b"\n".join(kept), self.lines[keep])
+
+    def check_text(self, path: str | PathLike[str]) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            TraceError: Names the first line that is no UTF-8.
+        """
+        if self.data.isascii():
+            return
+        try:
+            self.data.decode()
+        except UnicodeDecodeError as error:
+            line = int(self.lines[self.data.count(b"\n", 0, error.start)])
+            raise TraceError(path, line, None, None, "is no UTF-8 text; save the file as UTF-8") from None
+
+
+def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
+    """``data`` without its blank lines, and the number of the line that comes after it.
+
+    Line ends become ``\\n``, so that rows and lines match whoever wrote the file.
+    """
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = data.split(b"\n")
+    filled = [index for index, line in enumerate(lines) if line.strip()]
+    if len(filled) < len(lines):
+        data = b"\n".join([lines[index] for index in filled])
+    # What follows the last line end is no line yet.
+    return Block(data, np.array(filled, dtype=np.int64) + first_line), first_line + len(lines) - 1

@@ -1,0 +1,73 @@
+"""Parquet: our own columns, as ``traces convert`` writes them, or anybody's with the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from ...sim.types.errors import TraceError
+from .files import TraceFile
+from .table import Table
+
+_BATCH_ROWS = 65_536
+#: What a damaged file raises; a name of a column that is no text is a ValueError.
+_DAMAGE = (pa.ArrowException, OSError, ValueError)
+
+
+def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
+    """A Parquet file, read in place unless it is compressed as a whole.
+
+    Raises:
+        TraceError: It is damaged.
+    """
+    with open(file.path, "rb") as raw:
+        compressed = raw.read(4) != head[:4]
+    try:
+        source = pa.BufferReader(file.whole()) if compressed else pa.memory_map(str(file.path))
+        return pyarrow.parquet.ParquetFile(source)
+    except _DAMAGE as error:
+        raise _unreadable(file, error) from None
+
+
+def parquet_tables(
+    file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]
+) -> Iterator[Table]:
+    """The wanted columns, some rows at a time.
+
+    Raises:
+        TraceError: Damaged, without rows, or inflating to more than it may.
+    """
+    names = [name for name in parquet.schema_arrow.names if name in wanted]
+    if not parquet.metadata.num_rows:
+        raise TraceError(file.path, None, None, None, "has columns and no rows; give one request a row")
+    row, left = 1, file.max_inflated_bytes
+    try:
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            left -= batch.nbytes
+            if left < 0:
+                raise file.too_large()
+            columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
+            yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
+            row += len(batch)
+    except _DAMAGE as error:
+        raise _unreadable(file, error) from None
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The column in the type that readers of text make, where it holds the same in another one."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return column.cast(pa.list_(kind.value_type))
+    return column
+
+
+def _unreadable(file: TraceFile, error: Exception) -> TraceError:
+    complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return TraceError(file.path, None, None, None, f"is no readable Parquet file ({complaint})")

@@ -1,0 +1,70 @@
+"""From the seconds of a trace to ticks and back, without losing a nanosecond.
+
+The rule: an arrival is rounded to a whole nanosecond, half to even. Whole seconds and the fraction
+are converted apart, since ``seconds * 1e12`` in float64 has too few bits. A float64 below
+``LATEST_S`` lies less than half a nanosecond from the decimal text that it was read from, so text of
+up to nine decimals is met exactly, and every format gives the same ticks. Integers are exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sim.types import ticks
+from .table import Table
+
+LATEST_S = 2**23
+"""Arrivals end before this second (97 days): above it float64 has no room for nanoseconds."""
+
+PER_SECOND, TICKS_PER_NS = ticks.PER_SECOND, ticks.PER_US // 1000
+_OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
+
+
+def to_ticks(times: np.ndarray, unit_ticks: int) -> np.ndarray:
+    """Ticks (int64 [n]) of ``times`` (int or float64 [n], finite), counted in units of ``unit_ticks``."""
+    if times.dtype.kind == "i":
+        return times * unit_ticks
+    whole = np.floor(times)
+    fraction_ns = np.rint((times - whole) * (unit_ticks // TICKS_PER_NS))
+    return whole.astype(np.int64) * unit_ticks + fraction_ns.astype(np.int64) * TICKS_PER_NS
+
+
+def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
+    """Seconds (float64 [n]) nearest to ``arrival_ticks``; ``to_ticks`` restores whole nanoseconds."""
+    whole_s, rest_ticks = np.divmod(arrival_ticks, ticks.PER_SECOND)
+    return whole_s + rest_ticks / ticks.PER_SECOND
+
+
+def is_zoned(table: Table, field: str) -> bool:
+    """Whether the first date of a column says its offset."""
+    return bool(pc.match_substring_regex(table.columns[field].slice(0, 1), _OFFSET)[0].as_py())
+
+
+def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:
+    """Nanoseconds since 1970 (int64 [n]) of a column of dates in text, ``YYYY-MM-DD HH:MM:SS`` with up to nine decimals.
+
+    Dates with an offset (``+00:00``) count in UTC; those without are taken to be all in one zone.
+
+    Raises:
+        TraceError: Names the first row that is missing, is no date, or has an offset where others have none.
+    """
+    column = table.columns[field]
+    missing = np.asarray(column.is_null())
+    table.refuse(missing, field, np.full(len(missing), None), "is missing; give a date and time")
+    kind = pa.timestamp("ns", "UTC" if zoned else None)
+    try:
+        return np.asarray(column.cast(kind).cast(pa.int64()))
+    except pa.ArrowInvalid:
+        row = next(row for row, value in enumerate(column) if not _is_date(value, kind))
+        remedy = "must be a date and time like those of the rows above; correct the row"
+        raise table.error(row, field, column[row].as_py(), remedy) from None
+
+
+def _is_date(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""The SOSP'23 artifact's own format, a pickled list of (prompt_len, output_len), read without trust.
+
+A pickle is a program for a small stack machine, and the usual one calls any function it is told
+to. This one knows only the instructions that build lists, tuples and numbers; every other is
+refused before it runs. Protocols 0 to 5.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from os import PathLike
+
+import numpy as np
+import pyarrow as pa
+
+from ...sim.types.errors import TraceError
+from .files import TraceFile
+from .table import Table, shown
+
+_HARMLESS = (
+    "PROTO FRAME STOP MARK INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
+    "EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET"
+).split()
+_OPCODE_NAMES = {
+    value[0]: name
+    for name, value in vars(pickle).items()
+    if name.isupper() and isinstance(value, bytes) and len(value) == 1
+}
+
+
+class _Refused(Exception):
+    """The pickle asks for more than lists, tuples and numbers."""
+
+
+class _Harmless(dict):
+    """The instructions that are known, by opcode; looking up another refuses it."""
+
+    def __missing__(self, opcode: int) -> object:
+        raise _Refused(_OPCODE_NAMES.get(opcode, f"opcode {opcode}"))
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    # The interpreter in Python takes its instructions from a table, so that what is not in the
+    # table cannot run; the one in C has no table, and can be made to reserve gigabytes besides.
+    dispatch = _Harmless(
+        (opcode, run) for opcode, run in pickle._Unpickler.dispatch.items() if _OPCODE_NAMES[opcode] in _HARMLESS
+    )
+
+
+Pair = tuple[int, object]
+"""A row, from 1, and what it holds."""
+_REMEDY = "a pickled trace is a list of (prompt, output) in plain ints; save it as CSV instead"
+
+
+def pickle_pieces(file: TraceFile) -> Iterator[list[Pair]]:
+    """The pairs that are pickled in a file.
+
+    Raises:
+        TraceError: Not a pickle, damaged, or holding anything but a list.
+    """
+    path = file.path
+    try:
+        pairs = _PlainUnpickler(file.stream()).load()
+    except _Refused as refused:
+        raise TraceError(path, None, "pickle instruction", str(refused), f"refused, never run: {_REMEDY}") from None
+    except TraceError:
+        raise
+    except Exception as error:  # a damaged pickle fails in any way its stack machine can
+        raise TraceError(path, None, None, None, f"is no readable pickle ({type(error).__name__}): {_REMEDY}") from None
+    if type(pairs) is not list or not pairs:
+        raise TraceError(path, None, "pickle", shown(pairs), _REMEDY)
+    yield list(enumerate(pairs, 1))
+
+
+def pickle_table(path: str | PathLike[str], batch: Sequence[Pair]) -> Table:
+    """The lengths of some pairs.
+
+    Raises:
+        TraceError: One is no pair of whole numbers.
+    """
+    table = Table(path, {}, np.array([row for row, _ in batch]), "row")
+    for place, (_, pair) in enumerate(batch):
+        if not _is_pair(pair):
+            raise table.error(place, "pair", pair, f"must be two whole numbers: {_REMEDY}")
+    lengths = np.array([pair for _, pair in batch], dtype=np.int64)
+    return table.having(prompt_tokens=pa.array(lengths[:, 0]), output_tokens=pa.array(lengths[:, 1]))
+
+
+def _is_pair(pair: object) -> bool:
+    if type(pair) not in (tuple, list) or len(pair) != 2:
+        return False
+    return all(type(tokens) is int and abs(tokens) < 2**63 for tokens in pair)

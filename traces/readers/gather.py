@@ -1,0 +1,147 @@
+"""From tables, one after the other, to a trace: what is kept of each is arrays of numbers."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+
+from ...sim.workload.content import NO_SESSION, PromptContent
+from ...sim.workload.dialogue import Dialogue
+from ...sim.types.errors import SettingError, TraceError
+from ..parsing.checks import DIALOGUE, Arrays, Before, checked, dialogue, failed
+from ..parsing.form import SESSION, Form
+from ..parsing.lines import Block
+from ..parsing.table import Table
+from ..types.trace import LeftOut, Rows, Trace
+
+Piece = Block | Table
+#: Bad rows that are always skipped, and their share of the good ones above which more are not.
+MOST_BAD_ROWS, MOST_BAD_SHARE = 1000, 0.25
+_MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tokens", "n": "a number of sequences"}
+
+
+class Gathering:
+    """Rows of a file that are well, and how many are left out.
+
+    Args:
+        path: The file.
+        form: What it is.
+        limits: What ``checked`` is told besides.
+    """
+
+    def __init__(self, path: str | PathLike[str], form: Form, **limits: int) -> None:
+        self._path, self._form, self._limits = path, form, limits
+        self._prepare = form.preparer()
+        self._before = Before()
+        self._parts: list[Arrays] = []
+        self._sessions: dict[str | None, int] = {None: NO_SESSION}
+        self._lines: list[np.ndarray] = []
+        self._unit = "line"
+        self._failed = 0
+        self._kept = self._bad = 0
+        self._first_bad: TraceError | None = None
+
+    def take(self, table: Table) -> None:
+        """Check some rows and keep them.
+
+        Raises:
+            TraceError: One of them cannot be; none is kept.
+        """
+        gone = failed(table, self._form) if self._form.failures else np.zeros(len(table), dtype=bool)
+        table = self._prepare(table.where(~gone))
+        if len(table):
+            arrays, before = checked(table, self._form, self._before, **self._limits)
+            self._check_alike(table, arrays)
+            if SESSION in arrays:
+                arrays[SESSION] = self._numbered(arrays[SESSION])
+            self._before = before
+            self._parts.append(arrays)
+            self._lines.append(table.lines)
+        self._unit = table.unit
+        self._failed += int(gone.sum())
+        self._kept += len(table)
+
+    def _check_alike(self, table: Table, arrays: Arrays) -> None:
+        """All rows or none have a time, and so on."""
+        first = self._parts[0] if self._parts else arrays
+        for field in ("arrival_ticks", "max_tokens", "n", "ids"):
+            if (field in first) == (field in arrays):
+                continue
+            remedy = f"is missing; give {_MISSING.get(field, 'a list, one whole number a block')}"
+            name = {"ids": "hash_ids", "arrival_ticks": next(iter(self._form.clocks), "arrival_s")}.get(field, field)
+            # Either these rows are without it, or all before them.
+            line = table.lines[0] if field in first else self._lines[0][0]
+            raise TraceError(self._path, int(line), name, None, remedy, table.unit)
+
+    def _numbered(self, names: np.ndarray) -> np.ndarray:
+        """Sessions by number, as they begin."""
+        numbers = self._sessions
+        return np.array([numbers.setdefault(name, len(numbers)) for name in names.tolist()], dtype=np.int64)
+
+    def skip(self, error: TraceError) -> None:
+        """Leave out a row.
+
+        Raises:
+            TraceError: The first such error, where too many rows are bad: then it is not the rows that are wrong.
+        """
+        self._bad += 1
+        if self._first_bad is None:
+            # Without the rows that its traceback would hold on to.
+            self._first_bad = error.with_traceback(None)
+        if self._bad > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
+            raise self._first_bad
+
+    def trace(self, name: str) -> Trace:
+        """The trace of all rows that were kept.
+
+        Raises:
+            TraceError: None was, or a row goes on from one that it cannot.
+        """
+        if not self._parts:
+            if self._first_bad is not None:
+                raise self._first_bad
+            raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
+        lines = np.concatenate(self._lines)
+        columns = self._columns()
+        sessions = columns.pop(SESSION, None)
+        ids = [columns.pop(field, None) for field in ("pieces", "ids", "tokens")]
+        tree = self._dialogue(columns, lines)
+        plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
+        left_out = LeftOut(self._failed, self._bad, None if self._first_bad is None else str(self._first_bad))
+        content, rows = _content(ids, sessions), Rows(self._unit, lines)
+        return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
+
+    def _columns(self) -> Arrays:
+        """The arrays of all rows, which the parts give up one by one."""
+        lengths = [len(part["prompt_tokens"]) for part in self._parts]
+        fields = dict.fromkeys(field for part in self._parts for field in part)
+        return {
+            field: np.concatenate([
+                part.pop(field) if field in part else _absent(field, rows)
+                for part, rows in zip(self._parts, lengths, strict=True)
+            ])
+            for field in fields
+        }
+
+    def _dialogue(self, columns: Arrays, lines: np.ndarray) -> Dialogue | None:
+        if "parent" not in columns:
+            return None
+        if self._bad:
+            remedy = f"rows go on from others by their number; mend the first: {self._first_bad}"
+            raise SettingError("skip_bad", True, remedy)
+        return dialogue(Table(self._path, {}, lines, self._unit), columns)
+
+
+def _absent(field: str, rows: int) -> np.ndarray:
+    """What rows have that say nothing of a session, of a delay, or of a parent."""
+    return np.full(rows, {SESSION: NO_SESSION, "delay_ticks": 0}.get(field, np.nan))
+
+
+def _content(ids: list[np.ndarray | None], sessions: np.ndarray | None) -> PromptContent | None:
+    pieces, numbers, tokens = ids
+    if sessions is not None and (sessions == NO_SESSION).all():
+        sessions = None
+    if pieces is not None:
+        return PromptContent(np.concatenate([[0], np.cumsum(pieces)]), numbers, tokens, sessions)
+    return None if sessions is None else PromptContent.of_sessions(sessions)

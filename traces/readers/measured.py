@@ -1,0 +1,150 @@
+"""What a benchmark client measured of each request, beside the trace of the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import TraceError
+from ..clients.known import benchmark_result
+from ..clients.result import BenchmarkResult, Latency, Request
+from ..parsing.files import TraceFile
+from ..parsing.reading import MOST_INFLATED_BYTES
+from ..types.trace import Trace
+
+#: Beyond any benchmark, in seconds or in requests.
+_MOST = 1e12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """A benchmark of a server; arrays are in the order of its trace, and times in seconds.
+
+    Attributes:
+        ttft_s: Times to first token, float64 [n].
+        e2el_s: End-to-end latencies, float64 [n].
+        gaps_s: Float64 [gaps], the times between chunks of an answer, one request after the other; None where the
+            client does not write them.
+        duration_s: From the client's start to its end, None where the file is silent.
+        request_rate: Requests/s that were asked for, inf for all at once; None where the file is silent.
+        burstiness: Of the gaps between them.
+        max_concurrency: Most requests that the client let be under way, None for any number.
+        model_id: Name of the model, None where the file is silent.
+    """
+
+    ttft_s: np.ndarray
+    e2el_s: np.ndarray
+    gaps_s: np.ndarray | None
+    duration_s: float | None
+    request_rate: float | None
+    burstiness: float
+    max_concurrency: int | None
+    model_id: str | None
+
+
+def measured(path: str | PathLike[str], trace: Trace) -> Measured:
+    """What a benchmark's result says beside its trace.
+
+    Args:
+        trace: Read from the same file: requests that failed are in neither.
+
+    Raises:
+        TraceError: It is no such result, was saved without details, or holds a time that cannot be.
+    """
+    result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
+    if result is None:
+        remedy = "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+        raise TraceError(path, None, None, None, remedy)
+    client, requests = result.client, {request.row: request for request in result.requests}
+    answered = [requests[row] for row in trace.rows.lines.tolist()]
+    ttft_s = _latencies(result, answered, client.ttft)
+    if not ttft_s.any():
+        remedy = f"is 0 throughout: the answers were not streamed; benchmark with {client.streaming}"
+        raise TraceError(path, None, client.ttft.name, 0, remedy)
+    gaps_s = num_gaps = None
+    if client.gaps is not None and (client.e2el is None or _has(answered, client.gaps)):
+        gaps_s, num_gaps = _gaps(result, answered, client.gaps)
+    if client.e2el is None:
+        sums = np.bincount(np.repeat(np.arange(len(num_gaps)), num_gaps), gaps_s, len(num_gaps))
+        e2el_s = ttft_s + sums
+    else:
+        e2el_s = _latencies(result, answered, client.e2el)
+    limit = _number(result, "max_concurrency", None)
+    return Measured(
+        ttft_s=ttft_s,
+        e2el_s=e2el_s,
+        gaps_s=gaps_s,
+        duration_s=_number(result, "duration", None),
+        request_rate=_rate(result),
+        burstiness=_number(result, "burstiness", 1.0),
+        max_concurrency=None if limit is None else int(limit),
+        model_id=result.about["model_id"] if isinstance(result.about.get("model_id"), str) else None,
+    )
+
+
+def _has(requests: Sequence[Request], latency: Latency) -> bool:
+    return any(request.fields.get(latency.name) is not None for request in requests)
+
+
+def _latencies(result: BenchmarkResult, requests: Sequence[Request], latency: Latency) -> np.ndarray:
+    """A latency of each request, float64 [n], in seconds.
+
+    Raises:
+        TraceError: No request has it, or one has a time that cannot be.
+    """
+    if not _has(requests, latency):
+        raise _missing(result, latency)
+    values = [request.fields.get(latency.name) for request in requests]
+    for request, value in zip(requests, values, strict=True):
+        _require_time(result, request.row, latency, value)
+    return np.array(values, dtype=np.float64) * latency.unit_s
+
+
+def _gaps(result: BenchmarkResult, requests: Sequence[Request], latency: Latency) -> tuple[np.ndarray, np.ndarray]:
+    """All gaps, float64 [gaps], in seconds, and how many each request has, int64 [n]; one of one chunk has none.
+
+    Raises:
+        TraceError: No request has them, or one has a time that cannot be.
+    """
+    if not _has(requests, latency):
+        raise _missing(result, latency)
+    lists = [[] if (gaps := request.fields.get(latency.name)) is None else gaps for request in requests]
+    for request, gaps in zip(requests, lists, strict=True):
+        if not isinstance(gaps, list):
+            raise result.error(
+                request.row, latency.name, gaps, f"must be a list of {latency.unit}; fetch the file again"
+            )
+        for gap in gaps:
+            _require_time(result, request.row, latency, gap)
+    flat = np.array([gap for gaps in lists for gap in gaps], dtype=np.float64)
+    return flat * latency.unit_s, np.array([len(gaps) for gaps in lists], dtype=np.int64)
+
+
+def _missing(result: BenchmarkResult, latency: Latency) -> TraceError:
+    client = result.client
+    return result.error(None, latency.name, None, f"is missing; run {client.form.title} with {client.streaming}")
+
+
+def _require_time(result: BenchmarkResult, row: int, latency: Latency, value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value < _MOST:
+        remedy = f"must be {latency.unit}, 0 or more; correct the request or drop it"
+        raise result.error(row, latency.name, value, remedy)
+
+
+def _rate(result: BenchmarkResult) -> float | None:
+    # vLLM writes a text, SGLang the number.
+    return inf if result.about.get("request_rate") in ("inf", inf) else _number(result, "request_rate", None)
+
+
+def _number(result: BenchmarkResult, name: str, missing: float | None) -> float | None:
+    value = result.about.get(name)
+    if value is None:
+        return missing
+    if type(value) not in (int, float) or not 0 < value < _MOST:
+        raise result.error(None, name, value, "must be a number above 0; fetch the file again")
+    return value

@@ -1,0 +1,167 @@
+"""From a file to a trace.
+
+    file -> bytes (inflated) -> what it is, by its content -> rows, some at a time -> checks -> arrays -> trace
+
+What is kept of a row is its numbers, so that a million rows take tens of megabytes, whatever the file has.
+Formats: see ``traces.formats``; also gzipped and by Zstandard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...sim.types.errors import TraceError
+from ..parsing.files import TraceFile
+from .gather import Gathering
+from ..synthesis.load import is_load
+from ..types.pairs import frozen_column
+from ..parsing.reading import MOST_INFLATED_BYTES, Reading
+from .recognise import recognise
+from ..parsing.table import Table
+from ..types.trace import Trace
+
+
+#: Rows of a piece that is read again for every bad row in it; larger ones are halved first.
+_READ_AGAIN_ROWS = 512
+
+
+def holds_load(path: str | PathLike[str]) -> bool:
+    """Whether a file is a load, and no trace.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
+
+
+def fields_read(path: str | PathLike[str]) -> frozenset[str]:
+    """Fields of ``Reading`` that change how a trace is read.
+
+    Raises:
+        TraceError: It cannot be read, or is no trace that we know.
+    """
+    if holds_load(path):
+        # A load is drawn from: it has neither rows nor blocks, and is small.
+        return frozenset()
+    file = TraceFile(path, MOST_INFLATED_BYTES)
+    source = recognise(file, Reading(), content=True)
+    return source.reads | {"skip_bad"} | ({"max_inflated_bytes"} if file.is_compressed() else frozenset())
+
+
+def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
+    """The trace in ``path``: its lengths and its times.
+
+    Columns of our own are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
+    ``fork_at`` or ``truncate_to`` (see ``sim.workload.dialogue``), of which the lengths must be there. Those of others are known
+    by their names (``traces.formats``); columns that we do not know are not read.
+    Arrivals become ticks by the rule of ``traces.parsing.times``: whole nanoseconds, exactly.
+
+    Raises:
+        TraceError: The file cannot be read, or holds a row that cannot be true. Names the line as an
+            editor shows it (the header is line 1), or the row where the format has no lines.
+    """
+    return _read(path, reading, content=False)
+
+
+def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), longest: int | None = None) -> Trace:
+    """As ``read``, and what the prompts are made of, where the file says so by ``hash_ids`` or ``session_id``.
+
+    Args:
+        longest: Tokens of the longest request; longer ones are bad rows. None takes any.
+    """
+    return _read(path, reading, content=True, **({} if longest is None else {"longest": longest}))
+
+
+def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: int) -> Trace:
+    file = TraceFile(path, reading.max_inflated_bytes)
+    source = recognise(file, reading, content)
+    gathering = Gathering(path, source.form, **limits)
+    for piece in source.pieces:
+        _take(gathering, source.parse, piece, reading.skip_bad)
+    return gathering.trace(Path(file.bare_name).stem)
+
+
+def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_bad: bool) -> None:
+    """Take the rows of a piece; where some are to be skipped, those around them in ever smaller pieces."""
+    while len(piece):
+        try:
+            gathering.take(parse(piece))
+            return
+        except TraceError as error:
+            if not skip_bad:
+                raise
+            bad = _named(piece, error)
+            if bad is None:
+                middle = len(piece) // 2
+                for half in (_part(piece, 0, middle), _part(piece, middle)):
+                    _take(gathering, parse, half, skip_bad)
+                return
+            gathering.skip(error)
+            piece = _without(piece, bad)
+
+
+def _named(piece: Any, error: TraceError) -> int | None:
+    """The place of the row that an error names, in a piece that is small enough to be read again without it."""
+    if len(piece) == 1:
+        return 0
+    if len(piece) > _READ_AGAIN_ROWS or isinstance(piece, list):
+        return None
+    found = np.flatnonzero(piece.lines == error.line)
+    return int(found[0]) if len(found) else None
+
+
+def _part(piece: Any, start: int, end: int | None = None) -> Any:
+    return piece[start:end] if isinstance(piece, list) else piece.part(start, end)
+
+
+def _without(piece: Any, place: int) -> Any:
+    if isinstance(piece, list):
+        return piece[:place] + piece[place + 1 :]
+    return piece.where(np.arange(len(piece)) != place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedTrace:
+    """A trace and the blocks of its prompts, request after request; int64, read-only.
+
+    Attributes:
+        trace: Arrivals and lengths.
+        offsets: [n + 1]; request i has the blocks from ``offsets[i]`` up to ``offsets[i + 1]``.
+        hash_ids: [blocks].
+        block_tokens: [blocks], at least 1. Those of a request add up to its prompt, or to no more
+            than that where the file gives them.
+    """
+
+    trace: Trace
+    offsets: np.ndarray
+    hash_ids: np.ndarray
+    block_tokens: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("offsets", "hash_ids", "block_tokens"):
+            object.__setattr__(self, name, frozen_column(getattr(self, name)))
+
+    def __len__(self) -> int:
+        return len(self.trace)
+
+
+def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> HashedTrace:
+    """The trace in ``path`` with its blocks.
+
+    Args:
+        path: A format with ``hash_ids``.
+        block_size: Tokens of a full block, for files without ``block_tokens``; None infers them.
+
+    Raises:
+        TraceError: As ``read``; or the file has no blocks, or some that do not fit their prompt.
+    """
+    trace = read_with_content(path, Reading(timed_trace_chunk_hash_size=block_size))
+    if trace.content is None or not len(trace.content.ids):
+        raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
+    return HashedTrace(trace, trace.content.offsets, trace.content.ids, trace.content.tokens)

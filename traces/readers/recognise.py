@@ -1,0 +1,233 @@
+"""What kind of file a trace is: by its first bytes, then by the names that it uses, and last by its ending."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ...sim.types.errors import TraceError
+from ..clients.known import benchmark_result
+from ..parsing.csv_format import CsvParser, header
+from ..parsing.files import TraceFile
+from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
+from ..formats.azure import AZURE
+from ..formats.bailian import BAILIAN
+from ..formats.burstgpt import BURSTGPT
+from ..formats.mooncake import MOONCAKE, timed
+from ..formats.own import OWN
+from ..formats.ragpulse import RAGPULSE
+from ..formats.sharegpt import SHAREGPT, ShareGptParser
+from ..formats.splitwise import SPLITWISE
+from ..formats.vidur import VIDUR
+from ..parsing.json_values import Element, batches, elements
+from ..parsing.jsonl_format import JsonlParser, whole_lists
+from ..parsing.lines import Block
+from ..synthesis.load import is_load
+from ..parsing.parquet_format import open_parquet, parquet_tables
+from ..parsing.pieces import likely_block_tokens
+from ..parsing.reading import Reading
+from ..parsing.table import Table, shown
+from ..parsing.unpickle import pickle_pieces, pickle_table
+
+_PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
+#: Forms with names of their own, the most particular first.
+CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
+#: Rows that tell the size of a block.
+_HEAD_LINES = 64
+#: Names of lengths, which tell an array of requests from one of conversations.
+_LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN_NAMES[field]}
+_TEXT_LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that is known for what it is.
+
+    Attributes:
+        form: What it calls things.
+        pieces: Some rows at a time, of any kind that can be cut.
+        parse: From a piece to a table.
+        reads: Fields of ``Reading`` that only some forms read, and this one does.
+    """
+
+    form: Form
+    pieces: Iterator[Any]
+    parse: Callable[[Any], Table]
+    reads: frozenset[str] = frozenset()
+
+
+def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
+    """What a file is, and how it is read.
+
+    Args:
+        content: Whether to read what prompts are made of.
+
+    Raises:
+        TraceError: It is missing, empty, or has no columns that we know.
+    """
+    head, ending = file.head(), Path(file.bare_name).suffix
+    if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
+        return _parquet(file, head, content)
+    if head.startswith(_PICKLE_MAGIC) or ending in (".pkl", ".pickle"):
+        return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
+    start = head.lstrip()[:1]
+    if is_load(head):
+        raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
+    result = benchmark_result(file)
+    if result is not None:
+        return Source(result.client.form, result.pieces(), result.table)
+    if start == b"[" and ending not in _TEXT_LINES:
+        return _array(file, reading, content)
+    if start == b"{" or ending in (*_TEXT_LINES, ".json"):
+        return _jsonl(file, reading, content)
+    return _csv(file, content)
+
+
+def _parquet(file: TraceFile, head: bytes, content: bool) -> Source:
+    parquet = open_parquet(file, head)
+    names = parquet.schema_arrow.names
+    _require_lengths(file.path, None, OWN, names)
+    tables = parquet_tables(file, parquet, set(OWN.readers(content)))
+    return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}))
+
+
+def _csv(file: TraceFile, content: bool) -> Source:
+    blocks = file.blocks()
+    first = next(blocks)
+    names, line = header(file.path, first), int(first.lines[0])
+    form = next((form for form in CSV_FORMS if form.marks <= set(names)), OWN)
+    sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
+    wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
+    _refuse_repeated(file.path, line, names, wanted)
+    _require_lengths(file.path, line, form, names)
+    texts = [*sessions, *(name for name, clock in form.clocks.items() if clock.unit_ticks is None)]
+    rows = (block for block in chain([first.part(1)], blocks) if len(block))
+    return Source(form, _some(file, rows), CsvParser(file.path, names, tuple(wanted), tuple(texts)))
+
+
+def _some(file: TraceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Blocks of a CSV, of which there must be one."""
+    first = next(blocks, None)
+    if first is None:
+        raise TraceError(file.path, None, None, None, "has a header and no rows; give one request a line")
+    yield first
+    yield from blocks
+
+
+def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
+    values = elements(file)
+    heads = list(islice(values, _HEAD_LINES))
+    if any(isinstance(element.value, dict) and _LENGTHS & element.value.keys() for element in heads):
+        return _objects(file, chain(heads, values), reading, content)
+    parser = ShareGptParser(file.path, reading.tokenizer)
+    return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
+
+
+def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
+    blocks = file.blocks()
+    first = next(blocks)
+    heads = first.part(0, _HEAD_LINES)
+    if _is_spread(heads.texts()[0], file):
+        return _objects(file, elements(file), reading, content)
+    records = list(filter(None, map(_record, heads.texts())))
+    line = int(first.lines[0]) if _record(heads.texts()[0]) else None
+    return _records(file, chain([first], blocks), records, reading, content, line)
+
+
+def _is_spread(first_line: bytes, file: TraceFile) -> bool:
+    """Whether objects take more lines than one, as in pretty-printed JSON."""
+    if _record(first_line) is not None or not first_line.lstrip().startswith(b"{"):
+        return False
+    # In one that is cut, or wrong, below: its error names the line.
+    if first_line.rstrip()[-1:] in (b"{", b"[", b",", b":"):
+        return True
+    try:
+        return isinstance(next(elements(file)).value, dict)
+    except TraceError:
+        return False
+
+
+def _objects(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+    heads = list(islice(values, _HEAD_LINES))
+    records = [element.value for element in heads if isinstance(element.value, dict)]
+    line = heads[0].line if isinstance(heads[0].value, dict) else None
+    return _records(file, batches(chain(heads, values)), records, reading, content, line)
+
+
+def _records(
+    file: TraceFile,
+    pieces: Iterator[Any],
+    heads: Sequence[dict[str, Any]],
+    reading: Reading,
+    content: bool,
+    line: int | None,
+) -> Source:
+    """JSON objects, by what the first ones say; ``line`` is that of the first, None where it cannot be understood."""
+    form = _jsonl_form(heads, reading)
+    if line is not None:
+        _require_lengths(file.path, line, form, list(heads[0]))
+    return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
+
+
+def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """What of ``--timed-trace-*`` a form reads: its unit of time, and how large blocks are where it does not say."""
+    if form is RAGPULSE:
+        return frozenset()
+    if form.marks == MOONCAKE.marks:
+        return frozenset({"timed_trace_chunk_hash_size", "timed_trace_sec_multiplier"})
+    has_blocks = any(HASH_IDS in record and BLOCK_TOKENS not in record for record in records)
+    return frozenset({"timed_trace_chunk_hash_size"} if has_blocks else ())
+
+
+def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
+    first = records[0] if records else {}
+    named, told = MOONCAKE.marks <= first.keys(), reading.timed_trace_chunk_hash_size
+    if named and (isinstance(first.get(HASH_IDS), dict) or isinstance(first["timestamp"], str)):
+        return RAGPULSE
+    if BAILIAN.marks <= first.keys():
+        return replace(BAILIAN, block_tokens=told or BAILIAN.block_tokens)
+    form = MOONCAKE if named and BLOCK_TOKENS not in first else OWN
+    block_tokens = told or likely_block_tokens(_counts(records, form))
+    return timed(block_tokens, reading) if form is MOONCAKE else replace(OWN, block_tokens=block_tokens)
+
+
+def _counts(records: Sequence[dict[str, Any]], form: Form) -> Iterator[tuple[int, int]]:
+    """Ids and prompt tokens of the records that have both."""
+    for record in records:
+        ids = record.get(HASH_IDS)
+        prompt_tokens = next((record[name] for name in form.names["prompt_tokens"] if name in record), None)
+        if type(ids) is list and type(prompt_tokens) is int:
+            yield len(ids), prompt_tokens
+
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    """What a line says, None where it says nothing that we understand."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _refuse_repeated(path: str | PathLike[str], line: int, names: Sequence[str], wanted: Sequence[str]) -> None:
+    twice = next((name for name in wanted if names.count(name) > 1), None)
+    if twice is not None:
+        raise TraceError(path, line, "columns", shown(",".join(names)), f"{twice} is there twice; keep one")
+
+
+def _require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
+    found = shown(",".join(names))
+    for field in ("prompt_tokens", "output_tokens"):
+        ours = form.names[field]
+        if not any(name in names for name in ours):
+            raise TraceError(path, line, "columns", found, f"no column {field}; name it {' or '.join(ours)}")
+    for alone in ("fork_at", "truncate_to"):
+        if alone in names and "parent" not in names and form is OWN:
+            remedy = f"{alone} says where a parent is left; name the parent in a column of that name, or leave it out"
+            raise TraceError(path, line, "columns", found, remedy)

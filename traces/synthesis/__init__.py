@@ -1,0 +1,1 @@
+"""Drawn traces, and loads that are fitted to a trace."""

@@ -1,0 +1,140 @@
+"""A load in a small file: what a trace is like, to be drawn from, without any of its requests.
+
+``fitting.fit`` keeps quantiles of both lengths, a grid that counts requests by the ranks of the two, and of the arrivals:
+how many requests come at one instant, how long the gaps between the instants are, and how far a long gap makes the next
+ones long, too. ``fitting.draw`` makes as many requests as are asked for.
+
+What prompts have in common, and how the load changes over hours, is not kept. The extremes are those of single requests.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from os import PathLike
+from typing import Annotated
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from ...sim.types.errors import TraceError
+from ...sim.output.files import as_utf8, write_whole
+from ..parsing.files import TraceFile
+from .marginal import inverse, summary
+from ..parsing.table import shown
+
+VERSION = 1
+#: 64 strata, the last of them finer, since the longest count most.
+LEVELS = (*(place / 64 for place in range(64)), 0.99, 0.995, 0.999, 1.0)
+GRID = 16
+#: Bytes in which a load says that it is one, and the longest.
+_HEAD_BYTES, _MOST_BYTES = 2**10, 2**20
+_STRICT = ConfigDict(extra="forbid")
+Numbers = Annotated[tuple[float, ...], Field(min_length=len(LEVELS) - 1, max_length=len(LEVELS))]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Marginal:
+    """One quantity: its quantiles at ``LEVELS``, and the mean of each stratum between them."""
+
+    quantiles: Numbers
+    stratum_means: Numbers
+
+    @model_validator(mode="after")
+    def _check(self) -> Marginal:
+        ascending = all(low <= high for low, high in zip(self.quantiles, self.quantiles[1:]))
+        if len(self.quantiles) != len(LEVELS) or len(self.stratum_means) != len(LEVELS) - 1 or not ascending:
+            raise ValueError(f"must have {len(LEVELS)} ascending quantiles and {len(LEVELS) - 1} means")
+        if not all(0 <= value < 2**31 for value in (*self.quantiles, *self.stratum_means)):
+            raise ValueError("must lie between 0 and 2**31")
+        return self
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Marginal:
+        """The marginal of some values, to six digits."""
+        return cls(*(tuple(float(f"{value:.6g}") for value in column) for column in summary(values, LEVELS)))
+
+    def at(self, ranks: np.ndarray) -> np.ndarray:
+        """The values at ranks in [0, 1), float64."""
+        return inverse(LEVELS, self.quantiles, self.stratum_means, ranks)
+
+    def whole(self, ranks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The values as whole numbers, int64, rounded so that their mean stays."""
+        return np.floor(self.at(ranks) + rng.random(len(ranks))).astype(np.int64)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Arrivals:
+    """When requests come.
+
+    Attributes:
+        gap_s: Between two instants at which any come.
+        batch: Requests that come at one instant.
+        persistence: Share of a gap's rank that lasts over the next ones.
+        gaps: Gaps in which it fades to 1/e.
+    """
+
+    gap_s: Marginal
+    batch: Marginal
+    persistence: Annotated[float, Field(ge=0, lt=1)]
+    gaps: Annotated[float, Field(ge=1, le=2**20)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Load:
+    """What a trace is like.
+
+    Attributes:
+        fragmeter_load: Version of the form.
+        name: Of the trace.
+        requests: In the trace, and in a draw that does not say how many.
+        prompt_tokens, output_tokens: Lengths.
+        rank_grid: Requests by sixteenth of the prompts (rows) and of the outputs, in counts.
+        arrivals: None where the trace has no times.
+    """
+
+    fragmeter_load: Annotated[int, Field(ge=VERSION, le=VERSION)]
+    name: Annotated[str, AfterValidator(as_utf8)]
+    requests: Annotated[int, Field(ge=1, le=2**31)]
+    prompt_tokens: Marginal
+    output_tokens: Marginal
+    rank_grid: tuple[tuple[Annotated[int, Field(ge=0, le=2**31)], ...], ...]
+    arrivals: Arrivals | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Load:
+        if np.shape(self.rank_grid) != (GRID, GRID) or not np.sum(self.rank_grid):
+            raise ValueError(f"rank_grid must be {GRID} x {GRID} counts")
+        return self
+
+
+def is_load(head: bytes) -> bool:
+    """Whether a file that begins so holds a load."""
+    return head.lstrip().startswith(b"{") and b'"fragmeter_load"' in head[:_HEAD_BYTES]
+
+
+def read_load(path: str | PathLike[str]) -> Load:
+    """The load in a file.
+
+    Raises:
+        TraceError: It is none, or a number in it cannot be.
+    """
+    try:
+        return Load(**json.loads(TraceFile(path, _MOST_BYTES).whole()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or None
+        raise TraceError(path, None, field, shown(first["input"]), f"{first['msg']}; fit the load again") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        complaint = " ".join(str(error).split())[:80]
+        raise TraceError(path, None, None, None, f"is no load ({complaint}); make one by traces synth") from None
+
+
+def write_load(load: Load, path: str | PathLike[str]) -> None:
+    """Write a load, whole or not at all.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    write_whole(path, json.dumps(asdict(load)) + "\n")

@@ -1,0 +1,91 @@
+"""Length pairs drawn from published summaries, so that nothing need be downloaded.
+
+A summary holds 33 quantiles of prompts and of outputs, the mean within each of the 32 strata between
+them, and a 16 x 16 grid that counts rows by prompt rank and output rank. A draw takes a cell by its
+count, a rank uniform within the cell's sides, and maps each rank to tokens (``traces.synthesis.marginal``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+
+import numpy as np
+
+from ...sim.types.errors import SettingError
+from .marginal import inverse
+from ..types.pairs import LengthPairs
+from ..arrivals.streams import stream
+
+_FEWEST_PER_BLOCK = 1024
+_DRAWS_BEFORE_GIVING_UP = 1_000_000
+
+
+@functools.cache
+def length_summaries() -> Mapping[str, object]:
+    """The embedded summaries: ``quantile_levels`` and ``sets`` by name."""
+    return json.loads((files(__package__) / "data" / "length_summaries.json").read_text("utf-8"))
+
+
+def sample(set_name: str, n: int, rng: np.random.Generator, max_total_tokens: int | None = None) -> LengthPairs:
+    """``n`` pairs drawn from the embedded set ``set_name``.
+
+    With ``max_total_tokens``, pairs whose prompt + output exceeds it are rejected and drawn anew. The
+    sets are uncapped, as rejection needs: from a set already capped, it would cap twice.
+
+    Raises:
+        SettingError: no such set, a negative number, or a cap that next to no pair meets.
+    """
+    summary = _summary(set_name)
+    if n < 0:
+        raise SettingError("n", n, "must be 0 or more")
+    if max_total_tokens is None:
+        return LengthPairs(set_name, *_draw(summary, n, rng))
+    accepted = np.empty((2, 0), dtype=np.int64)
+    drawn = 0
+    while accepted.shape[1] < n:
+        block = max(n - accepted.shape[1], _FEWEST_PER_BLOCK)
+        pairs = _draw(summary, block, rng)
+        accepted = np.concatenate((accepted, pairs[:, pairs.sum(axis=0) <= max_total_tokens]), axis=1)
+        drawn += block
+        if drawn >= _DRAWS_BEFORE_GIVING_UP and accepted.shape[1] < drawn // 1000:
+            remedy = f"fewer than 1 in 1,000 of {set_name} fit; raise it"
+            raise SettingError("max_total_tokens", max_total_tokens, remedy)
+    return LengthPairs(set_name, *accepted[:, :n])
+
+
+def synthetic_pairs(set_name: str, n: int, seed: int, max_model_len: int) -> LengthPairs:
+    """``n`` pairs of ``set_name`` with prompt + output at most ``max_model_len``, from the seed's own stream.
+
+    Raises:
+        SettingError: as ``sample``.
+    """
+    try:
+        return sample(set_name, n, stream(seed, f"lengths {set_name}"), max_model_len)
+    except SettingError as error:
+        field = "max_model_len" if error.field == "max_total_tokens" else error.field
+        raise SettingError(field, error.value, error.remedy) from None
+
+
+def _summary(set_name: str) -> Mapping[str, object]:
+    sets = length_summaries()["sets"]
+    if set_name not in sets:
+        raise SettingError("set", set_name, f"choose one of {', '.join(sets)}")
+    return sets[set_name]
+
+
+def _draw(summary: Mapping[str, object], n: int, rng: np.random.Generator) -> np.ndarray:
+    """int64 [2, n]: prompts above outputs."""
+    grid = np.array(summary["rank_grid16"])
+    upper_counts = np.cumsum(grid)
+    cells = np.searchsorted(upper_counts, rng.integers(upper_counts[-1], size=n), side="right")
+    ranks = (np.array(np.divmod(cells, len(grid))) + rng.random((2, n))) / len(grid)
+    return np.array([_tokens(summary[field], u) for field, u in zip(("prompt_tokens", "output_tokens"), ranks)])
+
+
+def _tokens(marginal: Mapping[str, list[float]], u: np.ndarray) -> np.ndarray:
+    """The lengths at ranks ``u`` (float64 [n] in [0, 1))."""
+    levels = length_summaries()["quantile_levels"]
+    return np.rint(inverse(levels, marginal["quantiles"], marginal["stratum_means"], u)).astype(np.int64)

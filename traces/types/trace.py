@@ -1,0 +1,118 @@
+"""A trace: requests as a file gives them, and the way back from a request to its line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from ...sim.workload.content import PromptContent
+from ...sim.workload.dialogue import Dialogue
+from ...sim.types.errors import SettingError, TraceError
+from .pairs import LengthPairs, frozen_column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Where the rows of a trace stand in its file.
+
+    Attributes:
+        unit: ``"line"`` for text, ``"row"`` for formats without lines.
+        lines: int64 [n], the line of each row as an editor counts it, or None where row i is i + 1.
+    """
+
+    unit: str = "row"
+    lines: np.ndarray | None = None
+
+    def number(self, row: int) -> int:
+        """What to call the row at index ``row``."""
+        return row + 1 if self.lines is None else int(self.lines[row])
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows of a file that are not in its trace.
+
+    Attributes:
+        failed: Requests that were not answered, as the file says itself.
+        bad: Rows that cannot be true.
+        first_bad: What is wrong with the first of those, or None.
+    """
+
+    failed: int = 0
+    bad: int = 0
+    first_bad: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in file order, as columns; int64 [n], read-only.
+
+    Attributes:
+        name: The file's name without its endings, for titles.
+        prompt_tokens: At least 1.
+        output_tokens: At least 1: the true output.
+        arrival_ticks: Not decreasing, or None where the file has no times.
+        max_tokens: The longest output that the server is told of, or None where the file is silent.
+        rows: Where each request stands in its file.
+        n: Sequences that each request asks for, or None where the file is silent.
+        dialogue: Whose text each prompt begins with, or None where the file is silent.
+        content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
+        left_out: Rows of the file that are not here.
+        delay_ticks: How long the user waits before each turn of a session, after the answer to the turn before it; or
+            None where the file is silent.
+    """
+
+    name: str
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    arrival_ticks: np.ndarray | None = None
+    max_tokens: np.ndarray | None = None
+    rows: Rows = Rows()
+    content: PromptContent | None = None
+    n: np.ndarray | None = None
+    dialogue: Dialogue | None = None
+    left_out: LeftOut = LeftOut()
+    delay_ticks: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks"):
+            values = getattr(self, field)
+            if values is None:
+                continue
+            object.__setattr__(self, field, frozen_column(values))
+            if len(values) != len(self.prompt_tokens):
+                raise SettingError(field, len(values), f"must have {len(self.prompt_tokens)} values")
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def first(self, requests: int) -> Trace:
+        """The first requests alone."""
+        lengths = self.prompt_tokens, self.output_tokens
+        columns = (*lengths, self.arrival_ticks, self.max_tokens, self.delay_ticks, self.n)
+        content = None if self.content is None else self.content.first(requests)
+        *cut, delays, n = (None if column is None else column[:requests] for column in columns)
+        dialogue = None if self.dialogue is None else self.dialogue.first(requests)
+        return Trace(self.name, *cut, self.rows, content, n, dialogue, self.left_out, delays)
+
+    @property
+    def pairs(self) -> LengthPairs:
+        """The lengths alone."""
+        return LengthPairs(self.name, self.prompt_tokens, self.output_tokens)
+
+
+def check_fits(trace: Trace, max_model_len: int, path: str | PathLike[str]) -> None:
+    """Refuse a trace with a request longer than the model.
+
+    Raises:
+        TraceError: names the first request of ``path`` whose prompt + output exceeds ``max_model_len`` tokens.
+    """
+    total_tokens = trace.prompt_tokens + trace.output_tokens
+    too_long = total_tokens > max_model_len
+    if too_long.any():
+        row = int(too_long.argmax())
+        remedy = f"longer than the model's {max_model_len} tokens; shorten or drop the request, or take a longer model"
+        field, unit = "prompt_tokens + output_tokens", trace.rows.unit
+        raise TraceError(path, trace.rows.number(row), field, int(total_tokens[row]), remedy, unit)
