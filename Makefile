@@ -31,7 +31,7 @@ help:
 # A virtual environment of its own, installed anew when setup.cfg changes.
 $(VENV)/.core: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python tests/lowest_bounds.py > $(VENV)/lowest.txt
+	$(BIN)/python tests/helpers/lowest_bounds.py > $(VENV)/lowest.txt
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable .
 	@touch $@
 

@@ -15,9 +15,9 @@ import time
 
 import numpy as np
 
-from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import synthetic_pairs, workload
 

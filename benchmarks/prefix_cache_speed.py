@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fragmeter.sim.workload.content import PromptContent
-from fragmeter.sim.metrics.prefix_cache import prefix_cache
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.prefix_cache import prefix_cache
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import read_with_content, workload
 

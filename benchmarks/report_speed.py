@@ -25,7 +25,7 @@ from fragmeter.sim.recording.blocks import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from browser import offline_browser, wait  # noqa: E402
+from browser import offline_browser, wait
 
 POLICIES = ("vllm-sosp23", "orca-max")
 LOAD = ("--request-rate", "1.7", "--record-blocks")

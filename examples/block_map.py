@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from fragmeter.reports.data.distribution import of_values
+from fragmeter.reports.data.over_time import over_time
+from fragmeter.reports.data.results import read_result
 from fragmeter.reports.figures.figures import (
     block_map,
     data_of,
@@ -19,14 +21,12 @@ from fragmeter.reports.figures.figures import (
     request_timeline,
     throughput_over_time,
 )
-from fragmeter.reports.data.over_time import over_time
 from fragmeter.reports.perfetto.timeline import write_timeline
-from fragmeter.reports.data.results import read_result
 from fragmeter.sim import settings
-from fragmeter.sim.recording.blocks import record
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.result import requests_table, steps_table, write
 from fragmeter.sim.metrics.stays import stays_table
+from fragmeter.sim.recording.blocks import record
 from fragmeter.traces import synthetic_pairs, workload
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "out/figures")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .metrics.result import write
 from .engine.run import Run, simulate
 from .engine.settings import Settings, settings
+from .metrics.result import write
 from .metrics.summary import summary
 from .workload.workload import Workload
 

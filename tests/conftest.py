@@ -9,7 +9,8 @@ from pathlib import Path
 import hypothesis
 
 # importlib mode puts no folder of tests on the path.
-sys.path.insert(0, str(Path(__file__).parent))
+for _folder in ("", "helpers", "fuzz"):
+    sys.path.insert(0, str(Path(__file__).parent / _folder))
 
 # Other cores have other tests to run, and workers take longer to start than most of what tests ask of them.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from .catalogue import catalogue, download
 from .arrivals.arrivals import poisson, told_max_tokens, workload
+from .arrivals.pacing import Pacing, paced, users
+from .arrivals.streams import stream
+from .catalogue import catalogue, download
+from .parsing.reading import Reading
+from .readers.measured import Measured, measured
+from .readers.readers import HashedTrace, holds_load, read, read_hashed, read_with_content
+from .stats.stats import stats
 from .synthesis.fitting import draw, fit
 from .synthesis.load import Load, read_load, write_load
-from .readers.measured import Measured, measured
-from .arrivals.pacing import Pacing, paced, users
-from .types.pairs import LengthPairs
-from .readers.readers import HashedTrace, holds_load, read, read_hashed, read_with_content
-from .parsing.reading import Reading
 from .synthesis.sosp23 import paper_workload
-from .stats.stats import stats
-from .arrivals.streams import stream
 from .synthesis.summaries import sample, synthetic_pairs
+from .types.pairs import LengthPairs
 from .types.trace import Trace, check_fits
 from .writers import check_target, write
 

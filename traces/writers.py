@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..sim.output import frames as pd
+from ..sim.output.files import require_writable_file, write_whole
+from ..sim.types.errors import SettingError
 from ..sim.workload.content import NO_SESSION, PromptContent
 from ..sim.workload.dialogue import NO_PARENT, Dialogue
-from ..sim.types.errors import SettingError
-from ..sim.output.files import require_writable_file, write_whole
 from .parsing.times import to_seconds
 from .types.trace import Trace
 
@@ -75,7 +75,10 @@ def _content(content: PromptContent) -> dict[str, pd.Series | list[np.ndarray]]:
         columns["session_id"] = sessions.where(content.session_id != NO_SESSION)
     if len(content.ids):
         ends = content.offsets[1:-1]
-        columns |= {name: np.split(column, ends) for name, column in (("hash_ids", content.ids), ("block_tokens", content.tokens))}
+        columns |= {
+            name: np.split(column, ends)
+            for name, column in (("hash_ids", content.ids), ("block_tokens", content.tokens))
+        }
     return columns
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...sim import Settings
-from ...sim.types.errors import SettingError
 from ...sim.engine.unread import only_read
+from ...sim.types.errors import SettingError
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
-from .questions import SAMPLES, Asked, answer, questions
 from ..runs.trace_flags import left_out_told
 from ..runs.unread import LOAD_FIELDS, refuse_unread
+from .questions import SAMPLES, Asked, answer, questions
 
 Flags = tuple[Requests, Reading, Pacing]
 NO_FLAGS: Flags = (Requests(), Reading(), Pacing())

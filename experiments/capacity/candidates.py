@@ -17,10 +17,10 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cost import profile_names
-from ...sim.types.errors import SettingError
 from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec.launch import capacity
+from ...sim.types.errors import SettingError
 from ..runs.grid import MOST_POINTS, NONE, axis_values
 from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine

@@ -14,8 +14,8 @@ from typing import Any
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.summary import summary
-from .load import Load
 from ..runs.slo_check import Goal, compiled_cost, verdict_of
+from .load import Load
 
 #: Shares of the recommended rate at which latency and price are told, for the picture.
 SHARES = (0.25, 0.5, 0.75, 1.0)

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...sim import Settings, Workload, simulate
 from ...sim.engine.engine import Engine
-from ...sim.policy import Policy
 from ...sim.engine.run import Run
+from ...sim.policy import Policy
 from ...sim.types.sequence import Plan
 
 #: Passes values on and shows how far they have come: values, what they are, how many.

@@ -29,8 +29,8 @@ from ...sim.cost import StepCost
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import Settings
 from ..runs.parallel import Workers, as_they_finish
-from .load import Drawn, Load
 from ..runs.slo_check import Goal, Verdict, compiled_cost, saturated_rate, verdict, verdict_of
+from .load import Drawn, Load
 
 #: Rates are powers of it.
 STEP = 1.02

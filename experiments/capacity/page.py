@@ -10,9 +10,9 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from .text import memory_rows, view_rows
-from .planning import Answer, Bill
 from ..runs.points import FINISHED, as_parquet, flat
+from .planning import Answer, Bill
+from .text import memory_rows, view_rows
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 PLAN = FolderKind("plan", (PAGE, DATA, TABLE, FINISHED))

@@ -24,20 +24,20 @@ from hashlib import sha256
 from math import ceil, inf
 from typing import Any
 
-from ...sim.types.errors import SimulationFault, UserError
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
-from .candidates import Candidate
+from ...sim.types.errors import SimulationFault, UserError
 from ..runs.inputs import Inputs
-from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
+from ..runs.points import Store, key
+from ..runs.slo_check import Goal, Verdict, verdict
+from ..runs.sweeping import Outcome
+from .candidates import Candidate
 from .detail import BEYOND, detail
 from .load import Load
-from ..runs.points import Store, key
+from .max_rate import Ahead, MaxRate, SeedRate, follow, go_ahead
 from .prices import HOUR_S, MILLION, Prices
-from ..runs.sweeping import Outcome
-from ..runs.slo_check import Goal, Verdict, verdict
 
 #: By how little a quotient of rates may exceed a whole number of replicas: the rounding of floats.
 _ROUNDING = 1e-9

@@ -21,8 +21,8 @@ from ...sim import Settings, Workload, simulate, summary
 from ...sim.cost import StepCost
 from ...sim.engine.replica import build
 from ...sim.engine.settings import settings as checked
-from ...sim.types.ticks import PER_MS
 from ...sim.engine.unread import only_read
+from ...sim.types.ticks import PER_MS
 
 MODES = ("recompute", "swap")
 SWAPPING = ("vllm-v0", "vllm-sosp23")

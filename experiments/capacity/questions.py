@@ -19,10 +19,12 @@ from rich import box
 from rich.table import Table
 
 from ...sim import Settings, Workload, simulate, summary
-from ...sim.types.errors import SettingError
 from ...sim.engine.replica import Replica, build
-from . import max_num_seqs as plan_max_num_seqs, preemption as plan_preemption, samples as plan_samples
+from ...sim.types.errors import SettingError
 from ..runs.output import Report, track
+from . import max_num_seqs as plan_max_num_seqs
+from . import preemption as plan_preemption
+from . import samples as plan_samples
 
 #: Samples that are asked about where the load does not say.
 SAMPLES = 4

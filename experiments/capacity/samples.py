@@ -21,8 +21,8 @@ import numpy as np
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.engine.settings import settings as checked
 from ...sim.engine.unread import only_read
-from .preemption import WATERMARK
 from ..runs.pool_use import pool_use
+from .preemption import WATERMARK
 
 FORKING, SEPARATE = "vllm-v0", "vllm-v1"
 
@@ -77,9 +77,7 @@ def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]
     asked = replace(work, n=np.full(len(work), n))
     alone = replace(work, n=None)
     caching = checked(**settings.as_dict() | {"policy": SEPARATE, "enable_prefix_caching": True})
-    forking = checked(
-        **settings.as_dict() | {"policy": FORKING, "enable_prefix_caching": None, "watermark": WATERMARK}
-    )
+    forking = checked(**settings.as_dict() | {"policy": FORKING, "enable_prefix_caching": None, "watermark": WATERMARK})
     return [_row(settings, alone, 1), _row(caching, asked, n), _row(forking, asked, n)]
 
 

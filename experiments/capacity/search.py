@@ -12,25 +12,25 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from ...sim.types.errors import SettingError
-from ...sim.output.folders import OutputFolder
 from ...sim.metrics.objectives import objectives
+from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import capacity
-from .candidates import Candidate, Choices, candidates
+from ...sim.types.errors import SettingError
 from ..runs.inputs import Inputs
-from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
 from ..runs.output import Report
 from ..runs.parallel import Workers
-from .load import Load
-from .page import write_plan
-from .text import EVERY_RATE, candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
-from .planning import Answer, Bill, Planner, ranked
 from ..runs.points import Store
-from .prices import Prices, prices
+from ..runs.slo_check import Goal
+from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from ..runs.unread import LOAD_FIELDS, refuse_unread
-from ..runs.slo_check import Goal
+from .candidates import Candidate, Choices, candidates
+from .load import Load
+from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
+from .page import write_plan
+from .planning import Answer, Bill, Planner, ranked
+from .prices import Prices, prices
+from .text import EVERY_RATE, candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
 
 #: Of fewer the tolerance limit is more than five standard deviations away.
 _FEWEST_SEEDS = 4

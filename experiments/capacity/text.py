@@ -9,12 +9,12 @@ from rich import box
 from rich.table import Table
 
 from ...sim.spec.launch import capacity
-from .max_rate import CONTENT
+from ..runs.slo_check import Goal
+from ..vllm_serve.checks import gib
 from .detail import BEYOND
 from .load import Load
+from .max_rate import CONTENT
 from .planning import Answer, Bill
-from ..vllm_serve.checks import gib
-from ..runs.slo_check import Goal
 
 CAUSES = {
     "seats": "requests wait for a seat (max_num_seqs)",
@@ -35,9 +35,7 @@ def flags_told(answer: Answer) -> str:
     chosen = answer.candidate.settings
     values = ((name, getattr(chosen, name)) for name in _FLAGS)
     told = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in values
-        if value not in _PLAIN.get(name, (None, "auto"))
+        f"--{name.replace('_', '-')} {value}" for name, value in values if value not in _PLAIN.get(name, (None, "auto"))
     ]
     return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + told)
 
@@ -156,9 +154,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
         return f"{EVERY_RATE}; for a price give more requests a run (--num-prompts), or say what is to be served"
     alone = answer.found.alone
     if not alone.meets:
-        missed = ", ".join(
-            f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items()
-        )
+        missed = ", ".join(f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items())
         return (
             f"no rate meets {goal.objectives}: alone on the replica {alone.attained:.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for ({missed})"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from ...sim.cost.shares import SHARES
 from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
+from ..paper.paper import SYNTHETIC_SET
 from .claim import UNTESTED, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .throughput import ROUNDED
-from ..paper.paper import SYNTHETIC_SET
 
 _GB = 10**9
 #: Batch of FasterTransformer on ShareGPT (SOSP'23, Fig 12).
@@ -42,8 +42,7 @@ def judge_one_token(values: Mapping[str, float]) -> Judged:
         f" {values['gflop_a_token']:.1f} GFLOP / 312 TFLOP/s = {compute:.3f} ms to compute,"
         f" {values['share_of_flops_pct']:.2f} % of the card's flops; the two take as long at"
         f" {values['tokens_that_balance']:.0f} tokens a step",
-        "Every weight is read for every step, however many tokens it is multiplied with; so the batch is what"
-        " counts.",
+        "Every weight is read for every step, however many tokens it is multiplied with; so the batch is what counts.",
     )
 
 

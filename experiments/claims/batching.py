@@ -11,9 +11,9 @@ import numpy as np
 
 from ...sim.types.ticks import PER_SECOND
 from ...traces import stream
+from ..paper.stories import all_stories
 from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, few, story
-from ..paper.stories import all_stories
 
 STORY = "simulated: a story of a few requests, one second a step"
 _DRAWS, _BATCH = 20, 4

@@ -14,17 +14,17 @@ from math import isqrt, log
 
 import numpy as np
 
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import settings
+from ...sim.metrics.requests import request_times
 from ...sim.spec import model
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
+from ..paper.paper import SYNTHETIC_SET
+from ..paper.sharing import blocks_up_to
 from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .waste import held_waste
-from ..paper.paper import SYNTHETIC_SET
-from ..paper.sharing import blocks_up_to
 
 BURST = "simulated: requests of synthetic ShareGPT lengths that arrive at once"
 ARITHMETIC = "arithmetic"

@@ -15,21 +15,33 @@ from importlib import resources
 from statistics import fmean
 from typing import Any
 
-from . import (
-    bandwidth as claims_bandwidth,
-    batching as claims_batching,
-    beyond as claims_beyond,
-    blocks as claims_blocks,
-    overhead as claims_overhead,
-    room as claims_room,
-)
-from . import sharing as claims_sharing, throughput as claims_throughput, waste as claims_waste
-from . import systems_goodput, systems_latency, systems_memory, systems_throughput
-from .claim import VERDICTS, Measured, Probe, Source, table_row
-from .runs import Trial
 from ..paper.comparison import Payload
 from ..runs.kept import Kept, key
 from ..runs.output import track
+from . import (
+    bandwidth as claims_bandwidth,
+)
+from . import (
+    batching as claims_batching,
+)
+from . import (
+    beyond as claims_beyond,
+)
+from . import (
+    blocks as claims_blocks,
+)
+from . import (
+    overhead as claims_overhead,
+)
+from . import (
+    room as claims_room,
+)
+from . import sharing as claims_sharing
+from . import systems_goodput, systems_latency, systems_memory, systems_throughput
+from . import throughput as claims_throughput
+from . import waste as claims_waste
+from .claim import VERDICTS, Measured, Probe, Source, table_row
+from .runs import Trial
 
 FIGURE = "claims"
 SEEDS = 3

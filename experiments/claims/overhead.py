@@ -10,13 +10,13 @@ from ...sim.cost.shares import SHARES
 from ...sim.spec import gpu, model
 from ...sim.types.ticks import PER_MS
 from ...sim.workload.workload import Workload
+from ..paper.paper import SYNTHETIC_SET
+from ..paper.published import published_fig13a, published_mean_tokens
+from .blocks import tail_waste_pct
 from .claim import Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, at_once
-from .blocks import tail_waste_pct
 from .throughput import ROUNDED
 from .waste import EARLIER
-from ..paper.published import published_fig13a, published_mean_tokens
-from ..paper.paper import SYNTHETIC_SET
 
 _KI = 1024
 #: Requests of a burst.

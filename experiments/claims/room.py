@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...sim.cost import RooflineCost
-from ...sim.types.errors import SettingError
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model, paper_num_blocks, stage_bytes
 from ...sim.spec.families import read_config
 from ...sim.spec.pool import GIB
+from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
 from .claim import FAILS, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial
@@ -56,7 +56,7 @@ def _room_tokens(name: str, card: str, cards: int, dtype: str) -> float:
 def judge_contexts(values: Mapping[str, float]) -> Judged:
     """The pool holds one sequence of 256K tokens."""
     return Judged(
-        tuple(Part(name, values[name], 256) for name in map(lambda fit: _fit_name(*fit), _FITS)),
+        tuple(Part(name, values[name], 256) for name in (_fit_name(*fit) for fit in _FITS)),
         "tokens that the pool holds: "
         + ", ".join(f"{values[_fit_name(*fit)]:,.0f}K {_fit_name(*fit)}" for fit in _FITS)
         + "; over 32K: "

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import settings
+from ...sim.metrics.requests import request_times
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import sample, stream
-from ..paper.stories import OneSecondStep
 from ..paper.paper import FIG2, MAX_MODEL_LEN, Source
+from ..paper.stories import OneSecondStep
 
 BUCKETS_HELD = ("reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded")
 _KEPT = 64

@@ -8,22 +8,22 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...sim.workload.dialogue import NO_PARENT, Dialogue
-from ...sim.recording.plans import Plan, record
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import FITTED_BEAM_SURVIVAL, settings
+from ...sim.recording.plans import Plan, record
 from ...sim.types.ticks import PER_SECOND
+from ...sim.workload.dialogue import NO_PARENT, Dialogue
 from ...sim.workload.workload import Workload
 from ..paper.figures import fig14
-from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
-from .runs import Trial, few
-from .throughput import ROUNDED
-from .waste import EARLIER
 from ..paper.paper import ALPACA_SET, FIG15, Source
-from .plan_contents import wrong_rows
 from ..paper.rate_sweep.panels import ORACLE, VLLM
 from ..paper.rate_sweep.rate_sweep import Crossing, Search, crossing_of, stretched
 from ..paper.sharing import SAVED, SharingCase, measure
+from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .plan_contents import wrong_rows
+from .runs import Trial, few
+from .throughput import ROUNDED
+from .waste import EARLIER
 
 STORY = "simulated: block tables of a few requests"
 _PANEL, _SAMPLES, _BLOCK = "f", 4, 4
@@ -131,10 +131,7 @@ def judge_branches(values: Mapping[str, float]) -> Judged:
     paged = max(values[f"{kind}_paged_slots"] for kind in _BRANCHES)
     return Judged(
         (
-            *(
-                Part(f"{kind}s, which copy all without paging", copied, _HISTORY)
-                for kind, copied in contiguous.items()
-            ),
+            *(Part(f"{kind}s, which copy all without paging", copied, _HISTORY) for kind, copied in contiguous.items()),
             Part("paged memory, which copies a block at most", paged, most=16),
         ),
         f"slots copied of a history of {_HISTORY:,} tokens, contiguous: "

@@ -24,19 +24,19 @@ from math import inf
 
 import numpy as np
 
-from ...sim.output import frames as pd
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import settings
+from ...sim.metrics.requests import request_times
+from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
 from ...traces import stream
+from ..runs.crossing import crossing
 from .claim import Judged, Part, Probe, Source, Values
 from .runs import Trial
-from .throughput import ROUNDED
-from ..runs.crossing import crossing
 from .systems_throughput import published
+from .throughput import ROUNDED
 
 _REQUESTS, _CLIENTS = 512, (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _DEVIATION, _LONGEST_PROMPT = 2600, 60, 0.3, 4000

@@ -26,21 +26,21 @@ from statistics import NormalDist
 import numpy as np
 
 from ...sim.cost import RooflineCost
-from ...sim.metrics.gaps import Gaps
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import settings
+from ...sim.metrics.gaps import Gaps
+from ...sim.metrics.requests import request_times
 from ...sim.spec import Deployment, ModelSpec, gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
+from ..paper.static_batches import fastertransformer_ticks, finishes
+from ..runs.slo_check import compiled_cost
 from .claim import Judged, Part, Probe, Source, Values
 from .runs import Trial, highest_rate
-from .throughput import ROUNDED
-from ..paper.static_batches import fastertransformer_ticks, finishes
 from .systems_throughput import published
-from ..runs.slo_check import compiled_cost
+from .throughput import ROUNDED
 
 _REQUESTS = 300
 _MAX_LEN = 8192

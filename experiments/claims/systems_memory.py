@@ -8,11 +8,11 @@ import numpy as np
 
 from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
+from ..paper.paper import SYNTHETIC_SET
 from .claim import Judged, Part, Probe, Source, Values
 from .runs import Trial, at_once
-from .throughput import ROUNDED
-from ..paper.paper import SYNTHETIC_SET
 from .systems_throughput import BURST, REQUESTS, published, tokens_per_s
+from .throughput import ROUNDED
 
 _SHARING_REQUESTS = 300
 
@@ -64,8 +64,7 @@ def judge_virtual(values: Mapping[str, float]) -> Judged:
     small, large = (values[f"pages_of_{kib}_kib"] for kib in (64, 2048))
     return Judged(
         tuple(
-            Part(text, value, said * ROUNDED)
-            for text, value in (("pages of 64 KiB", small), ("pages of 2 MiB", large))
+            Part(text, value, said * ROUNDED) for text, value in (("pages of 64 KiB", small), ("pages of 2 MiB", large))
         ),
         f"with equal kernels {small:.2f} times the throughput in pages of 64 KiB, {large:.2f} in pages of 2 MiB;"
         f" said: up to {said:g}",

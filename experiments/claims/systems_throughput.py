@@ -20,15 +20,15 @@ from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, TOLD_CAP, TOLD_LENGTH, VLLM
+from ..paper.paper import SYNTHETIC_SET
+from ..paper.sharing import BLOCK_SIZE
+from ..paper.static_batches import GENERATE_TOKENS, generate_ticks
+from ..runs.slo_check import compiled_cost
 from .claim import Judged, Part, Probe, Source, Values
 from .runs import Trial, at_once
 from .sharing import saving
 from .throughput import ANYSCALE, ROUNDED, widest_ratios
 from .waste import EARLIER
-from ..paper.paper import SYNTHETIC_SET
-from ..paper.sharing import BLOCK_SIZE
-from ..paper.static_batches import GENERATE_TOKENS, generate_ticks
-from ..runs.slo_check import compiled_cost
 
 BLOG = "vLLM's blog, June 2023"
 BURST = "simulated: LLaMA-13B on an A100-40GB, 400 requests of synthetic ShareGPT lengths at once"
@@ -75,9 +75,7 @@ def judge_waste_after(values: Mapping[str, float]) -> Judged:
 def _against(trial: Trial, n: int) -> Values:
     """vLLM's output tokens/s over each other's, with ``n`` sequences a request."""
     work = at_once(SYNTHETIC_SET, REQUESTS, trial.seed, n)
-    told = Workload(
-        work.name, work.arrival_ticks, work.prompt_tokens, work.output_tokens, work.output_tokens, n=work.n
-    )
+    told = Workload(work.name, work.arrival_ticks, work.prompt_tokens, work.output_tokens, work.output_tokens, n=work.n)
     runs = {
         "tgi_told_nothing": ("tgi", work),
         "tgi_told_the_output": ("tgi", told),
@@ -243,7 +241,5 @@ PROBES = (
         judge_sharing,
         "beams_over_oracle",
     ),
-    Probe(
-        8, ANYSCALE, "within 25 %", _anyscale, judge_anyscale, "told_cap_where_faster_has_4", stretches=False
-    ),
+    Probe(8, ANYSCALE, "within 25 %", _anyscale, judge_anyscale, "told_cap_where_faster_has_4", stretches=False),
 )

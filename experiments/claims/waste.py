@@ -111,9 +111,7 @@ def judge_on_demand(values: Mapping[str, float]) -> Judged:
     return Judged(
         (
             Part("memory reserved at admission for max_tokens (TGI)", values["tgi_pct"] - demand, THERE_PCT),
-            Part(
-                "memory reserved for the true output (Orca (Oracle))", values["orca_oracle_pct"] - demand, THERE_PCT
-            ),
+            Part("memory reserved for the true output (Orca (Oracle))", values["orca_oracle_pct"] - demand, THERE_PCT),
             Part("memory mapped in pages of 2 MiB (vAttention)", values["vattention_pct"] - demand, THERE_PCT),
         ),
         f"held and empty: {demand:.1f} % on demand in blocks of 16; {values['tgi_pct']:.1f} % reserved at admission"

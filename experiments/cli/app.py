@@ -23,9 +23,9 @@ import pydantic
 from cyclopts import App, CycloptsError
 
 from ... import __version__
-from ...sim.types.errors import UserError
-from ...sim.output.interrupts import INTERRUPTED, handle, message_of, status_of
 from ...sim.engine.settings import setting_error
+from ...sim.output.interrupts import handle, message_of, status_of
+from ...sim.types.errors import UserError
 from ..runs.output import Terminal
 from .whole_numbers import whole_numbers
 

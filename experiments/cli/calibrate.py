@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 
 from ...gpu.devices import devices
-from ...sim.types.errors import SettingError
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.spec import model as model_of
+from ...sim.types.errors import SettingError
 from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report, track
 

@@ -12,23 +12,23 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
-from ...sim.types.errors import SettingError, UserError
-from ...sim.output.files import require_apart
 from ...sim.engine.settings import Settings
+from ...sim.output.files import require_apart
+from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
 from ..runs.grid import Point, changed, known_name
 from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
-from ..sweep.paired import Difference, differences
 from ..runs.parallel import Workers
 from ..runs.points import flat
 from ..runs.sweeping import sweep_points
 from ..runs.trace_flags import READING
 from ..runs.unread import given
-from .sweep import WORKERS
+from ..sweep.paired import Difference, differences
 from ..sweep.waste_cost_table import BASIS, check, page, tables, waste_costs
 from ..sweep.waste_cost_table import Side as WasteSide
+from .sweep import WORKERS
 
 COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
@@ -217,9 +217,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a summary, by its path."""
     numbers = {name: value for name, value in summary.items() if name != "refused_requests"}
     return {
-        name: value
-        for name, value in flat(numbers)
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        name: value for name, value in flat(numbers) if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 

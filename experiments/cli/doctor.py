@@ -20,9 +20,7 @@ from ...sim.metrics.summary import summary
 from ...sim.workload.workload import Workload
 from ..runs.output import JsonTarget, Report
 
-_REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)(\[[^]]*\])?(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
-)
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?")
 
 
 def doctor(*, json: JsonTarget = None) -> None:

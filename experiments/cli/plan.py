@@ -12,27 +12,27 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
-from ...sim.types.errors import SettingError, UserError
+from ...sim.engine.settings import Settings
+from ...sim.engine.unread import only_read
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
-from ...sim.engine.settings import Settings
 from ...sim.spec.launch import Capacity, Launch, capacity, longest_model_len, users
-from ...sim.engine.unread import only_read
+from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
+from ..capacity.asking import answers, asked_of, questions_of
 from ..capacity.candidates import CHOICES, Choices, values_of
+from ..capacity.page import PLAN
+from ..capacity.search import AIMS, Aims, Asked, search
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..capacity.asking import answers, asked_of, questions_of
-from ..capacity.page import PLAN
-from ..capacity.search import AIMS, Aims, Asked, search
+from ..runs.trace_flags import READING
 from ..vllm_serve.checks import Refusal, gib, refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.remedies import Remedy, remedies
 from ..vllm_serve.start import Started, started
-from ..runs.trace_flags import READING
 from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
@@ -162,9 +162,7 @@ def _facts(answer: Started) -> dict[str, Any]:
     }
 
 
-def _tell_start(
-    answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report
-) -> dict[str, Any]:
+def _tell_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
     launch = answer.launch
     if mean_tokens is not None and mean_tokens > launch.max_model_len:
         raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ...sim.types.errors import SettingError
 from ...sim.output.files import require_writable_file
+from ...sim.types.errors import SettingError
 
 
 class WantedPlan(NamedTuple):

@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
 from ...reports.data.results import Result, read_result
+from ...reports.page.images import IMAGES, ImageFormat, require_kaleido, write_images
 from ...reports.page.run_report import Asked, figures, write_report
 from ...reports.page.sweep_report import write_sweep_report
-from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.metrics.objectives import objectives
 from ...sim.output.files import STDOUT, as_utf8, require_apart, user_paths
 from ...sim.output.folders import check_folder
-from ...sim.metrics.objectives import objectives
+from ...sim.types.errors import MissingExtra, SettingError
+from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
-from ..measured.report import is_against, read_measured, write_against_report
 from ..sweep.report import is_sweep, read_sweep
 
 FOLDERS = "Results of simulate --out, of one run or of several on the same load; or of sweep, or of validate --against."

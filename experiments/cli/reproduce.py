@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from ...sim.types.errors import SettingError
 from ...sim.output.files import require_apart
+from ...sim.types.errors import SettingError
 from ..reproduce.figures import FIGURES
-from ..runs.named_files import named_files
-from ..runs.output import RESULTS, JsonTarget, Report
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, folder_of
 from ..reproduce.reproduction import reproduce as rerun
+from ..runs.named_files import named_files
+from ..runs.output import RESULTS, JsonTarget, Report
 
 #: What there is to rerun.
 Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE)]

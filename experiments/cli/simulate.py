@@ -13,26 +13,26 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from ...sim.recording.blocks import BlockMap, record_again
 from ...sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
-from ...sim.types.errors import SettingError, UserError
-from ...sim.output.files import require_apart
-from ...sim.recording.plans import Plan, record
-from ...sim.metrics.result import check_target, write
 from ...sim.engine.run import Run
 from ...sim.engine.run import simulate as serve
 from ...sim.engine.settings import Settings
-from ...sim.metrics.summary import summary
 from ...sim.engine.unread import refuse_unread_in_cluster
+from ...sim.metrics.result import check_target, write
+from ...sim.metrics.summary import summary
+from ...sim.output.files import require_apart
+from ...sim.recording.blocks import BlockMap, record_again
+from ...sim.recording.plans import Plan, record
+from ...sim.types.errors import SettingError, UserError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
-from .recording_flags import WantedPlan, wanted_plan
-from .summaries import print_summary
 from ..runs.trace_flags import READING, left_out_told
 from ..runs.unread import refuse_unread
+from .recording_flags import WantedPlan, wanted_plan
+from .summaries import print_summary
 
 #: Refused requests that are named on the terminal.
 REFUSED_SHOWN = 5

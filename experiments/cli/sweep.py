@@ -10,11 +10,11 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
-from ...sim.types.errors import UserError
+from ...sim.engine.settings import Settings
+from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
-from ...sim.metrics.objectives import objectives
-from ...sim.engine.settings import Settings
+from ...sim.types.errors import UserError
 from ...traces import Pacing, Reading
 from ..runs.grid import axes, points
 from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
@@ -23,10 +23,10 @@ from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import SWEEP as SWEEP_FOLDER
 from ..runs.points import TABLE, Store, as_parquet, flat, row
-from ..sweep.searching import Wanted, check_found, limits, search_axes
-from ..sweep.searching import search as searched
 from ..runs.sweeping import Swept, sweep_points
 from ..runs.trace_flags import READING
+from ..sweep.searching import Wanted, check_found, limits, search_axes
+from ..sweep.searching import search as searched
 
 SWEEP = Group("Sweep", sort_key=-1)
 GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
@@ -114,7 +114,9 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
     return Wanted(maximize or minimize, maximize is not None, limits(at_most))
 
 
-def _tell_search(report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]) -> None:
+def _tell_search(
+    report: Report, folder: OutputFolder, wanted: Wanted, asked: Sequence[str], found: Sequence[Swept]
+) -> None:
     """All trials into the Parquet, in their order, and the best of them."""
     check_found(found)
     rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
@@ -128,16 +130,18 @@ def _tell_search(report: Report, folder: OutputFolder, wanted: Wanted, asked: Se
     for text in _failures_told(failed):
         report.say(text)
     report.point_to(f"Search of {len(found):,} trials", path)
-    report.data({
-        "search": list(asked),
-        "metric": wanted.metric,
-        "maximize": wanted.maximize,
-        "at_most": dict(wanted.limits),
-        "trials": len(found),
-        "failed": len(failed),
-        "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
-        "rows": [_plain(cells) for cells in rows],
-    })
+    report.data(
+        {
+            "search": list(asked),
+            "metric": wanted.metric,
+            "maximize": wanted.maximize,
+            "at_most": dict(wanted.limits),
+            "trials": len(found),
+            "failed": len(failed),
+            "best": found[best[0]].point.asked | {wanted.metric: wanted.value(found[best[0]])} if best else None,
+            "rows": [_plain(cells) for cells in rows],
+        }
+    )
 
 
 def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:

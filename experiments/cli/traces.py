@@ -81,7 +81,12 @@ def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
 
 @traces.command
 def stats(
-    file: Path, /, reading: READING = Reading(), *, out: Annotated[Path | None, RESULT_FILE] = None, json: JsonTarget = None
+    file: Path,
+    /,
+    reading: READING = Reading(),
+    *,
+    out: Annotated[Path | None, RESULT_FILE] = None,
+    json: JsonTarget = None,
 ) -> None:
     """Tell what a trace is like: its lengths, its arrivals, and how much of its prompts was seen before.
 
@@ -146,7 +151,9 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
 
 
 @traces.command
-def synth(file: Path, /, reading: READING = Reading(), *, out: Annotated[Path, RESULT_FILE], json: JsonTarget = None) -> None:
+def synth(
+    file: Path, /, reading: READING = Reading(), *, out: Annotated[Path, RESULT_FILE], json: JsonTarget = None
+) -> None:
     """Fit a trace into a small file that can be shared: what the load is like, and none of its requests.
 
     simulate --trace and traces sample draw from it. What prompts have in common is not kept.

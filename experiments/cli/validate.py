@@ -15,11 +15,11 @@ from cyclopts import Group, Parameter
 
 from ...gpu.devices import devices
 from ...gpu.devices.devices import Device
-from ...sim.types.errors import SettingError, UserError
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
+from ...sim.types.errors import SettingError, UserError
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report, track
 from .replica_flags import REPLICA, ReplicaFlags
@@ -88,7 +88,9 @@ def validate(
         from ..measured.start import Server
 
         given = replica.given() | ({} if seed is None else {"seed": seed})
-        read = named_files(against=against, metrics=metrics, serve=serve, model=model, startup_log=startup_log, given=replica)
+        read = named_files(
+            against=against, metrics=metrics, serve=serve, model=model, startup_log=startup_log, given=replica
+        )
         require_apart({"out": out, "json": json}, read)
         folder = None if out is None else OutputFolder(out, AGAINST)
         hold_against(against, metrics, Server(serve, model, replica.gpu, vllm, startup_log, given), folder, report)
@@ -160,9 +162,7 @@ def _watch(items: Any, subject: str, total: int) -> Any:
     return track(items, subject, total)
 
 
-def _time_plan(
-    plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report
-) -> None:
+def _time_plan(plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report) -> None:
     from ..measured.validation import plan_timed
     from ..measured.validation_text import tell_plan
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings
-from ...sim.types import ticks
 from ...sim import settings as checked
+from ...sim.types import ticks
 from .replay import Benchmark, Replayed, compared, replay, total_error
 
 #: Runs that a fit of the step scale may take, and the error in it that is good enough.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...gpu.check.replay import Checked, check
 from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import Executor
-from ...gpu.check.replay import Checked, check
-from ...sim.types.errors import SettingError, SimulationFault
 from ...sim.recording.plans import Plan
 from ...sim.spec import model as model_spec
+from ...sim.types.errors import SettingError, SimulationFault
 from ..runs.output import Report, track
 
 #: A copy that leaves a layer out shows in two.

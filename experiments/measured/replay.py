@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
-from ...sim.types import ticks
 from ...sim.cost import ScaledCost
-from ...sim.metrics.gaps import Gaps
 from ...sim.engine.replica import build
-from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.engine.run import Run
 from ...sim.engine.unread import only_read
+from ...sim.metrics.gaps import Gaps
+from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.types import ticks
 from ...sim.workload.users import Users
 from ...traces import Measured, Pacing, Trace, paced, workload
 from ..runs.pool_use import PoolUse, pool_use

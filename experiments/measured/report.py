@@ -21,13 +21,13 @@ from ...reports.data.declared import (
     is_text,
     read_json,
 )
-from ...reports.page.page import Section, write_page
 from ...reports.data.results import Result
+from ...reports.page.page import Section, write_page
 from ...reports.page.serving_sections import Measured
 from ...reports.page.serving_sections import measured as measured_section
+from ...sim.metrics.result import served_times
 from ...sim.output import frames as pd
 from ...sim.types.errors import SettingError, UserError
-from ...sim.metrics.result import served_times
 from ...sim.types.ticks import PER_US
 from ...traces import measured, read
 from .replay import Benchmark, Served, scatter
@@ -43,11 +43,13 @@ _DOCUMENT = {
     "rows": is_list,
 }
 _ROW = {"metric": is_text, "simulated": is_number, "measured": is_number, "error": is_number_or_null}
-_PAIRS = Declaration({
-    f"{side}_{metric}_ms": Column("number", most=MOST_NUMBER, nulls=metric == "tpot")
-    for side in ("simulated", "measured")
-    for metric in ("ttft", "tpot", "e2el")
-})
+_PAIRS = Declaration(
+    {
+        f"{side}_{metric}_ms": Column("number", most=MOST_NUMBER, nulls=metric == "tpot")
+        for side in ("simulated", "measured")
+        for metric in ("ttft", "tpot", "e2el")
+    }
+)
 _TIMES_DIFFER = "They were not sent when the benchmark's were, and met another load: compare with care."
 
 

@@ -10,11 +10,11 @@ from ...sim.output import frames as pd
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
-from .replay import compared, replay, scatter, total_error
+from ..runs.output import Report, track
 from .knobs import ranked, turned
+from .replay import compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
 from .text import tell
-from ..runs.output import Report, track
 
 SCHEMA_VERSION = 1
 #: Knobs that are turned, all together among them.

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ...sim import Settings, settings
-from ...sim.types.errors import SettingError, TraceError, UserError
 from ...sim.spec import model
+from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import check_fits, measured, read
-from .replay import Benchmark
 from ..vllm_serve.checks import refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.models import served_model
 from ..vllm_serve.start import started
+from .replay import Benchmark
 from .server_metrics import read_metrics
 
 #: What stands for the policy where neither a line nor a flag names one: the server that the benchmark is of.

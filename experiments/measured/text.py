@@ -8,9 +8,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from .replay import LATENCIES, STATISTICS, Benchmark, Replayed
-from .knobs import EXPLAINS, NO_ERROR, Turned, ranked
 from ..runs.output import Report
+from .knobs import EXPLAINS, NO_ERROR, Turned, ranked
+from .replay import LATENCIES, STATISTICS, Benchmark, Replayed
 
 #: By how much the server's count of requests may differ from the benchmark's: scrapes do not begin with it, and vLLM's
 #: client sends one to try first.

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from ...gpu.devices import timing
-from ...gpu.validate import validate, attention as validate_attention, operations as validate_operations
 from ...gpu.devices.devices import Device
 from ...gpu.model.executor import used_host_blocks
 from ...gpu.model.skeleton import Skeleton
+from ...gpu.validate import attention as validate_attention
+from ...gpu.validate import operations as validate_operations
+from ...gpu.validate import validate
 from ...gpu.validate.drift import Drift
 from ...sim import Settings, Workload
 from ...sim.cost.calibration import read
-from ...sim.types.errors import SettingError
 from ...sim.recording.plans import Plan, record
 from ...sim.spec import ModelSpec
 from ...sim.spec import model as model_spec
+from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
 from ...traces import synthetic_pairs
 

@@ -6,17 +6,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...sim.output import frames as pd
-from ...sim.metrics.result import memory_table
 from ...sim.engine.run import Run, simulate, simulate_window
 from ...sim.engine.settings import settings
+from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
+from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
-from .context_cost import ContextCost
 from ..runs.output import track
-from .paper import Experiment, Source
 from ..runs.parallel import in_parallel
+from .context_cost import ContextCost
+from .paper import Experiment, Source
 
 #: What only a case that is served to the end has.
 OVER_THE_RUN = ("requests_per_s", "output_tokens_per_s")

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...reports.style.labels import metric_label
 from .bench import Bench, Case, Measured
-from .published import published_mean_tokens, published_slots
 from .fit import FITTED_ON, SCALES, Fit
 from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
+from .published import published_mean_tokens, published_slots
 from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
 
 Payload = dict[str, Any]
@@ -127,8 +127,7 @@ def pool_told(run: Measured) -> str:
 
 
 def asked_of_pairs(figure: str, source: Source) -> str:
-    """The subject of a finding whose limit is one for a file of pairs: of drawn lengths it says that it is not theirs.
-    """
+    """The subject of a finding whose limit is one for a file of pairs: of drawn lengths it says that it is not theirs."""
     return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
+from ..runs.scanning import scan
 from .bench import Bench, Case
 from .paper import FIG13A, SERIES
-from ..runs.scanning import scan
 
 FITTED_ON = "vLLM"
 METRIC = "batched_requests"

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from .paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..runs.scanning import scan
+from .paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from .sharing import SAVED, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2

@@ -69,9 +69,7 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
         limit: A share of the published value; points with ``relative=False``.
         text: What it is said of.
     """
-    named = [
-        (row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None
-    ]
+    named = [(row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
     holds = all(abs(distance) <= limit for _, distance in named)
     at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)

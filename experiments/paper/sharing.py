@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...sim.memory.accounting.ledger import Ledger
 from ...sim.engine.run import ledger_until
 from ...sim.engine.settings import settings
+from ...sim.memory.accounting.ledger import Ledger
 from ...sim.types.ticks import from_seconds
 from ...sim.workload.workload import Workload
 from ..runs.output import track
-from .paper import SERIES, Experiment, Source
 from ..runs.parallel import in_parallel
+from .paper import SERIES, Experiment, Source
 
 SAVED, CLOSED_FORM = "memory_saved_pct", "closed_form_pct"
 #: Tokens a block, as in the paper.

@@ -14,9 +14,9 @@ from rich.table import Table
 from ...sim.cost import StepCost, cost
 from ...sim.spec import gpu, model
 from ...sim.types.ticks import PER_MS
+from ..runs.output import Report
 from .comparison import Payload
 from .published import usual_length
-from ..runs.output import Report
 from .rows import Row
 
 FIGURE = "step-time"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...sim.memory.accounting.book import Book
 from ...sim.engine.run import Run, simulate
-from ...sim.types.sequence import SWAPPED_IN
 from ...sim.engine.settings import Settings, settings
+from ...sim.memory.accounting.book import Book
+from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
 from ...sim.workload.workload import Workload
 

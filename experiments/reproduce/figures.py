@@ -13,16 +13,15 @@ from typing import Any
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
-from ..paper.figures import fig12, fig14
-from . import sections
-from ..paper.figures.anyscale import SEEDS as ANYSCALE_SEEDS
-from ..paper.figures.anyscale import compare_anyscale
-from ..paper.bench import Bench
-from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..claims.claims import SEEDS as CLAIMS_SEEDS
 from ..claims.claims import compare_claims
 from ..claims.table import show_claims, tell_claims
+from ..paper.bench import Bench
+from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
+from ..paper.figures import fig12, fig14
+from ..paper.figures.anyscale import SEEDS as ANYSCALE_SEEDS
+from ..paper.figures.anyscale import compare_anyscale
 from ..paper.figures.fig1 import fig1
 from ..paper.figures.fig2 import fig2
 from ..paper.figures.fig3 import fig3
@@ -33,14 +32,15 @@ from ..paper.figures.fig15 import compare_sharing
 from ..paper.figures.fig16 import fig16
 from ..paper.figures.fig17 import fig17
 from ..paper.figures.fig19a import fig19a
+from ..paper.figures.table1 import table1
+from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
-from ..runs.kept import Kept
-from ..runs.output import Report
 from ..paper.paper import DEFAULT_SEEDS
 from ..paper.step_time import compare_step_times, tell_step_times
-from ..paper.figures.table1 import table1
+from ..runs.kept import Kept
+from ..runs.output import Report
+from . import sections
 from .telling import tell
-from ..paper.figures.waste import waste_table
 
 
 @dataclass(frozen=True)
@@ -118,21 +118,34 @@ FIGURES: dict[str, Figure] = {
     "fig16": _rates("Fig 16: translation behind a shared prefix", fig16, seconds=18),
     "fig17": _rates("Fig 17: a chatbot", fig17, seconds=6),
     "fig18b": Figure(
-        fig18b, sections.shown("Fig 18b: latency by block size", figures.curves), seeds=1,
-        seconds=30, shares="block sizes",
+        fig18b,
+        sections.shown("Fig 18b: latency by block size", figures.curves),
+        seeds=1,
+        seconds=30,
+        shares="block sizes",
     ),
     "fig19b": Figure(
-        fig19b, sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves), seeds=1,
-        seconds=6, shares="block sizes",
+        fig19b,
+        sections.shown("Fig 19b: recomputing or swapping, by block size", figures.curves),
+        seeds=1,
+        seconds=6,
+        shares="block sizes",
     ),
     "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),
         sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
-        seeds=ANYSCALE_SEEDS, traced=False, in_all=False,
+        seeds=ANYSCALE_SEEDS,
+        traced=False,
+        in_all=False,
     ),
     "claims": Figure(
-        lambda bench, parts: compare_claims(bench.source.seeds, parts), show_claims, tell_claims,
-        seeds=CLAIMS_SEEDS, traced=False, in_all=False, in_parts=True,
+        lambda bench, parts: compare_claims(bench.source.seeds, parts),
+        show_claims,
+        tell_claims,
+        seeds=CLAIMS_SEEDS,
+        traced=False,
+        in_all=False,
+        in_parts=True,
     ),
 }

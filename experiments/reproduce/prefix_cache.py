@@ -12,14 +12,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ...sim.types.errors import SettingError
 from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
+from ...sim.types.errors import SettingError
 from ...traces import HashedTrace, read_hashed
 from ..paper.comparison import Payload
+from ..paper.rows import Row
 from ..runs.output import Report, track
 from .prefix_cache_replay import INFINITE, POLICIES, PrefixTrace, hit_tokens, prefix_trace
-from ..paper.rows import Row
 from .telling import findings_told
 
 FIGURE = "prefix-cache"

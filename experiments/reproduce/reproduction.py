@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 
-from ...sim.types.errors import SettingError
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.types.errors import SettingError
 from ..paper.comparison import Payload
-from .runs import Benches, documents
-from .figures import FIGURES, Figure
+from ..paper.paper import source
 from ..runs.kept import Kept
 from ..runs.output import Count, Report
-from .pages import PAGE, Page
-from ..paper.paper import source
 from ..runs.parallel import at_most
+from .figures import FIGURES, Figure
+from .pages import PAGE, Page
 from .prefix_cache import FIGURE as PREFIX_CACHE
+from .runs import Benches, documents
 from .telling import summary_rows, tell_summary
 
 ALL = "all"

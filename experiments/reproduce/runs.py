@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
-from .figures import FIGURES, Figure
+from ..paper.paper import Source
 from ..runs.kept import Kept, key
 from ..runs.output import no_bars
-from ..paper.paper import Source
 from ..runs.parallel import Workers, as_they_finish, at_most
+from .figures import FIGURES, Figure
 
 Document = tuple[str, Payload]
 

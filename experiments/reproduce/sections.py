@@ -10,15 +10,15 @@ import plotly.graph_objects as go
 
 from ...reports.figures import figures
 from ...reports.figures.scale import sensitivity_numbers
-from ...reports.style.labels import comparison_numbers
 from ...reports.page.page import Section
+from ...reports.style.labels import comparison_numbers
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
+from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
 from ..paper.rows import Row
 from ..paper.stories import all_stories
 from .telling import findings_told, for_reports
-from ..paper.figures.waste import NAMES
 
 _BETWEEN = "\n\n"
 
@@ -139,9 +139,7 @@ def _ledgers(payload: Payload, bench: Bench) -> Section:
         f" {FIG2.window_s[1]:g} s."
     )
     systems = {row["series"] for row in payload["rows"]}
-    cases = {
-        name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems
-    }
+    cases = {name: Case(FIG2, seed, policy, payload["step_scale"]) for policy, name in NAMES.items() if name in systems}
     drawn = [figures.ledger_over_time(bench.timeline(case), name) for name, case in cases.items()]
     return Section("The ledger over time", text, drawn)
 

@@ -8,12 +8,12 @@ from statistics import fmean
 from rich import box
 from rich.table import Table
 
-from ...reports.style.labels import is_percent
 from ...reports.page.terminal_tables import print_payload
+from ...reports.style.labels import is_percent
 from ..paper.comparison import Payload
-from ..runs.output import Report
-from ..paper.rows import Row, value_name
 from ..paper.figures.waste import by_policy
+from ..paper.rows import Row, value_name
+from ..runs.output import Report
 
 SUMMARY_NOTE = (
     "Errors are those of predicted values, simulated - published: in points where the value is itself a percentage,"
@@ -45,8 +45,7 @@ def for_reports(payload: Payload) -> Payload:
 def findings_told(payload: Payload) -> list[str]:
     """The findings as lines that say whether they hold."""
     return [
-        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}"
-        for found in payload.get("findings", ())
+        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}" for found in payload.get("findings", ())
     ]
 
 
@@ -114,9 +113,7 @@ def tell_summary(documents: Iterable[Payload], report: Report) -> None:
     lines = summary_lines(summary_rows(documents))
     if not lines:
         return
-    table = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left"
-    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left")
     for heading, cell in lines[0].items():
         table.add_column(heading, justify="right" if isinstance(cell, int) else "left")
     for line in lines:

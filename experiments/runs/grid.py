@@ -9,8 +9,8 @@ from itertools import product
 
 from pydantic import ValidationError
 
-from ...sim.types.errors import SettingError
 from ...sim.engine.settings import setting_error
+from ...sim.types.errors import SettingError
 from .inputs import Inputs
 
 #: Points of the largest grid: days of work, and a file for each.

@@ -11,9 +11,9 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
-from ...sim.types.errors import SettingError, UserError
 from ...sim.engine.settings import Settings
 from ...sim.spec import model
+from ...sim.types.errors import SettingError, UserError
 from ...sim.workload.workload import Workload
 from ...traces import (
     Pacing,

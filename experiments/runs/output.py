@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.progress import track as rich_track
 
-from ...sim.types.errors import SettingError
 from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
+from ...sim.types.errors import SettingError
 
 Item = TypeVar("Item")
 _RESULTS = Group("Results", sort_key=9)

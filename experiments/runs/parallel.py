@@ -20,8 +20,8 @@ from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from ...sim.types.errors import MissingExtra, SettingError
 from ...sim.output.interrupts import INTERRUPTED
+from ...sim.types.errors import MissingExtra, SettingError
 
 Result = TypeVar("Result")
 # A worker process takes about a second to start, a run some tenths of one.

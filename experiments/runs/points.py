@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...sim.engine.settings import Settings
+from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.metrics.objectives import Objectives
-from ...sim.engine.settings import Settings
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...sim.engine.run import Run
 from ...sim.memory.accounting.growth import growth_moments
 from ...sim.metrics.prefix_cache import prefix_cache
-from ...sim.engine.run import Run
 
 #: Buckets of slots that a new request can have; all others are in use.
 _FREE = ("free", "cached", "stranded")

@@ -23,12 +23,12 @@ import numpy as np
 
 from ...sim.cost import StepCost
 from ...sim.engine.engine import Engine
-from ...sim.memory.accounting.book import Book
-from ...sim.metrics.objectives import Objectives
 from ...sim.engine.replica import build
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
+from ...sim.memory.accounting.book import Book
+from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.requests import request_times
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...sim.types.errors import SimulationFault, UserError
-from ...sim.metrics.objectives import Objectives
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import Settings
-from ...sim.metrics.summary import summary
 from ...sim.engine.unread import only_read
+from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.summary import summary
+from ...sim.types.errors import SimulationFault, UserError
 from ...sim.workload.workload import Workload
 from .grid import Point
 from .output import track

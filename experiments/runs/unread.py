@@ -14,8 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...sim.types.errors import SettingError
 from ...sim.engine.unread import either, is_given, why_unread
+from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading
 from ...traces.readers.readers import fields_read

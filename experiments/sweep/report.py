@@ -9,10 +9,10 @@ import numpy as np
 
 from ...reports.data.declared import MOST_NUMBER, MOST_TICKS, Column, Damaged, Declaration
 from ...reports.page.sweep_report import Sweep
-from ...sim.output import frames as pd
-from ...sim.types.errors import UserError
-from ...sim.output.files import as_utf8
 from ...sim.metrics.objectives import NAMES
+from ...sim.output import frames as pd
+from ...sim.output.files import as_utf8
+from ...sim.types.errors import UserError
 from ..runs.grid import PART_OF
 from ..runs.points import POINTS, TABLE
 

@@ -20,8 +20,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
-from ...sim.types.errors import MissingExtra, SettingError, UserError
 from ...sim.metrics.objectives import Objectives
+from ...sim.types.errors import MissingExtra, SettingError, UserError
 from ..runs.grid import PART_OF, Point, changed, known_name
 from ..runs.inputs import Inputs
 from ..runs.parallel import Workers
@@ -180,7 +180,7 @@ def _is_whole(text: str) -> bool:
     return True
 
 
-def told(value: str | int | float) -> str:
+def told(value: str | float) -> str:
     """A value as a command line has it: of a range of fractions six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...sim.types.errors import UserError
-from ...sim.metrics.requests import request_times
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
+from ...sim.metrics.requests import request_times
+from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 

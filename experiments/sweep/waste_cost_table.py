@@ -15,8 +15,8 @@ from rich.table import Table
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
-from ...sim.types.errors import SettingError
 from ...sim.engine.unread import only_read
+from ...sim.types.errors import SettingError
 from ...traces import Pacing
 from ..runs.inputs import Inputs
 from ..runs.output import track

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...sim.types.errors import SettingError
 from ...sim.spec.launch import (
     CONTEXT_BYTES,
     Launch,
@@ -15,6 +14,7 @@ from ...sim.spec.launch import (
     require_divisible,
     stage_memories,
 )
+from ...sim.types.errors import SettingError
 
 GIB = 1 << 30
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...sim.types.errors import SettingError
 from ...sim.spec.launch import Launch, capacity
+from ...sim.types.errors import SettingError
 
 Found = TypeVar("Found")
 GIB = 1 << 30
@@ -17,9 +17,7 @@ _COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
 _BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_COUNT}|num_gpu_blocks is: {_COUNT}", re.ASCII)
 _TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens", re.ASCII)
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x", re.ASCII)
-_MEMORY = re.compile(
-    rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII
-)
+_MEMORY = re.compile(rf"Available KV cache memory: {_DECIMAL} GiB|reserved for KV Cache is {_DECIMAL}\s?GiB", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ...sim.types.errors import SettingError
 from ...sim.spec import ModelSpec, model, model_names
+from ...sim.types.errors import SettingError
 
 #: Repositories with the shape of a preset that they are not named after.
 _ALIKE = {

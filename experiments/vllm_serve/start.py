@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...sim.types.errors import SettingError
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.launch import BLOCK_SIZE, Launch, batch_defaults, capacity, longest_model_len, stage_memories
 from ...sim.spec.releases import LATEST, Release, release
+from ...sim.types.errors import SettingError
 from .checks import refusal, undivided
 from .line import ServeLine
 from .log import StartupLog

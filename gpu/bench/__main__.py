@@ -31,9 +31,9 @@ def _report(given: argparse.Namespace) -> bool:
     target = program.JsonFile(given.json)
     device = devices.open_timed(given.device)
     # Needs torch, which is there once a device is open.
+    from .copies import data_sheet, device_copy
     from .rows import PLANS, bench
     from .ways import PASSES
-    from .copies import data_sheet, device_copy
 
     plan, described = PLANS[device.torch_device.type], device.describe()
     sheet, copy = data_sheet(described), device_copy(device)

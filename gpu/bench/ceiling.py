@@ -16,7 +16,9 @@ SCHEMA_VERSION = 1
 
 def main(tokens: list[str] | None = None) -> int:
     """The program."""
-    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.bench.ceiling", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m fragmeter.gpu.bench.ceiling", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu")
     parser.add_argument("--json", type=Path, help="file for what is measured")
     given = parser.parse_args(tokens)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..devices import timing
+from ..devices.devices import Device
 from .shapes import Caches, Shape, lacking
 from .ways import SAME, WAYS, Unable, Way, disagreement, ours
-from ..devices.devices import Device
 
 #: Of another library's result: fp16 rounds twice.
 MOST_DISAGREEMENT = 5e-3
@@ -62,9 +62,7 @@ def bench(
 
 
 @torch.inference_mode()
-def _row(
-    shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int, ways: Sequence[str]
-) -> dict[str, Any]:
+def _row(shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int, ways: Sequence[str]) -> dict[str, Any]:
     caches = Caches(shape, device, stopwatch.cold_bytes)
     return {name: _timed(name, WAYS[name], caches, device, stopwatch, rounds) for name in ways}
 

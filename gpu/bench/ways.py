@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .shapes import BLOCK_SIZE, Caches
 from ..devices.devices import Device
 from ..devices.timing import Work
+from .shapes import BLOCK_SIZE, Caches
 
 WORKSPACE_BYTES = 256 * 2**20
 #: torch's kernels that do not write the scores to memory.

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import torch
 
-from ...sim.types.errors import SettingError
 from ...sim.spec import ModelSpec
-from . import points
+from ...sim.types.errors import SettingError
 from ..devices import timing
-from .grid import CPU, CUDA, QUICK, Grid
-from .probes import Probes, StepProbe
 from ..devices.devices import Device
-from .fitting import fit, require_scipy
-from .points import Point
-from ..model.skeleton import DTYPES, Skeleton
 from ..model.layers import check_shape
+from ..model.skeleton import DTYPES, Skeleton
+from . import points
+from .fitting import fit, require_scipy
+from .grid import CPU, CUDA, QUICK, Grid
+from .points import Point
+from .probes import Probes, StepProbe
 
 SCHEMA_VERSION = 1
 #: Share of a step that it takes beside its operations at least: where noise says less, it says nothing.

@@ -23,9 +23,9 @@ from rich.table import Table as Printed
 
 from ...sim.cost import shares
 from ...sim.cost.calibration import PROFILES
-from ...sim.types.errors import UserError
 from ...sim.output.files import write_whole
 from ...sim.spec.gpu import GpuSpec, gpu
+from ...sim.types.errors import UserError
 from . import tables
 from .fitting import Points, describe, is_possible
 
@@ -159,7 +159,9 @@ def as_text(fitted: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Fit, write and print; 2 where the user erred."""
-    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.calibrate.fit_profiles", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m fragmeter.gpu.calibrate.fit_profiles", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--tables", type=Path, required=True, help="wheel of aiconfigurator-core, or its folder")
     parser.add_argument("--out", type=Path, default=PROFILES, help="folder of the profiles")
     parser.add_argument("--json", type=Path, help="write the printed table there")

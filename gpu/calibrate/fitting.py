@@ -82,11 +82,7 @@ def table(operation: str, rows: Sequence[Mapping[str, Any]]) -> Points:
     arguments = {}
     for name in (*takes, "us"):
         given = [row.get(name) for row in rows]
-        if (
-            any(value is not None for value in given)
-            or name == "us"
-            or takes[name].default is inspect.Parameter.empty
-        ):
+        if any(value is not None for value in given) or name == "us" or takes[name].default is inspect.Parameter.empty:
             bad = [value for value in given if not isinstance(value, int | float) or not value > 0]
             if bad:
                 raise UserError(f"point of {operation}: {name} = {bad[0]!r}: must be a positive number")

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..devices.timing import Stopwatch, Work
+from ..model.batch import Batch, Rows
+from ..model.layers import Matrix, multiply
+from ..model.skeleton import Skeleton, attend
 from . import points
 from .grid import Grid
 from .points import Point
-from ..model.skeleton import Skeleton, attend
-from ..model.batch import Batch, Rows
-from ..model.layers import Matrix, multiply
-from ..devices.timing import Stopwatch, Work
 
 #: Tables and slots that a probe turns by, at most.
 MOST_TURNS = 16

@@ -74,9 +74,7 @@ def compiled(kernels: Iterable[Kernel], architecture: str) -> list[Compiled]:
     by_text = defaultdict(list)
     for kernel in kernels:
         by_text[kernel.text].append(kernel.expression)
-    return [
-        found for text, expressions in by_text.items() for found in _compile(text, expressions, architecture)
-    ]
+    return [found for text, expressions in by_text.items() for found in _compile(text, expressions, architecture)]
 
 
 def _compile(text: str, expressions: list[str], architecture: str) -> list[Compiled]:

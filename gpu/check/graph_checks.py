@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from ...sim.spec import model
-from ..model import graphs as skeleton_graphs
-from .cases import OnDevice, case, error
 from ..devices.devices import Device
-from ..model.skeleton import Skeleton
+from ..model import graphs as skeleton_graphs
 from ..model.batch import Batch
+from ..model.skeleton import Skeleton
+from .cases import OnDevice, case, error
 
 MODEL, DTYPE, BLOCKS, BLOCK_SIZE = "toy-llama", "fp16", 64, 16
 #: Of logits, which GEMMs of a padded batch may round otherwise.

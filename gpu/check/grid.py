@@ -22,10 +22,10 @@ from rich.progress import track
 
 from ...sim.types.errors import UserError
 from ..devices import devices, program
+from ..ops.source import HEAD_DIMS
 from . import parts
 from .cases import TOLERANCE, Host, OnDevice
 from .grid_kernels import KERNELS, MOVING, Make, Point
-from ..ops.source import HEAD_DIMS
 
 SCHEMA_VERSION = 1
 #: Points after which the file is written anew.

@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from ..devices import program
-from .compile_gate import every_kernel
 from ..ops.cuda_kernels import CudaKernels
 from ..ops.source import Kernel
+from .compile_gate import every_kernel
 
 SCHEMA_VERSION = 1
 #: Processes that compile; each holds a context on the GPU.
@@ -56,7 +56,9 @@ def loaded(kernels: Iterable[Kernel], load: Callable[[Kernel], Any]) -> Iterable
 
 def main(tokens: list[str] | None = None) -> int:
     """The program."""
-    parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.check.modules", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m fragmeter.gpu.check.modules", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ...")
     parser.add_argument("--json", type=Path, help="file for a row for each instance")
     given = parser.parse_args(tokens)

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from ...sim.types.errors import MissingExtra
-from .compile_gate import toolkit
-from ..ops.cpu_kernels import compiler
 from ..devices.probe import probe
+from ..ops.cpu_kernels import compiler
+from .compile_gate import toolkit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ def torch() -> Part:
         return part
     found = importlib.import_module("torch")
     if found.version.cuda is None:
-        return replace(part, works=False, remedy="there is a GPU: install torch's build for CUDA (pytorch.org says how)")
+        return replace(
+            part, works=False, remedy="there is a GPU: install torch's build for CUDA (pytorch.org says how)"
+        )
     if not found.cuda.is_available():
         return replace(part, works=False, remedy="it does not see the GPU: install its build for the driver's CUDA")
     return part

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ...sim.recording.plans import Plan
-from .cases import TOLERANCE, dense_attention, error, slots_of
 from ..model.executor import Executor
 from ..model.replay_values import KEY, QUERY, VALUE
 from ..model.skeleton import DTYPES
+from .cases import TOLERANCE, dense_attention, error, slots_of
 
 #: Relative L2 error allowed of a head's attention.
 LIMITS = {name: TOLERANCE[str(dtype).removeprefix("torch.")] for name, dtype in DTYPES.items()}

@@ -81,9 +81,7 @@ class Device(Protocol):
     ) -> None:
         """:func:`contiguous.forward` into ``out``."""
 
-    def reshape_and_cache(
-        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
-    ) -> None:
+    def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
         """:func:`cache.reshape_and_cache`."""
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...sim.types.errors import SettingError, UserError
 from ...sim.output.files import as_json, require_writable_file, write_whole
 from ...sim.output.interrupts import message_of, status_of
+from ...sim.types.errors import SettingError, UserError
 from . import devices
 from .devices import Device
 

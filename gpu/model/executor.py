@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...sim.types.errors import SettingError
 from ...sim.recording.plans import Plan, PlanStep
 from ...sim.spec import ModelSpec
+from ...sim.types.errors import SettingError
 from ..devices.devices import Device
+from .batch import Batch, Inputs, Stager
 from .executor_ids import require_within
+from .pool import KvPool
 from .replay_values import KEY, QUERY, VALUE, drawn
 from .skeleton import DTYPES, attend
-from .batch import Batch, Inputs, Stager
-from .pool import KvPool
 
 #: What moves blocks, by the operations of ``sim.cost``.
 MOVES = {"swap_out": KvPool.swap_out, "swap_in": KvPool.swap_in, "block_copy": KvPool.copy}

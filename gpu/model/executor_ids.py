@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...sim.types.errors import SettingError
 from ...sim.recording.plans import Plan
+from ...sim.types.errors import SettingError
 
 
 def require_within(plan: Plan) -> None:

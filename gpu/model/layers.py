@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...sim.types.errors import SettingError
 from ...sim.spec import ModelSpec
+from ...sim.types.errors import SettingError
 
 #: What turning positions into angles starts from; Llama's. No time depends on it.
 ROTARY_BASE = 10_000.0

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...sim.types.errors import SettingError
 from ...sim.spec import ModelSpec
+from ...sim.types.errors import SettingError
 
 if TYPE_CHECKING:
     from ..devices.devices import Device

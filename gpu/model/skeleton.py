@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...sim.types.errors import SettingError
 from ...sim.spec import ModelSpec
+from ...sim.types.errors import SettingError
 from ..devices.devices import Device
 from .batch import Batch, Inputs, Rows, Stager
 from .graphs import DecodeGraphs

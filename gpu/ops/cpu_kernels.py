@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...sim.types.errors import KernelFault, UserError
 from ...sim.output.files import write_whole
+from ...sim.types.errors import KernelFault, UserError
 from .arrays import Array
 from .source import KERNELS, Kernel, inlined
 
@@ -133,7 +133,9 @@ class CpuKernels:
 @functools.cache
 def _function(kernel: Kernel) -> ctypes._CFuncPtr:
     if os.environ.get(SANITIZE) and not hasattr(ctypes.CDLL(None), "__asan_init"):
-        raise UserError(f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize PROGRAM ...")
+        raise UserError(
+            f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize PROGRAM ..."
+        )
     return ctypes.CDLL(os.fspath(built(kernel))).run
 
 

@@ -16,7 +16,6 @@ from .arrays import Array
 from .cpu_kernels import Argument, Extent, Span
 from .source import Kernel
 
-
 #: Dynamic shared memory that a kernel may have unasked (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
 UNASKED_SHARED_BYTES = 48 * 1024
 
@@ -96,9 +95,7 @@ class CudaKernels:
             raise SettingError(array.field, "pageable memory", remedy)
 
     def _compiled(self, kernel: Kernel, shared_bytes: int) -> Any:
-        module = self._cupy.RawModule(
-            code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,)
-        )
+        module = self._cupy.RawModule(code=kernel.text, options=("-std=c++17",), name_expressions=(kernel.expression,))
         function = module.get_function(kernel.expression)
         if shared_bytes > UNASKED_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = shared_bytes

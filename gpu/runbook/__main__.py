@@ -22,10 +22,10 @@ from time import perf_counter
 from typing import Any, Literal
 
 from ... import __version__
-from ...sim.types.errors import UserError
 from ...sim.output.files import as_json, user_paths, write_whole
 from ...sim.output.folders import FolderKind, check_folder
 from ...sim.output.interrupts import handle
+from ...sim.types.errors import UserError
 from ..devices import devices, program
 from .parts import MODELS, Part, parts_for
 from .summary import summary
@@ -82,7 +82,9 @@ def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKin
     """The folder of ``--out``: what these parts, those of any device and earlier ones write, and their logs."""
     known = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
     files = {name for part in known for name in (*part.files, f"{part.name}.log")}
-    return FolderKind("GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run)
+    return FolderKind(
+        "GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run
+    )
 
 
 def run_part(part: Part, out: Path, budget_s: float) -> Outcome:

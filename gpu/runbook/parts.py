@@ -126,9 +126,7 @@ def _validate(device: str, model: str, *more: str) -> Part:
     return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=90)
 
 
-def _verb(
-    name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60
-) -> Part:
+def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:
     """A verb of the command line, whose data is the part's file."""
     told = f"{name}.json"
     program = ("-m", "fragmeter", verb or name, *flags, "--json", f"{{out}}/{told}")

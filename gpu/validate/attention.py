@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from ..devices import timing
-from ..model.skeleton import Skeleton, attend
-from ..model.batch import Rows
 from ..devices.timing import Work
+from ..model.batch import Rows
+from ..model.skeleton import Skeleton, attend
 
 #: Sequences, and the tokens that each of them holds.
 SHAPES = {

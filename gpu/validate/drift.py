@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from ..calibrate import points
-from ..devices import timing
 from ..calibrate.grid import Grid
-from ..calibrate.probes import Probes
 from ..calibrate.points import Point
+from ..calibrate.probes import Probes
+from ..devices import timing
 from ..model.skeleton import Skeleton
 
 #: What is measured again: GEMMs of a decode step, what is between them, and attention.

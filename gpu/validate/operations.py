@@ -22,12 +22,12 @@ from ...sim.cost.operations import OPERATIONS
 from ...sim.recording.plans import Plan
 from ...sim.spec import ModelSpec
 from ..calibrate import points
-from ..devices import timing
-from ..model.executor import MOVES, moves_of
 from ..calibrate.points import Point
-from ..model.skeleton import Skeleton, attend
+from ..devices import timing
 from ..model.batch import Inputs
+from ..model.executor import MOVES, moves_of
 from ..model.layers import Matrix, multiply
+from ..model.skeleton import Skeleton, attend
 from .validate import batch_of, compared
 
 #: All but GEMMs, attention and moves: short calls. What a step takes beyond its operations, as they were measured by

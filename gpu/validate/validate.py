@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from ...sim.recording.plans import Plan
-from ..devices import timing
-from ..model.executor import batch, move
 from ..calibrate.fitting import Points, errors
-from ..model.skeleton import Skeleton
-from ..model.batch import Batch
+from ..devices import timing
 from ..devices.timing import Stopwatch
+from ..model.batch import Batch
+from ..model.executor import batch, move
+from ..model.skeleton import Skeleton
 
 #: Passes the numbers of steps on and shows how far they have come.
 Watch = Callable[[Iterable[int], int], Iterable[int]]

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 import plotly.graph_objects as go
 
-from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
 from ...sim.memory import BUCKETS
+from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
 from ...sim.types.ticks import PER_SECOND
-from .palette import KIND_LABELS, KINDS, legend_colour
-from .picture import Picture, picture
 from ..style.labels import Numbers
 from ..style.look import blank
 from ..style.palette import PAPER
+from .palette import KIND_LABELS, KINDS, legend_colour
+from .picture import Picture, picture
 from .png import data_uri
 
 HEIGHT_PX = 560

@@ -24,11 +24,11 @@ import plotly.graph_objects as go
 
 from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
 from ...sim.types.ticks import PER_SECOND
-from .palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
-from .picture import MOST_BYTES, Picture, picture
-from .figure import block_map, request_of
 from ..style.look import note
 from ..style.packing import packed
+from .figure import block_map, request_of
+from .palette import KIND_LABELS, KINDS, SHADES, palette, plain_palette
+from .picture import MOST_BYTES, Picture, picture
 
 #: Of the longest run: so much shorter ones leave room to say when they were done.
 _MUCH_SOONER = 0.8

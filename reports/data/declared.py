@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...sim.output import frames as pd
 from ...sim.memory import BUCKETS
 from ...sim.metrics.stays import BEGINS, ENDS, KINDS
+from ...sim.output import frames as pd
 
 #: Of ticks what int64 holds; of what is counted so much that a product of two fits as well; of slots, a pool's.
 MOST_TICKS, MOST_COUNT, MOST_SLOTS = 2**63 - 1, 2**31 - 1, 2**48

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...sim.output import frames as pd
 from ...sim.memory import BUCKETS
+from ...sim.output import frames as pd
 from .results import Result
 
 _COLUMNS = ["start_ticks", *BUCKETS]

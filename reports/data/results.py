@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.recording import blocks, plans as plan
+from ...sim.memory import BUCKETS
 from ...sim.output import frames as pd
-from ...sim.types.errors import UserError
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import restore
-from ...sim.memory import BUCKETS
+from ...sim.recording import blocks
+from ...sim.recording import plans as plan
+from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
 from .declared import MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
 

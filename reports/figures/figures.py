@@ -7,6 +7,7 @@ both and recolours them for dark screens. ``data_of`` is what a figure draws, as
 from __future__ import annotations
 
 from ..blockmap.figure import block_map
+from ..style.look import data_of
 from .comparison import fig2, fig13a, fig15
 from .fragmentation import free_run_histogram, largest_free_run
 from .latency import latency_cdf
@@ -23,7 +24,6 @@ from .trace import arrivals, lengths
 from .values import bars, curves
 from .waste import waste
 from .waste_cost import waste_cost
-from ..style.look import data_of
 
 __all__ = [
     "against_rate",

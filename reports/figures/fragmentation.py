@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from ...sim.recording.blocks import BlockMap
 from ...sim.memory import BUCKETS
+from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..style.labels import Numbers
 from ..style.look import blank, fill

@@ -7,9 +7,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..data.pareto_front import rings, unbeaten
 from ..style.look import blank
 from ..style.palette import PAPER
-from ..data.pareto_front import rings, unbeaten
 from ..style.series import colour, symbol
 
 Row = dict[str, Any]
@@ -57,4 +57,3 @@ def _line(rows: Sequence[Row], name: str, place: int) -> go.Scatter:
         hovertemplate="%{customdata[0]:.3g} requests/s: %{x:.1f} tokens/s a user, %{y:.3g} per million"
         f"<extra>{name}</extra>",
     )
-

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from ...sim.output import frames as pd
+from ..data.pareto_front import rings, unbeaten
 from ..style.labels import Numbers
 from ..style.look import blank
 from ..style.palette import MUTED, PAPER
-from ..data.pareto_front import rings, unbeaten
 from ..style.series import colour, dash, symbol
 
 #: Ratio of the largest to the smallest value from which on an axis is logarithmic.

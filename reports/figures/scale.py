@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from .comparison import FIG2_PARTS
 from ..style.labels import PARAMETERS, Numbers, Row, is_percent, metric_label, parameter_of, series_of
 from ..style.look import blank, note
 from ..style.palette import GRID, INK, MUTED, Hue
+from .comparison import FIG2_PARTS
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up")
 _WITHIN_POINTS = 0.5
@@ -62,7 +62,8 @@ def _line(rows: list[Row], metric: str, hue: Hue, symbol: str, first: bool) -> g
         customdata=[[row["series"], row["simulated"], row["published"]] for row in rows],
         line={"color": hue.light, "width": 2},
         marker={"symbol": symbol, "size": 7},
-        hovertemplate="%{customdata[0]}, s = %{x:.2f}: %{customdata[1]:.1f} % " + metric_label(metric)
+        hovertemplate="%{customdata[0]}, s = %{x:.2f}: %{customdata[1]:.1f} % "
+        + metric_label(metric)
         + ", published %{customdata[2]:.1f} %<extra></extra>",
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from .comparison import Comparison, side_by_side
 from ..style.labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
 from ..style.look import blank
 from ..style.palette import BUCKETS, PAPER, Hue
+from .comparison import Comparison, side_by_side
 
 _TITLE = "Published and simulated"
 #: One a series, in this order; neighbours differ in lightness.

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from ...sim.types.errors import MissingExtra, UserError
 from ...sim.output.files import write_whole
 from ...sim.output.folders import FolderKind, replace_folder
+from ...sim.types.errors import MissingExtra, UserError
 from ..style.labels import file_stem
 
 ImageFormat = Literal["png", "svg"]

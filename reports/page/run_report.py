@@ -16,14 +16,14 @@ import plotly.graph_objects as go
 
 from ...sim.metrics.objectives import Objectives
 from ...sim.types.ticks import PER_SECOND
-from . import serving_sections
-from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
-from .page import Section, write_page
 from ..blockmap.player import PlayedMap, Player
+from ..blockmap.table_viewer import TableViewer, chosen_request
 from ..data.pool_over_time import keeps_over_idle_spans, pool_over_time
 from ..data.results import Result
+from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
+from . import serving_sections
+from .page import Section, write_page
 from .serving_sections import Measured
-from ..blockmap.table_viewer import TableViewer, chosen_request
 
 
 class Asked(NamedTuple):
@@ -59,10 +59,7 @@ def write_report(path: str | PathLike[str], asked: Asked) -> Path:
 def figures(asked: Asked) -> list[go.Figure]:
     """Every figure of the page, in its order."""
     return [
-        figure
-        for section in _sections(asked)
-        for holder in (*section.widgets, section)
-        for figure in holder.figures
+        figure for section in _sections(asked) for holder in (*section.widgets, section) for figure in holder.figures
     ]
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...sim.output import frames as pd
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.result import served_times
+from ...sim.output import frames as pd
 from ..data.distribution import Distribution, of_gaps, of_values
+from ..data.over_time import over_time
+from ..data.results import Result
 from ..figures.latency import LATENCIES, latency_cdf
 from ..figures.measured import BAND, agreement, simulated_against_measured
 from ..figures.serving import batch_over_time, throughput_over_time
-from ..data.over_time import over_time
 from .page import Section
-from ..data.results import Result
 
 #: Latencies that a request has of its own, as a server's client measures them.
 _OF_REQUESTS = ("ttft", "tpot", "e2el")

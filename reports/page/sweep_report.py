@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 
 from ...sim.output import frames as pd
 from ..figures.rates import against_rate, throughput_pareto
-from .page import Section, write_page
 from ..style.series import COLOURED
+from .page import Section, write_page
 
 #: Points that are listed.
 MOST_LISTED = 200

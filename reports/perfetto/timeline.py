@@ -23,17 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ...sim.output import frames as pd
-from ...sim.types.errors import UserError
-from ...sim.output.files import whole_file
 from ...sim.memory import BUCKETS
 from ...sim.metrics.stays import KINDS
+from ...sim.output import frames as pd
+from ...sim.output.files import whole_file
+from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
+from ..data.pool_over_time import keeps_over_idle_spans, replica_over_time
+from ..data.results import Result
 from ..figures.timeline import request_spans_ticks
 from ..style.palette import TIMELINE
 from .tracks import Tracks
-from ..data.pool_over_time import keeps_over_idle_spans, replica_over_time
-from ..data.results import Result
 
 _TICKS_PER_NS = PER_SECOND // 10**9
 _PREFILL, _BOTH, _DECODE = "prefill", "prefill and decode", "decode"

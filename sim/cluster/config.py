@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from ..types.errors import SettingError
 from ..engine.settings import setting_error
+from ..types.errors import SettingError
 
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")

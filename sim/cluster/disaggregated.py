@@ -30,9 +30,9 @@ import numpy as np
 import simpy
 from simpy.core import URGENT
 
-from ..types import ticks
 from ..engine.engine import Alarm
 from ..memory.accounting.ledger import Leap, Table
+from ..types import ticks
 from ..types.sequence import NOT_DECODING, Sequence
 from ..workload.source import NEVER
 from .routed import Mailbox, RoutedEngine

@@ -10,12 +10,12 @@ import simpy
 from simpy.core import URGENT
 
 from ..engine.engine import Alarm, Engine
-from ..memory.accounting.ledger import Table
 from ..engine.replica import Replica
 from ..engine.run import edges
 from ..engine.settings import Settings
-from ..workload.source import OpenLoop
+from ..memory.accounting.ledger import Table
 from ..spec import model
+from ..workload.source import OpenLoop
 from ..workload.workload import Workload
 from .config import Cluster
 from .disaggregated import TRANSFER, HandOver, Link, PrefillEngine

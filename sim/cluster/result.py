@@ -1,11 +1,11 @@
 """What a cluster's run leaves: the directory of a single replica's, whose tables say which replica each row is of.
 
-    summary.json      one number for each question (``cluster_summary``), and a row a replica
-    requests.parquet  a row a request, with its ``replica``
-    stays.parquet, preemptions.parquet, steps.parquet, memory.parquet
-                      as of one replica, one after the other, with its ``replica``
-    gaps.parquet      the inter-token latencies of all replicas
-    run.json          every setting, those of the cluster, versions, seed and the trace's hash
+summary.json      one number for each question (``cluster_summary``), and a row a replica
+requests.parquet  a row a request, with its ``replica``
+stays.parquet, preemptions.parquet, steps.parquet, memory.parquet
+                  as of one replica, one after the other, with its ``replica``
+gaps.parquet      the inter-token latencies of all replicas
+run.json          every setting, those of the cluster, versions, seed and the trace's hash
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ..output import frames as pd
+from ..engine.run import Run
 from ..metrics.prefix_cache import cached_tokens
 from ..metrics.requests import preemptions
 from ..metrics.result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
-from ..engine.run import Run
 from ..metrics.stays import preemptions_table, stays_table
+from ..output import frames as pd
 from .run import ClusterRun
 from .summary import cluster_gaps, cluster_summary, cluster_times
 

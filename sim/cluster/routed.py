@@ -32,9 +32,9 @@ from ..engine.executor import FirstStep
 from ..memory.accounting.ledger import Leap
 from ..policy.base import Policy
 from ..types.sequence import Plan, Sequence
-from ..workload.source import NEVER
 from ..types.state import State
 from ..types.sums import steps_until, ticks_of
+from ..workload.source import NEVER
 
 #: When the next request comes, while the router may yet send one.
 SOMEDAY = NEVER - 1

@@ -105,9 +105,7 @@ class PrefixAffine:
 
     looks = True
 
-    def __init__(
-        self, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int
-    ) -> None:
+    def __init__(self, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> None:
         self._cluster, self._names_of, self._most_blocks = cluster, names_of, most_blocks
         self._records: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(count)]
 
@@ -145,9 +143,7 @@ def _leading(names: list[int], record: OrderedDict[int, None]) -> int:
     return len(names)
 
 
-def router(
-    name: str, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int
-) -> Router:
+def router(name: str, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> Router:
     """A router by its name, for so many replicas; the rest is as for ``PrefixAffine``."""
     if name == "prefix-affine":
         return PrefixAffine(count, cluster, names_of, most_blocks)

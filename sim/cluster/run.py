@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
-from ..workload.content import TokenRuns
 from ..cost import StepCost
 from ..engine.engine import Engine
-from ..types.errors import SettingError
 from ..engine.grouping import is_grouped, smallest_pools
-from ..memory.prefix import BlockNames
 from ..engine.replica import Replica, build
 from ..engine.run import Run, check_fits, finished, milestones, no_cycle_collection
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
+from ..memory.prefix import BlockNames
+from ..types.errors import SettingError
+from ..workload.content import TokenRuns
 from ..workload.users import Users
 from ..workload.workload import Workload
 from .config import DISAGGREGATED_POLICIES, Cluster

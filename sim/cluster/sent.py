@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..types.sequence import Sequence
 from ..workload.content import Run as TokenRun
 from ..workload.content import TokenRuns
-from ..types.sequence import Sequence
 from ..workload.workload import Workload
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..metrics.gaps import Gaps
-from ..types.exact import total
+from ..engine.run import Run
 from ..memory.accounting.integrals import Window
+from ..metrics.gaps import Gaps
 from ..metrics.prefix_cache import prefix_cache
 from ..metrics.requests import RequestTimes, request_times
-from ..engine.run import Run
 from ..metrics.summary import refused_requests, serving, waste, work_told
-from ..types.ticks import PER_MS
 from ..metrics.work import Work, work
+from ..types.exact import total
+from ..types.ticks import PER_MS
 from .run import ClusterRun
 
 #: What is known where a request begins, where it ends, and what of that is counted on both.
@@ -87,9 +87,7 @@ def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
     if not run.cluster.disaggregated:
         return None
     moved = run.transfers
-    took_ms, waited_ms = (
-        (moved[name] - moved["ready_ticks"]) / PER_MS for name in ("end_ticks", "start_ticks")
-    )
+    took_ms, waited_ms = ((moved[name] - moved["ready_ticks"]) / PER_MS for name in ("end_ticks", "start_ticks"))
     return {
         "requests": len(moved["row"]),
         "bytes": total(moved["bytes"]),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from os import sep
 
-from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
+from ..types.errors import SettingError
 from .base import StepCost
 from .calibrated import CalibratedCost
 from .calibration import Calibration, profile, profile_names, read

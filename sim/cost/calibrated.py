@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import numpy as np
 
-from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec, dtype_bits
 from ..spec.stages import stages as layers_of_stages
+from ..types.errors import SettingError
 from . import operations
 from .attention_curves import AttentionCurves
 from .base import coefficient

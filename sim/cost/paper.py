@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import isfinite
 
-from ..types.errors import SettingError
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
+from ..types.errors import SettingError
 from ..types.ticks import PER_SECOND, from_ms
 from .base import coefficient
 

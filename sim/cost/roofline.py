@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 
-from ..types.errors import SettingError
 from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch
@@ -14,6 +13,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..spec.stages import stages
 from ..spec.weights import layer_matrices
+from ..types.errors import SettingError
 from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks

@@ -24,14 +24,14 @@ import simpy
 from simpy.core import NORMAL
 
 from ..cost.base import StepCost
-from ..types.errors import SimulationFault
-from .executor import Executor, FirstStep
 from ..memory.accounting.ledger import Leap, Ledger
 from ..policy.base import Policy
+from ..types.errors import SimulationFault
 from ..types.sequence import CARRY_ON, Plan, Sequence
-from ..workload.source import NEVER, Source
 from ..types.state import State
 from ..types.sums import whole_steps
+from ..workload.source import NEVER, Source
+from .executor import Executor, FirstStep
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16

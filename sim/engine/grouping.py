@@ -7,18 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from ..workload.closed_loop import ClosedLoop, Maker
-from ..types.errors import SettingError
-from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
-from ..memory import CopyingBuddyMemory, CopyingMemory, DialogueBuddyMemory, DialogueContiguousMemory, DialogueMemory
-from ..memory import PagedMemory, SharingMemory
+from ..memory import (
+    CopyingBuddyMemory,
+    CopyingMemory,
+    DialogueBuddyMemory,
+    DialogueContiguousMemory,
+    DialogueMemory,
+    PagedMemory,
+    SharingMemory,
+)
 from ..policy import POLICIES, Policy
 from ..policy.orca import OrcaMax, OrcaPaper
 from ..policy.sharing import SharingSosp23, SharingV0
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v0 import VllmV0
-from .settings import Settings
+from ..types.errors import SettingError
+from ..workload.closed_loop import ClosedLoop, Maker
+from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
 from ..workload.workload import Workload
+from .settings import Settings
 
 # Policies over paged memory that know groups, and what they are then.
 _GROUPED = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}

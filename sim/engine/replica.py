@@ -7,13 +7,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..workload.content import TokenRuns
 from ..cost import PaperCost, StepCost, cost
-from ..types.errors import SettingError
-from .grouping import grouped_memory, grouped_policy
-from ..memory import BatchMemory, BuddyMemory, CachedMemory, ChunkedMemory, ContiguousMemory, DeferredMemory
-from ..memory import HybridMemory, PagedMemory, PageGroups, RadixMemory, ReservedMemory, SlotRadixMemory
-from ..memory import most_prompt_blocks
+from ..memory import (
+    BatchMemory,
+    BuddyMemory,
+    CachedMemory,
+    ChunkedMemory,
+    ContiguousMemory,
+    DeferredMemory,
+    HybridMemory,
+    PagedMemory,
+    PageGroups,
+    RadixMemory,
+    ReservedMemory,
+    SlotRadixMemory,
+    most_prompt_blocks,
+)
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.prefix import BlockNames
 from ..policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy
@@ -24,10 +33,23 @@ from ..policy.static import FasterTransformer, StaticBatching
 from ..policy.tgi import Tgi
 from ..policy.vattention import VAttention, page_group
 from ..policy.vllm_v1 import VllmV1
-from .settings import Settings
-from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model
-from ..spec import page_bytes, paper_num_blocks
+from ..spec import (
+    Deployment,
+    GpuSpec,
+    HybridLayout,
+    ModelSpec,
+    gpu,
+    host_blocks,
+    hybrid_layout,
+    model,
+    page_bytes,
+    paper_num_blocks,
+)
+from ..types.errors import SettingError
+from ..workload.content import TokenRuns
 from ..workload.workload import Workload
+from .grouping import grouped_memory, grouped_policy
+from .settings import Settings
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).

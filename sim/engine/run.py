@@ -11,21 +11,21 @@ from functools import cached_property
 import numpy as np
 import simpy
 
-from ..types import ticks
-from ..workload.closed_loop import ClosedLoop, Maker
 from ..cost import StepCost
-from .engine import Engine
-from ..types.errors import UserError
-from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from ..memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from ..memory.accounting.book import Book
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
+from ..types import ticks
+from ..types.errors import UserError
+from ..workload.closed_loop import ClosedLoop, Maker
+from ..workload.source import OpenLoop
+from ..workload.workload import Workload
+from .engine import Engine
+from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .replica import Replica, build
 from .settings import Settings
-from ..workload.source import OpenLoop
 from .unread import refuse_unread
-from ..workload.workload import Workload
 
 #: Slices of the workload after each of which progress is told.
 _SLICES = 200

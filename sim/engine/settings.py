@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from ..types.errors import SettingError
 from ..policy import CACHING_POLICIES, POLICIES
+from ..types.errors import SettingError
 
 # Bounds lie far beyond any machine there is, and within what int64 ticks and tables hold.
 Count = Annotated[int, Field(ge=1, le=2**31)]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..types.errors import SettingError
 from ..policy import HYBRID, POLICIES
 from ..policy.orca import OrcaMax, OrcaPaper
-from .settings import Settings
 from ..spec import hybrid_layout, model
+from ..types.errors import SettingError
 from ..workload.workload import Workload
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..cluster import Cluster

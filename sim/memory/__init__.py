@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from .paged.block_pool import BlockPool
+from .accounting.integrals import BUCKETS, Window
+from .accounting.kv_groups import PageGroups, most_prompt_blocks
 from .contiguous.buddy import BuddyArena
-from .paged.cached import CachedMemory
-from .paged.chunked import ChunkedMemory
 from .contiguous.contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .contiguous.copies import CopyingBuddyMemory, CopyingMemory
+from .contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
+from .paged.block_pool import BlockPool
+from .paged.cached import CachedMemory
+from .paged.chunked import ChunkedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
-from .contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
-from .accounting.kv_groups import PageGroups, most_prompt_blocks
 from .paged.hybrid import HybridMemory
-from .accounting.integrals import BUCKETS, Window
 from .paged.paged import PagedMemory
 from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory

@@ -14,11 +14,11 @@ from math import floor, sqrt
 
 import numpy as np
 
-from ..output import frames as pd
 from ..memory.accounting.book import Book
+from ..output import frames as pd
 from ..types.exact import dot, total
-from .requests import resumed_gap_ticks
 from ..types.sequence import SWAPPED_IN
+from .requests import resumed_gap_ticks
 
 _COLUMNS = ("first_ticks", "slope_ticks", "count", "weight")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..types.exact import dot
 from ..engine.run import Run
+from ..types.exact import dot
 
 
 def host_pool(run: Run) -> dict[str, Any] | None:

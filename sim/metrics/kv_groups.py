@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.run import Run
 from ..memory import PageGroups, Window
 from ..memory.accounting.integrals import Accounts
-from ..engine.run import Run
 
 #: The buckets of slots that a group holds.
 HELD = ("live", "reserved", "block_tail")
@@ -25,9 +25,7 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
     layout, span = run.replica.layout, run.window
     if layout is None:
         return []
-    windows = {
-        kind: accounts.window(span.start_ticks, span.end_ticks) for kind, accounts in _accounts(run).items()
-    }
+    windows = {kind: accounts.window(span.start_ticks, span.end_ticks) for kind, accounts in _accounts(run).items()}
     return [
         {
             "name": name,
@@ -61,6 +59,4 @@ def _accounts(run: Run) -> dict[str, Accounts]:
 
 def _shares(window: Window) -> dict[str, dict[str, float]]:
     means = {"iterations": window.share_of_steps, "time": window.share_of_time}
-    return {
-        f"mean_over_{name}_pct": {bucket: 100 * share(bucket) for bucket in HELD} for name, share in means.items()
-    }
+    return {f"mean_over_{name}_pct": {bucket: 100 * share(bucket) for bucket in HELD} for name, share in means.items()}

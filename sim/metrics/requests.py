@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..engine.run import Run
 from ..memory.accounting.book import Book
 from ..memory.accounting.ledger import STALLED
-from ..engine.run import Run
 from ..types.sequence import RECOMPUTED, SWAPPED_IN
 
 _NEVER = np.iinfo(np.int64).max

@@ -25,20 +25,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..engine.replica import Replica
+from ..engine.run import Run
+from ..engine.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
 from ..output.folders import FolderKind, check_folder, replace_folder
+from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
 from .requests import RequestTimes, request_times
-from ..engine.replica import Replica
-from ..engine.run import Run
-from ..engine.settings import Settings
 from .stays import preemptions_table, stays_table
 from .summary import summary
-from ..workload.workload import Workload
 
 #: Written into run.json; raised when a table changes its meaning.
 SCHEMA_VERSION = 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..output import frames as pd
+from ..engine.run import Run
 from ..memory.accounting.book import Book
 from ..memory.accounting.ledger import STALLED
+from ..output import frames as pd
 from .requests import preemptions
-from ..engine.run import Run
 
 #: How a stay ended, by what the ledger's cuts say, and after them that the output was complete.
 ENDS = ("preempted", "swapped", "stalled", "finished")

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.run import Run
+from ..memory.accounting.integrals import BUCKETS, Window
+from ..types.ticks import PER_SECOND
+from ..workload.workload import Workload
 from .gaps import Gaps
 from .host_pool import host_pool
 from .kv_groups import kv_groups
-from ..memory.accounting.integrals import BUCKETS, Window
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
-from ..engine.run import Run
-from ..types.ticks import PER_SECOND
 from .views import PAPER_VIEW, POPULAR_VIEW, percent
 from .work import Work, work
-from ..workload.workload import Workload
 
 PERCENTILES = (50, 90, 95, 99)
 #: Refused requests that are named; ``requests.parquet`` has them all.

@@ -15,7 +15,6 @@ import numpy as np
 from ..types.errors import UserError
 from .files import write_whole
 
-
 #: Deflate's level, as ``numpy.savez_compressed`` has it.
 _LEVEL = 6
 

@@ -66,7 +66,7 @@ def whole_file(path: AnyPath) -> Iterator[BinaryIO]:
     Raises:
         UserError: It cannot be written.
     """
-    with user_paths(path), (_stream(path) if is_stream(path) else _replaced(Path(os.path.realpath(path)))) as file:
+    with user_paths(path), _stream(path) if is_stream(path) else _replaced(Path(os.path.realpath(path))) as file:
         yield file
 
 

@@ -101,9 +101,7 @@ class HybridVllmV1(_OverGroups, VllmV1):
         """Most tokens of a sequence that a step computes."""
         return limits.max_num_batched_tokens
 
-    def _victims(
-        self, state: State, transaction: HybridTransaction, partial: Sequence | None
-    ) -> tuple[Sequence, ...]:
+    def _victims(self, state: State, transaction: HybridTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
         if transaction.free >= transaction.takes:
             return ()
         order = [*state.running, *(() if partial is None else (partial,))]

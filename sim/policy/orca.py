@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..workload.groups import seats
 from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
+from ..workload.groups import seats
 from ..workload.workload import Workload
 from .base import Limits, blocks_of
 

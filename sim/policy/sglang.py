@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..workload.content import Run
-from ..types.errors import SettingError
-from ..memory.prefix import RadixTree
 from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
+from ..memory.prefix import RadixTree
+from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
+from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Limits
 

@@ -16,10 +16,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..workload.groups import Group, GroupState, leads, present, seats
 from ..memory.paged.paged import PagedTransaction
 from ..memory.paged.sharing import SharingMemory
 from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..workload.groups import Group, GroupState, leads, present, seats
 from ..workload.workload import Workload
 from .base import blocks_of
 from .vllm_sosp23 import VllmSosp23

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..types.errors import SettingError
 from ..memory.paged.deferred import DeferredMemory
 from ..spec import ModelSpec, dtype_bits, stages
+from ..types.errors import SettingError
 from ..types.state import State
 from .vllm_v0 import VllmV0
 

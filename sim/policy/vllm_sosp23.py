@@ -12,7 +12,6 @@ from ..types.state import State
 from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
-
 _arrival = attrgetter("order")
 
 

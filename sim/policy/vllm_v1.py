@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types.errors import SettingError
 from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.paged import PagedTransaction
+from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
@@ -52,9 +52,7 @@ class VllmV1:
             return self._go_on(state, transaction, budget, partial)
         return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
 
-    def _victims(
-        self, state: State, transaction: PagedTransaction, partial: Sequence | None
-    ) -> tuple[Sequence, ...]:
+    def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
         """The last running sequences, as many as must give way for the other decodes to find their blocks."""
         free, need = transaction.free, transaction.need
         if free > need:

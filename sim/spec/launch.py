@@ -123,8 +123,7 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
     weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization)
     parts = stages(model.num_layers, deployment.pipeline_parallel)
     return [
-        _stage(launch, layers, weight, last=layers is parts[-1])
-        for layers, weight in zip(parts, weights, strict=True)
+        _stage(launch, layers, weight, last=layers is parts[-1]) for layers, weight in zip(parts, weights, strict=True)
     ]
 
 

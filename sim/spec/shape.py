@@ -116,9 +116,7 @@ class ModelSpec:
         layers = max(len(stage) for stage in stages(self.num_layers, pipeline_parallel))
         return layers * self.attention(tensor_parallel).slot_elements * dtype_bits(dtype) // 8
 
-    def kv_bytes(
-        self, tokens: int, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1
-    ) -> int:
+    def kv_bytes(self, tokens: int, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
         """Bytes, on each rank, that a sequence of ``tokens`` keeps, on the pipeline stage where that is most.
 
         Layers with a window stop growing when it is full. Whole blocks are not counted here.

@@ -82,9 +82,7 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
 
 # Who looks for the longest sequence that fits asks a hundred times for the same layers.
 @lru_cache
-def layers_bytes(
-    model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None
-) -> int:
+def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None) -> int:
     """Bytes of whole layers on each rank, vectors in 16 bits."""
     return sum(
         sum(matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel))
@@ -121,16 +119,12 @@ def touched(total: int, used: int, count: int, tokens: int) -> int:
     return total - left
 
 
-def streamed_bytes(
-    model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None
-) -> int:
+def streamed_bytes(model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None) -> int:
     """Bytes of weights that a step over ``tokens`` tokens reads on each rank, over all pipeline stages.
 
     Every matrix of every layer and the output head once; of the experts those that a token is sent to.
     """
-    matrices = [
-        matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)
-    ]
+    matrices = [matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)]
     always = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part != "expert")
     routed = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part == "expert")
     if model.experts:

@@ -1,12 +1,12 @@
 """What can go wrong, by whose doing.
 
-    FragmeterError
-    ├── UserError             the user's mistake: one line, exit status 2
-    │   ├── SettingError      a flag or a setting
-    │   ├── TraceError        a row or a column of a trace file
-    │   └── MissingExtra      an optional package that the command needs
-    ├── SimulationFault       a fault of ours: exit status 1
-    └── KernelFault           a GPU kernel that fails on the CPU: exit status 1
+FragmeterError
+├── UserError             the user's mistake: one line, exit status 2
+│   ├── SettingError      a flag or a setting
+│   ├── TraceError        a row or a column of a trace file
+│   └── MissingExtra      an optional package that the command needs
+├── SimulationFault       a fault of ours: exit status 1
+└── KernelFault           a GPU kernel that fails on the CPU: exit status 1
 """
 
 from __future__ import annotations

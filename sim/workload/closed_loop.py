@@ -20,9 +20,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ..types.sequence import Sequence
 from .content import turns_before
 from .groups import Grouping
-from ..types.sequence import Sequence
 from .source import NEVER
 from .workload import Workload
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .dialogue import Dialogue
 from ..types.errors import SettingError
+from .dialogue import Dialogue
 
 Run = tuple[int, int, int]
 """Tokens ``start`` to ``start + length`` (length at least 1) of ``stream``: (stream, start, length)."""

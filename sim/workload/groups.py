@@ -18,8 +18,8 @@ from random import Random
 import numpy as np
 
 from ..types.sequence import FORKED, RECOMPUTED, Sequence
-from .source import OpenLoop
 from ..types.state import State
+from .source import OpenLoop
 from .workload import Workload
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..types.errors import SettingError
 from .content import PromptContent, TokenRuns
 from .dialogue import Dialogue
-from ..types.errors import SettingError
 from .users import Users
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-from fragmeter.sim.types.errors import SimulationFault
-from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
-from fragmeter.sim.memory.contiguous.buddy import MAX_CHUNK_BLOCKS, BuddyArena
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
+from fragmeter.sim.memory.contiguous.buddy import MAX_CHUNK_BLOCKS, BuddyArena
+from fragmeter.sim.types.errors import SimulationFault
 
 from .draws import combined, picks
 

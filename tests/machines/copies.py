@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fragmeter.sim.workload.groups import Group, GroupState
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from fragmeter.sim.memory import CopyingBuddyMemory, CopyingMemory
 from fragmeter.sim.memory.contiguous.contiguous import Grant
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from fragmeter.sim.workload.groups import Group, GroupState
 from oracle.slots import classify_slot
 
 from .arenas import ARENAS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from fragmeter.sim.workload.dialogue import NO_PARENT
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fragmeter.sim.memory import DialogueMemory
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from fragmeter.sim.workload.dialogue import NO_PARENT
 
 from .draws import EITHER, combined, picks
 from .paged import spans

@@ -6,12 +6,13 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-from fragmeter.sim.workload.dialogue import NO_PARENT
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from fragmeter.sim.memory import DialogueBuddyMemory, DialogueContiguousMemory
 from fragmeter.sim.memory.contiguous.contiguous import Grant
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from fragmeter.sim.workload.dialogue import NO_PARENT
 from oracle.slots import FREE
 
 from .arenas import ARENAS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fragmeter.sim.memory import HybridMemory, PageGroups
 from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks
 from .paged import spans

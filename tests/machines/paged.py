@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fragmeter.sim.memory import ChunkedMemory, DeferredMemory, PagedMemory
-from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fragmeter.sim.memory import ChunkedMemory, DeferredMemory, PagedMemory
+from fragmeter.sim.types.sequence import Sequence
 
 from .draws import EITHER, combined, picks
 from .served import Served, chosen

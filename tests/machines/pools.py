@@ -6,11 +6,12 @@ from copy import deepcopy
 from itertools import pairwise
 
 import pytest
-from fragmeter.sim.types.errors import SimulationFault
-from fragmeter.sim.memory import BlockPool
-from fragmeter.sim.memory.prefix import BlockHistory, HashChain, HashedBlockPool
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fragmeter.sim.memory import BlockPool
+from fragmeter.sim.memory.prefix import BlockHistory, HashChain, HashedBlockPool
+from fragmeter.sim.types.errors import SimulationFault
 
 from .draws import combined, picks
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fragmeter.sim.memory.prefix import RadixTree
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fragmeter.sim.memory.prefix import RadixTree
 
 from .draws import combined, picks
 

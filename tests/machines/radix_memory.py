@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fragmeter.sim.memory import RadixMemory, SlotRadixMemory
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from .draws import EITHER, combined, picks
 from .paged import spans

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from fragmeter.sim.memory import BatchMemory, BuddyMemory, ContiguousMemory, ReservedMemory
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction, Grant
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot
 
 from .arenas import ARENAS, Blocks

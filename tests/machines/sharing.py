@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fragmeter.sim.workload.groups import Group, GroupState, leads, present
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fragmeter.sim.memory import SharingMemory
 from fragmeter.sim.types.sequence import Sequence
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from fragmeter.sim.workload.groups import Group, GroupState, leads, present
 
 from .draws import EITHER, combined
 from .paged import spans

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
-from fragmeter.sim.types.sequence import Sequence
 from hypothesis import strategies as st
+
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 
 from .draws import EITHER, combined
 from .served import Served

@@ -94,7 +94,9 @@ class HybridSystem(IterationSystem):
             for group, table in enumerate(tables):
                 end = len(table) * size
                 if computed > end:
-                    raise AssertionError(f"{sequence.index} computed {computed} tokens and group {group} has {end} slots")
+                    raise AssertionError(
+                        f"{sequence.index} computed {computed} tokens and group {group} has {end} slots"
+                    )
                 window = self.groups.window if group >= self.groups.full else computed
                 self._see_all(sequence, table, window)
                 for i in (i for i in range(end) if table[i // size] is not None):

@@ -8,10 +8,10 @@ from ...sim.types.errors import SettingError
 from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
 from ..parsing.checks import MOST_SEQUENCES
-from .pacing import at_rate, unit_gaps
 from ..types.pairs import LengthPairs
-from .streams import stream
 from ..types.trace import Trace
+from .pacing import at_rate, unit_gaps
+from .streams import stream
 
 
 def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:

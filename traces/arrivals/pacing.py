@@ -16,17 +16,17 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.types import ticks
-from ...sim.workload.content import turns_before
 from ...sim.types.errors import SettingError, TraceError
+from ...sim.workload.content import turns_before
 from ...sim.workload.users import Users
 from ..parsing.checks import numbers_of
 from ..parsing.csv_format import CsvParser, header
 from ..parsing.files import TraceFile
 from ..parsing.reading import MOST_INFLATED_BYTES
-from .streams import stream
 from ..parsing.table import shown
 from ..parsing.times import LATEST_S, to_ticks
 from ..types.trace import Trace
+from .streams import stream
 
 #: Columns of a rate curve, and what they hold.
 _CURVE = {"start_s": "seconds, from 0 on", "request_rate": "requests/s"}
@@ -66,7 +66,9 @@ class Pacing:
         if len(named) > 1:
             raise SettingError(named[1], getattr(self, named[1]), f"excludes {named[0]}; give one of them")
         if self.burstiness is not None and (self.request_rate is None and self.rate_curve is None):
-            raise SettingError("burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve")
+            raise SettingError(
+                "burstiness", self.burstiness, "is of drawn arrivals; give a request rate or a rate curve"
+            )
         return self
 
 

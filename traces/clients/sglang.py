@@ -18,7 +18,6 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from ...sim.types.errors import TraceError
 from .result import BenchmarkResult
 from .vllm import ERRORS, GAPS, TTFTS, VLLM, per_request
 

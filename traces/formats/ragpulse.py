@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...sim.types.errors import TraceError
-from ..parsing.form import BLOCK_TOKENS, HASH_IDS, SECONDS, SESSION, Form
+from ..parsing.form import BLOCK_TOKENS, HASH_IDS, SECONDS, Form
 from ..parsing.jsonl_format import sessions, whole_lists
 from ..parsing.table import Column, Table, shown
 

@@ -15,7 +15,7 @@ from .form import BLOCK_TOKENS, HASH_IDS, SESSION, Clock, Form
 from .jsonl_format import session_text
 from .pieces import sized_pieces, whole_pieces
 from .table import Table
-from .times import LATEST_S, TICKS_PER_NS, PER_SECOND, date_ns, is_zoned, to_ticks
+from .times import LATEST_S, PER_SECOND, TICKS_PER_NS, date_ns, is_zoned, to_ticks
 
 Arrays = dict[str, np.ndarray]
 _TOO_MANY_TOKENS = 2**31

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from ...sim.types.errors import TraceError
 from ...sim.output.files import as_utf8, is_stream
+from ...sim.types.errors import TraceError
 from .lines import Block, filled_lines
 
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"

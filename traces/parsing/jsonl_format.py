@@ -51,11 +51,13 @@ class JsonlParser:
             lines, records = np.array([element.line for element in piece]), [self._object(element) for element in piece]
         table = Table(self.path, {}, lines)
         present = set().union(*records)
-        return table.having(**{
-            name: reader(table, name, [record.get(name) for record in records])
-            for name, reader in self.readers.items()
-            if name in present
-        })
+        return table.having(
+            **{
+                name: reader(table, name, [record.get(name) for record in records])
+                for name, reader in self.readers.items()
+                if name in present
+            }
+        )
 
     def _object(self, element: Element) -> Record:
         if isinstance(element.value, dict):

@@ -32,9 +32,7 @@ def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
         raise _unreadable(file, error) from None
 
 
-def parquet_tables(
-    file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]
-) -> Iterator[Table]:
+def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]) -> Iterator[Table]:
     """The wanted columns, some rows at a time.
 
     Raises:

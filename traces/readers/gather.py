@@ -6,9 +6,9 @@ from os import PathLike
 
 import numpy as np
 
+from ...sim.types.errors import SettingError, TraceError
 from ...sim.workload.content import NO_SESSION, PromptContent
 from ...sim.workload.dialogue import Dialogue
-from ...sim.types.errors import SettingError, TraceError
 from ..parsing.checks import DIALOGUE, Arrays, Before, checked, dialogue, failed
 from ..parsing.form import SESSION, Form
 from ..parsing.lines import Block
@@ -117,10 +117,12 @@ class Gathering:
         lengths = [len(part["prompt_tokens"]) for part in self._parts]
         fields = dict.fromkeys(field for part in self._parts for field in part)
         return {
-            field: np.concatenate([
-                part.pop(field) if field in part else _absent(field, rows)
-                for part, rows in zip(self._parts, lengths, strict=True)
-            ])
+            field: np.concatenate(
+                [
+                    part.pop(field) if field in part else _absent(field, rows)
+                    for part, rows in zip(self._parts, lengths, strict=True)
+                ]
+            )
             for field in fields
         }
 

@@ -18,14 +18,13 @@ import numpy as np
 
 from ...sim.types.errors import TraceError
 from ..parsing.files import TraceFile
-from .gather import Gathering
+from ..parsing.reading import MOST_INFLATED_BYTES, Reading
+from ..parsing.table import Table
 from ..synthesis.load import is_load
 from ..types.pairs import frozen_column
-from ..parsing.reading import MOST_INFLATED_BYTES, Reading
-from .recognise import recognise
-from ..parsing.table import Table
 from ..types.trace import Trace
-
+from .gather import Gathering
+from .recognise import recognise
 
 #: Rows of a piece that is read again for every bad row in it; larger ones are halved first.
 _READ_AGAIN_ROWS = 512

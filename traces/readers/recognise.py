@@ -13,9 +13,6 @@ from typing import Any
 
 from ...sim.types.errors import TraceError
 from ..clients.known import benchmark_result
-from ..parsing.csv_format import CsvParser, header
-from ..parsing.files import TraceFile
-from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
 from ..formats.burstgpt import BURSTGPT
@@ -25,15 +22,18 @@ from ..formats.ragpulse import RAGPULSE
 from ..formats.sharegpt import SHAREGPT, ShareGptParser
 from ..formats.splitwise import SPLITWISE
 from ..formats.vidur import VIDUR
+from ..parsing.csv_format import CsvParser, header
+from ..parsing.files import TraceFile
+from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from ..parsing.json_values import Element, batches, elements
 from ..parsing.jsonl_format import JsonlParser, whole_lists
 from ..parsing.lines import Block
-from ..synthesis.load import is_load
 from ..parsing.parquet_format import open_parquet, parquet_tables
 from ..parsing.pieces import likely_block_tokens
 from ..parsing.reading import Reading
 from ..parsing.table import Table, shown
 from ..parsing.unpickle import pickle_pieces, pickle_table
+from ..synthesis.load import is_load
 
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
 #: Forms with names of their own, the most particular first.

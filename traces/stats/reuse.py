@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...sim.workload.content import NO_SESSION, PromptContent
 from ...sim.memory.prefix import HashChain
+from ...sim.workload.content import NO_SESSION, PromptContent
 from ..types.trace import Trace
 
 

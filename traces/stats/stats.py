@@ -7,8 +7,8 @@ from dataclasses import asdict
 import numpy as np
 
 from ...sim.types import ticks
-from .reuse import reused_tokens
 from ..types.trace import Trace
+from .reuse import reused_tokens
 
 _PERCENTILES = (50, 90, 95, 99)
 

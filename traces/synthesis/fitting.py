@@ -13,10 +13,10 @@ import numpy as np
 
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
-from .load import GRID, VERSION, Arrivals, Load, Marginal
 from ..arrivals.streams import stream
 from ..parsing.times import LATEST_S, to_ticks
 from ..types.trace import Trace
+from .load import GRID, VERSION, Arrivals, Load, Marginal
 
 #: Gaps after which correlations are looked at, and those in which they may fade.
 _LAGS, _FADES = 2 ** np.arange(9), 2.0 ** np.arange(13)

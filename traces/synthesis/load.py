@@ -18,11 +18,11 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from ...sim.types.errors import TraceError
 from ...sim.output.files import as_utf8, write_whole
+from ...sim.types.errors import TraceError
 from ..parsing.files import TraceFile
-from .marginal import inverse, summary
 from ..parsing.table import shown
+from .marginal import inverse, summary
 
 VERSION = 1
 #: 64 strata, the last of them finer, since the longest count most.

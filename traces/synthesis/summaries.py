@@ -15,9 +15,9 @@ from importlib.resources import files
 import numpy as np
 
 from ...sim.types.errors import SettingError
-from .marginal import inverse
-from ..types.pairs import LengthPairs
 from ..arrivals.streams import stream
+from ..types.pairs import LengthPairs
+from .marginal import inverse
 
 _FEWEST_PER_BLOCK = 1024
 _DRAWS_BEFORE_GIVING_UP = 1_000_000

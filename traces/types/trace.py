@@ -7,9 +7,9 @@ from os import PathLike
 
 import numpy as np
 
+from ...sim.types.errors import SettingError, TraceError
 from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import Dialogue
-from ...sim.types.errors import SettingError, TraceError
 from .pairs import LengthPairs, frozen_column
 
 

@@ -20,20 +20,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ....sim.metrics.requests import request_times
 from ....sim.engine.run import simulate
 from ....sim.engine.settings import settings
+from ....sim.metrics.requests import request_times
 from ....sim.workload.workload import Workload
+from ...runs.output import track
+from ...runs.parallel import in_parallel
 from ..bench import Bench
-from .findings import best_size, wasted, who_is_quicker
 from ..comparison import Payload
 from ..context_cost import ContextCost, reading_ms
-from ..published import paper_figures
 from ..fit import CONTEXT_STEP_SCALE
-from ...runs.output import track
 from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
-from ...runs.parallel import in_parallel
+from ..published import paper_figures
 from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row, within
+from .findings import best_size, wasted, who_is_quicker
 
 METRIC = "normalized_latency_s_per_token"
 SHAREGPT, ALPACA = "ShareGPT 2.01 req/s", "Alpaca 30.1 req/s"
@@ -206,9 +206,7 @@ def _is_fitted(load: str, size: int) -> bool:
 def asked_told(rows: Sequence[Row]) -> str:
     """By how much longer steps would meet each published value, to first order: latencies near a full pool are a steep
     power of the step time."""
-    asked = [
-        (row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows
-    ]
+    asked = [(row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows]
     return (
         f"How steep this is: steps by {min(asked):+.1%} to {max(asked):+.1%} longer would meet the values at block"
         f" sizes {min(row['x'] for row in rows)} and more, each by itself and to first order."

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ..bench import Bench
 from ..comparison import Payload
-from ..published import paper_figures
 from ..paper import ALPACA_SET, MAX_MODEL_LEN, SYNTHETIC_SET, Source
+from ..published import paper_figures
 from ..rows import Row, value_row, within
 
 FIGURE = "fig11"

@@ -18,8 +18,8 @@ from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.engine.settings import settings
 from ..bench import Bench
 from ..comparison import Payload
-from ..published import paper_figures
 from ..paper import FIG13A, SERIES, Source
+from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import (
     ALPACA,

@@ -20,12 +20,11 @@ of 3,000 vLLM's and Orca (Oracle)'s rates are some 5 % lower.
 from __future__ import annotations
 
 from ....sim.engine.settings import settings
+from ...runs.crossing import crossing
 from ..bench import Bench
 from ..comparison import Payload
-from ...runs.crossing import crossing
-from ..published import paper_figures
-from .fig12 import Asked, fitted_scale, load
 from ..paper import SERIES, Source
+from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import (
     ALPACA,
@@ -40,6 +39,7 @@ from ..rate_sweep.panels import (
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
 from ..rows import ordered, within
+from .fig12 import Asked, fitted_scale, load
 
 FIGURE = "fig14"
 SAMPLES, BEAMS = "parallel", "beam"

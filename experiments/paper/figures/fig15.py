@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.engine.settings import FITTED_BEAM_SURVIVAL
 from ..comparison import Payload, row
-from ..published import Published
 from ..fit_beams import ALPACA, BEAMS_ALPACA, BEAMS_SHAREGPT, FITTED_ON_BEAMS, SHAREGPT_BEAM_SURVIVAL, SURVIVALS
 from ..paper import FIG15, FIG15_SHAREGPT, Experiment, Source
+from ..published import Published
 from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, within
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 

@@ -16,13 +16,13 @@ from ....sim.engine.settings import settings
 from ....traces import LengthPairs, stream
 from ..bench import Bench
 from ..comparison import Payload
-from ..published import paper_figures
-from .fig12 import Asked, fitted_scale, load
 from ..paper import SERIES, Source
+from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, ordered
+from .fig12 import Asked, fitted_scale, load
 
 FIGURE = "fig16"
 PREFIX_TOKENS = {"1-shot, 80 prefix tokens": 80, "5-shot, 341 prefix tokens": 341}
@@ -87,7 +87,7 @@ def system(series: str, prefix_tokens: int) -> System:
 def sentences(prefix_tokens: int, seed: int) -> Source:
     """Made-up sentences to translate, behind a prefix."""
     rng = stream(seed, "sentences to translate")
-    spread, mean = rng.normal(size=(2, _ROWS)), -_SPREAD**2 / 2
+    spread, mean = rng.normal(size=(2, _ROWS)), -(_SPREAD**2) / 2
     source = np.exp(mean + _SPREAD * spread[0]) * SOURCE_TOKENS
     target = source * TARGET_TOKENS / SOURCE_TOKENS * np.exp(_FOLLOWING * spread[1] - _FOLLOWING**2 / 2)
     lengths = (np.maximum(np.rint(tokens), 1).astype(np.int64) for tokens in (source, target))

@@ -20,13 +20,13 @@ from ....sim.engine.settings import settings
 from ....traces import LengthPairs, catalogue, sample, stream
 from ..bench import Bench
 from ..comparison import Payload
-from ..published import paper_figures
-from .fig12 import Asked, fitted_scale, load
 from ..paper import SERIES, SYNTHETIC_SET, Source
+from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row
+from .fig12 import Asked, fitted_scale, load
 
 FIGURE, PANEL = "fig17", "chatbot"
 DURATION_S = 3600.0

@@ -62,9 +62,7 @@ def _reckoned(name: str, card: str, num_gpus: int) -> Iterator[tuple[str, float]
 
 
 def _in_blocks() -> str:
-    slots = [
-        BLOCK_SIZE * paper_num_blocks(model(name), gpu(card), n, BLOCK_SIZE) for name, card, n in SERVERS.values()
-    ]
+    slots = [BLOCK_SIZE * paper_num_blocks(model(name), gpu(card), n, BLOCK_SIZE) for name, card, n in SERVERS.values()]
     return ", ".join(f"{number:,}" for number in slots)
 
 

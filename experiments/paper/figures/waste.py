@@ -9,9 +9,9 @@ from typing import Any
 
 from ..bench import Bench, Case, Measured
 from ..comparison import Payload, pool_told, row
-from ..published import published_fig2
 from ..fit import Fit
 from ..paper import FIG2, SERIES
+from ..published import published_fig2
 from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (

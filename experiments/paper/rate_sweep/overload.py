@@ -15,9 +15,9 @@ import numpy as np
 
 from ....sim.cost import StepCost
 from ....sim.engine.engine import Engine
-from ....sim.metrics.requests import request_times
 from ....sim.engine.run import simulate
 from ....sim.engine.settings import Settings
+from ....sim.metrics.requests import request_times
 from ....sim.types.ticks import PER_SECOND
 from ....sim.workload.workload import Workload
 

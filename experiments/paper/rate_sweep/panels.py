@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ..comparison import Payload
 from ...runs.crossing import Crossing
-from ..published import paper_figures
+from ..comparison import Payload
 from ..paper import ALPACA_SET, SERIES, SYNTHETIC_SET, Source
-from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, latencies, moved_to, per_step_pct
+from ..published import paper_figures
 from ..rows import WANDERING_SEEDS, Row, value_row
+from .rate_sweep import TARGET_S, Load, Search, System, find_rates, fit_scale, latencies, moved_to, per_step_pct
 
 CROSSING, LATENCY = "crossing_req_per_s", "normalized_latency_s_per_token"
 VLLM, ORACLE, MAX = "vLLM", "Orca (Oracle)", "Orca (Max)"
@@ -129,9 +129,7 @@ def _wandered(panel: Panel, found: Mapping[tuple, Crossing]) -> dict[tuple, floa
     return {key: moved_to(first[key], latency) for key, latency in told.items()}
 
 
-def _crossing_row(
-    panel: Panel, series: str, found: Mapping[tuple, Crossing], wandered: Mapping[tuple, float]
-) -> Row:
+def _crossing_row(panel: Panel, series: str, found: Mapping[tuple, Crossing], wandered: Mapping[tuple, float]) -> Row:
     crossings = [found[series, seed] for seed in panel.seeds]
     return value_row(
         series,

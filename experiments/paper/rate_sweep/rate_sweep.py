@@ -27,9 +27,9 @@ from ....sim.engine.settings import Settings
 from ....sim.workload.workload import Workload
 from ...runs.crossing import Crossing, crossing
 from ...runs.output import track
-from .overload import mean_latency_s
 from ...runs.parallel import Workers, as_they_finish
 from .costs import Steps
+from .overload import mean_latency_s
 
 #: s/token; where the paper draws the line.
 TARGET_S = 0.5

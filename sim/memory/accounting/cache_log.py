@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..prefix import BlockHistory
 from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row
-from ..prefix import BlockHistory
 
 #: Columns of a look-up that led to an admission, in tokens.
 LOOK_UP = ("index", "known_tokens", "hit_tokens")

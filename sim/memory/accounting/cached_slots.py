@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .book import Book
 from ...types.exact import dot, total
+from .book import Book
 from .moments import first_row_of, iteration_of, ticks_of
 
 

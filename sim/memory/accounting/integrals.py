@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 
 from ...types.errors import SimulationFault
+from ...types.exact import dot, total
 from .book import Book
 from .cached_slots import CachedSlots
-from ...types.exact import dot, total
-from .kv_groups import PageGroups
 from .growth import Moments, growth_moments, skip_moments
+from .kv_groups import PageGroups
 
 BUCKETS = (
     "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
@@ -246,9 +246,7 @@ class _Rows:
     def over_time(self) -> dict[str, int]:
         """Integrals over the time that steps take in the window."""
         inside, across = self._inside, self._across
-        sums = {
-            name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in _LEVELS
-        }
+        sums = {name: dot(inside[name], inside["ticks"]) + dot(across[name], self._overlap) for name in _LEVELS}
         sums["ticks"] = total(inside["ticks"]) + total(self._overlap)
         sums["live"] += self._live_growth()
         for name, moments in self._growth.items():

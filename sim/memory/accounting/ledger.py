@@ -91,9 +91,7 @@ class Table:
     def columns(self) -> dict[str, np.ndarray]:
         """All records as an int64 column a field."""
         self.seal()
-        return {
-            name: np.concatenate([part[place] for part in self._sealed]) for place, name in enumerate(self.fields)
-        }
+        return {name: np.concatenate([part[place] for part in self._sealed]) for place, name in enumerate(self.fields)}
 
 
 class Ledger:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...workload.dialogue import NO_PARENT, Dialogue
 from ...types.sequence import Sequence
+from ...workload.dialogue import NO_PARENT, Dialogue
 
 
 class Parents:

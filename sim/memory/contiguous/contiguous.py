@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from .arena import FirstFitArena, arena
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
+from .arena import FirstFitArena, arena
 
 
 class Grant(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...workload.groups import Group
 from ...types.sequence import FORKED, Sequence
+from ...workload.groups import Group
 from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 
-from ...workload.dialogue import NO_PARENT, Dialogue
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
-from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
 from ..accounting.ledger import Meter
 from ..accounting.parents import Parents
+from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
 
 
 class DialogueTransaction(ContiguousTransaction):

@@ -24,12 +24,12 @@ from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
-from .chunked import ChunkedMemory
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
-from .paged import BlockTables, PagedTransaction
 from ..prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
 from ..prefix.names import run_of
+from .chunked import ChunkedMemory
+from .paged import BlockTables, PagedTransaction
 
 
 class CachedTransaction(PagedTransaction):

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from .block_pool import BlockPool
 from ..accounting.cache_log import CachedLevel
 from ..accounting.ledger import Meter
+from .block_pool import BlockPool
 from .paged import BlockTables, PagedMemory
 
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...workload.dialogue import NO_PARENT, Dialogue
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
-from .paged import BlockTables, PagedMemory, PagedTransaction
 from ..accounting.parents import Parents
+from .paged import BlockTables, PagedMemory, PagedTransaction
 
 
 class Start(NamedTuple):

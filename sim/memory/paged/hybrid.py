@@ -21,8 +21,8 @@ from typing import NamedTuple
 from ...types.sequence import NOT_DECODING, Sequence
 from ...types.state import State
 from ..accounting.kv_groups import PageGroups
-from .hybrid_tables import HybridTables
 from ..accounting.ledger import METER, Meter
+from .hybrid_tables import HybridTables
 from .paged import PagedMemory, PagedTransaction
 from .skipped import SkippedBlocks
 

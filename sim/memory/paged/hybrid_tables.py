@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 
 from ...types.sequence import Sequence
-from .block_pool import BlockPool
 from ..accounting.kv_groups import PageGroups
+from .block_pool import BlockPool
 
 #: In place of a block that was given back, as vLLM's null block: an entry keeps its place in the table.
 NULL_BLOCK = None

@@ -21,9 +21,9 @@ from operator import attrgetter
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from .block_pool import BlockPool
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
+from .block_pool import BlockPool
 
 
 class PagedTransaction:

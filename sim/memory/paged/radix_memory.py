@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...workload.content import Run, TokenRuns
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.content import Run, TokenRuns
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step

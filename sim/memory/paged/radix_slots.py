@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...workload.content import TokenRuns
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.content import TokenRuns
 from ..accounting.ledger import Meter
 from ..accounting.moments import in_step
 from ..accounting.moves import Moves

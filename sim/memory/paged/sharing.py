@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...workload.groups import Group, leads, present
 from ...types.sequence import FORKED, Sequence
 from ...types.state import State
+from ...workload.groups import Group, leads, present
 from ..accounting.ledger import METER, Meter
 from .paged import PagedMemory, PagedTransaction
 from .sharing_tables import SharingTables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from ...workload.groups import leads, present
 from ...types.sequence import FORKED, Sequence
+from ...workload.groups import leads, present
 from .block_pool import BlockPool
 from .paged import BlockTables
 

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from ...workload.content import Run
 from ...types.errors import SimulationFault
+from ...workload.content import Run
 
 Token = tuple[int, int]
 """(stream, position)."""

@@ -1,8 +1,8 @@
 """The moments at which a pool is looked at: evenly spaced, each in the middle of a column of the map.
 
-    time      0 |-----|-----|-----|-----|-----| end        columns of equal width
-    looked at      ^     ^     ^     ^     ^
-    steps     [      ][  ][    ][  ]     [    ]            the step in force then; in a gap nobody runs
+time      0 |-----|-----|-----|-----|-----| end        columns of equal width
+looked at      ^     ^     ^     ^     ^
+steps     [      ][  ][    ][  ]     [    ]            the step in force then; in a gap nobody runs
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...workload.groups import leads
 from ...memory import BUCKETS, ContiguousMemory
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.groups import leads
 
 CODES = {bucket: code for code, bucket in enumerate(BUCKETS)}
 #: In ``Rows.sequence``: no sequence holds the block.

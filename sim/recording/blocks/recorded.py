@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from ...memory import BUCKETS
 from ...output.archives import load_archive, save_archive
 from ...types.errors import UserError
-from ...memory import BUCKETS
 from .occupancy import NOBODY
 
 #: Raised when an array changes its meaning.

@@ -34,15 +34,15 @@ import simpy
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...types.errors import SettingError
-from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, ReservedMemory
-from ...memory.accounting.ledger import STALLED, NoLedger
-from ..plans.form import PAGED
-from ..plans.layouts import Layout, layout_of
 from ...engine.run import Run, serve, simulate
 from ...engine.settings import Settings
+from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, ReservedMemory
+from ...memory.accounting.ledger import STALLED, NoLedger
+from ...types.errors import SettingError
 from ...types.state import State
 from ...workload.workload import Workload
+from ..plans.form import PAGED
+from ..plans.layouts import Layout, layout_of
 from .moments import Moment, moments
 from .occupancy import CODES, NOBODY, Occupancy, Rows, holders
 from .pieces import Pieces

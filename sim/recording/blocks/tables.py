@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plans.layouts import Layout
 from ...types.sequence import Sequence
+from ..plans.layouts import Layout
 from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
 
 _NOTHING = np.zeros(0, dtype=np.int64)

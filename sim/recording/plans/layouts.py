@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...types.errors import SettingError
 from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, SlotRadixMemory
-from ...memory.contiguous.arena import FirstFitArena
 from ...memory.accounting.moves import Moves
+from ...memory.contiguous.arena import FirstFitArena
+from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ...types.state import State
 from .form import CONTIGUOUS, PAGED

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...workload.content import Run
 from ...types.sequence import Sequence
+from ...workload.content import Run
 from ...workload.workload import Workload
 
 _NOTHING = -1

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...workload.groups import Group
 from ...types.sequence import Plan as Decision
 from ...types.sequence import Sequence
 from ...types.state import State
+from ...workload.groups import Group
 from .columns import PlanColumns
 from .contents import Contents
 from .layouts import Layout

@@ -12,17 +12,17 @@ import simpy
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...types.errors import SettingError
 from ...engine.executor import FirstStep
-from ...workload.groups import Group
+from ...engine.run import Run, simulate
+from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
 from ...policy import Policy
-from ...engine.run import Run, simulate
+from ...types.errors import SettingError
 from ...types.sequence import CARRY_ON
 from ...types.sequence import Plan as Decision
-from ...engine.settings import Settings
-from ...workload.source import Source
 from ...types.state import State
+from ...workload.groups import Group
+from ...workload.source import Source
 from ...workload.workload import Workload
 from .form import PAGED
 from .layouts import layout_of

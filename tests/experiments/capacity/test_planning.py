@@ -1,0 +1,422 @@
+"""``fragmeter plan --goodput``: what to buy, by hand where it can be, and as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from math import ceil, inf
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from engine_runs import settings_of
+from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity.candidates import Choices, candidates
+from fragmeter.experiments.capacity.detail import limit, waiting_shares
+from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.max_rate import MaxRate
+from fragmeter.experiments.capacity.planning import Answer, Planner, bill, ranked
+from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.parallel import Workers
+from fragmeter.experiments.runs.slo_check import Goal, Verdict
+from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.output.interrupts import INTERRUPTED
+from fragmeter.sim.spec.launch import capacity
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.workload import Workload
+from oracle import Limits, Pool
+from strategies import LineCost
+
+SMALL = ["--num-prompts", "120", "--seeds", "4", "--jobs", "1"]
+LLAMA = ["--model", "llama-3.1-8b", "--goodput", "ttft:500", "tpot:50", *SMALL]
+
+
+def planned(capsys: pytest.CaptureFixture, *tokens: str) -> dict:
+    assert status(["plan", *tokens, "--json", "-"]) == DONE
+    return json.loads(capsys.readouterr().out)
+
+
+class TestCandidates:
+    def test_every_combination_is_a_serve_line_with_other_flags(self):
+        axes = Choices(tensor_parallel_size=["1,2"], kv_cache_dtype=["none", "fp8"]).axes()
+        line = parse_serve("vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64 --kv-cache-dtype fp8")
+        found = candidates(line, ["h200"], axes)
+        assert [each.asked for each in found] == [
+            {"gpu": "h200", "tensor_parallel_size": ranks, "kv_cache_dtype": dtype}
+            for ranks in ("1", "2")
+            for dtype in ("none", "fp8")
+        ]
+        assert [each.settings.kv_cache_dtype for each in found] == ["auto", "fp8"] * 2
+        assert [each.settings.tensor_parallel_size for each in found] == [1, 1, 2, 2]
+        assert [each.num_gpus for each in found] == [1, 1, 2, 2]
+        assert {each.settings.max_num_seqs for each in found} == {64}
+        for each in found:
+            assert each.settings.num_gpu_blocks_override == capacity(each.started.launch).num_blocks
+        assert found[1].settings.num_gpu_blocks_override > found[0].settings.num_gpu_blocks_override
+        assert found[3].name == "h200, tensor_parallel_size=2, kv_cache_dtype=fp8"
+
+    def test_another_policy_has_the_same_slots_in_its_own_blocks(self):
+        vllm, sglang = candidates(ServeLine("llama-3.1-8b", {}), ["h200"], {"policy": ["vllm-v1", "sglang"]})
+        assert sglang.settings.num_gpu_blocks_override == 16 * vllm.settings.num_gpu_blocks_override
+        assert (sglang.settings.block_size, sglang.settings.max_num_seqs) == (None, None)
+        assert (vllm.settings.cost, sglang.settings.cost) == ("fitted", "fitted")
+
+    def test_what_does_not_start_says_why(self):
+        (found,) = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], {})
+        assert found.settings is None and "CUDA out of memory" in found.refused
+        # Two GPUs have room for the weights, 65.7 GiB each, but not beside them for 20 GiB each of 131,072 tokens.
+        assert found.refused.endswith(" With --tensor-parallel-size 4 it would.")
+        ranks = {"tensor_parallel_size": ["2", "4"]}
+        two, four = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], ranks)
+        assert two.settings is None and four.settings is not None
+
+    def test_ranges_and_values_that_come_twice(self):
+        assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {
+            "max_num_seqs": ["64", "128", "192", "256", "512"]
+        }
+
+
+def answer_of(gpu: str, rate: float, ranks: str = "1") -> Answer:
+    """A candidate that takes exactly so many requests/s."""
+    (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
+    return Answer(candidate, None, MaxRate(Verdict(True, 8, 8, {}), None, (rate,), 1), {"limit": {}})
+
+
+class FixedLoad:
+    mean_tokens = (300.0, 100.0)
+
+
+PRICES = Prices("here", "EUR", {"a100-80gb": 2.0, "h200": 5.0}, {})
+
+
+class TestBill:
+    def test_by_hand(self):
+        """25 requests/s by replicas of 10: three, of two GPUs at 2 an hour, which is 90,000 requests or 36 M tokens."""
+        found = bill(answer_of("a100-80gb", 10.0, "2"), FixedLoad, PRICES, 25.0)
+        assert (found.replicas, found.gpus, found.per_hour) == (3, 6, 12.0)
+        assert found.per_million == pytest.approx({"input": 12 / 27, "output": 12 / 9, "total": 12 / 36})
+        # One replica at its full rate: 4 an hour for 14.4 M tokens.
+        assert found.full_per_million == pytest.approx(4 / 14.4)
+
+    def test_a_rate_that_is_just_met_needs_no_further_replica(self):
+        assert bill(answer_of("h200", 0.1), FixedLoad, PRICES, 0.3).replicas == 3
+        assert bill(answer_of("h200", 0.1), FixedLoad, PRICES, 0.301).replicas == 4
+
+    def test_the_cheapest_for_the_wanted_rate_comes_first(self):
+        """An H200 takes 26 for 5, an A100 10 for 2: whole numbers decide, or else the price of a token."""
+        a100, h200, none = (
+            answer_of("a100-80gb", 10.0),
+            answer_of("h200", 26.0),
+            Answer(answer_of("h200", 1.0).candidate),
+        )
+
+        def order(wanted: float | None) -> list[str]:
+            return [each.candidate.asked["gpu"] for each, _ in ranked([h200, none, a100], FixedLoad, PRICES, wanted)]
+
+        assert order(9.0) == order(20.0) == ["a100-80gb", "h200"]
+        assert order(25.0) == ["h200", "a100-80gb"]
+        assert order(None) == ["h200", "a100-80gb"]
+
+    def test_of_what_meets_at_every_rate_one_replica_is_enough(self):
+        """The A100 takes every rate for 2, so that it is the cheapest for any; but its token has no price."""
+        every, h200 = answer_of("a100-80gb", inf), answer_of("h200", 26.0)
+        assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, 25.0)] == [every, h200]
+        found = bill(every, FixedLoad, PRICES, 10_000.0)
+        assert (found.replicas, found.per_hour, found.full_per_million) == (1, 2.0, None)
+        assert found.per_million["total"] == pytest.approx(2 / 14_400)
+        assert [each for each, _ in ranked([h200, every], FixedLoad, PRICES, None)] == [h200]
+
+    def test_a_gpu_without_a_price(self):
+        with pytest.raises(SettingError, match="prices = 'here': has no price of h100-80gb; add it under per_gpu_hour"):
+            bill(answer_of("h100-80gb", 1.0), FixedLoad, PRICES, None)
+
+
+class TestPrices:
+    def test_the_examples_have_sources_and_dates(self):
+        found = prices(None)
+        assert set(found.per_gpu_hour) == {"a100-40gb", "a100-80gb", "h100-80gb", "h200"} == set(found.sources)
+        assert all("https://" in source and "2026-" in source for source in found.sources.values())
+
+    def test_toml(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text('currency = "EUR"\n[per_gpu_hour]\nh200 = 3\n')
+        assert (prices(path).of("h200"), prices(path).currency) == (3, "EUR")
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("{", "is no JSON or TOML"),
+            ("[" * 100_000, "is no JSON or TOML"),
+            ("[]", "must have per_gpu_hour"),
+            ('{"per_gpu_hour": {}}', "must have per_gpu_hour"),
+            ('{"per_gpu_hour": {"h200": -1}}', "h200 costs -1; a price must be a number above 0"),
+            (
+                '{"per_gpu_hour": {"h200": ' + "9" * 400 + "}}",
+                "h200 costs 9+; a price must be a number above 0, and at most",
+            ),
+            ('{"per_gpu_hour": {"h200": NaN}}', "h200 costs nan; a price must be a number above 0, and at most"),
+            ('{"per_gpu_hour": {"h200": "4"}}', "h200 costs '4'"),
+            ('{"per_gpu_hour": {"h200": true}}', "h200 costs True"),
+            ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),
+        ],
+    )
+    def test_what_cannot_be(self, text, told, tmp_path):
+        (tmp_path / "prices.json").write_text(text)
+        with pytest.raises(SettingError, match=told):
+            prices(tmp_path / "prices.json")
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(SettingError, match="cannot be read .No such file"):
+            prices(tmp_path / "none.json")
+
+
+def test_what_is_kept_is_found_again_only_for_the_same_question():
+    """Of the stage, the replica, the load, the seed, the goal and what else the job is told."""
+    chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
+    loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
+    goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
+    jobs = [
+        ("detail", chosen, 0, 1.0),
+        ("verify", chosen, 0, 1.0),
+        ("detail", chosen, 1, 1.0),
+        ("detail", chosen, 0, 2.0),
+    ]
+    jobs.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, 1.0))
+    keys = [
+        Planner(load, goal, [0], Workers(jobs=1), None)._key(*job) for load in loads for goal in goals for job in jobs
+    ]
+    assert len(set(keys)) == len(keys) == 30
+    assert keys[0] == Planner(loads[0], goals[0], [0], Workers(jobs=1), None)._key(*jobs[0])
+
+
+class TestLimit:
+    """Forty requests at once, of 32 prompt tokens and 20 of output."""
+
+    def run(self, blocks: int, seats: int, budget: int):
+        forty = np.ones(40, dtype=np.int64)
+        work = Workload("crowd", 0 * forty, 32 * forty, 20 * forty)
+        chosen = settings_of("vllm-v1", Pool(blocks, 16), Limits(64, max_num_seqs=seats, max_num_batched_tokens=budget))
+        return simulate(chosen, work, LineCost())
+
+    @pytest.mark.parametrize(
+        ("parts", "cause"), [((400, 4, 2048), "seats"), ((9, 40, 2048), "memory"), ((400, 40, 40), "steps")]
+    )
+    def test_what_they_wait_for(self, parts, cause):
+        run = self.run(*parts)
+        waits = waiting_shares(run)
+        assert max(waits, key=waits.get) == cause
+        found = limit(run, Goal(Objectives(ttft=1e-6)))
+        assert (found["cause"], found["objective"]) == (cause, "ttft")
+        assert found["missed"]["ttft"] > 0.5
+
+    def test_preemptions_without_a_queue_are_memory(self):
+        """Room for all prompts, and not for the outputs."""
+        run = self.run(100, 40, 2048)
+        found = limit(run, Goal(Objectives(tpot=1e-9)))
+        assert found["preemptions"] and found["cause"] == "memory"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("plan") / "out"
+    gpus = ["--gpu", "a100-80gb", "--gpu", "h200", "--request-rate", "30"]
+    assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out)]) == DONE
+    return out
+
+
+class TestCommand:
+    def test_the_document(self, out):
+        document = json.loads((out / "plan.json").read_text())
+        first, second = document["candidates"]
+        assert document["recommended"] == first["candidate"]
+        assert first["bill"]["per_hour"] <= second["bill"]["per_hour"]
+        listed = prices(None).per_gpu_hour
+        for told in (first, second):
+            assert told["bill"]["replicas"] == ceil(30 / told["request_rate"])
+            assert told["bill"]["per_hour"] == pytest.approx(told["bill"]["gpus"] * listed[told["candidate"]["gpu"]])
+            assert len(told["seed_rates"]) == 4 and told["request_rate"] < min(told["seed_rates"])
+            assert told["saturated_request_rate"] is None or max(told["seed_rates"]) <= told["saturated_request_rate"]
+            assert told["attained"] >= 0.9
+            assert sum(told["buckets_pct"].values()) == pytest.approx(100)
+            assert [each["factor"] for each in told["verified"]] == [1.0, 1.15]
+            assert told["verified"][0]["share"] == 1
+            assert told["settings"]["num_gpu_blocks_override"] * 16 == told["kv_cache_tokens"]
+        assert [line.split(":")[0] for line in document["explained"]] == [second["candidate"]["gpu"]]
+
+    def test_the_files(self, out):
+        table = pd.read_parquet(out / "plan.parquet")
+        assert table["candidate.gpu"].tolist() == [each["candidate"]["gpu"] for each in _candidates(out)]
+        assert table["bill.gpus"].tolist() == [each["bill"]["gpus"] for each in _candidates(out)]
+        page = (out / "plan.html").read_text()
+        for heading in (
+            "The choices",
+            "What else there is",
+            "Where memory goes",
+            "What each slot is used for",
+            "What this rests on",
+        ):
+            assert heading in page
+
+    def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
+        before = {path.name: path.read_bytes() for path in out.glob("plan.*")}
+        monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
+        gpus = ["--gpu", "a100-80gb,h200", "--request-rate", "30"]
+        assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
+        assert {path.name: path.read_bytes() for path in out.glob("plan.*")} == before
+        printed = capsys.readouterr().out
+        assert (
+            "Buy " in printed
+            and "USD/h against" in printed
+            and "of 2 other seeds meet the goal 100.0% at 1 times" in printed
+        )
+
+    def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
+        tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", "--request-rate", "30", "--verify-seeds", "2"]
+        tokens += ["--out", str(tmp_path / "again")]
+        left, real = [7], planning.carry_out
+
+        def interrupted(*asked):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return real(*asked)
+
+        monkeypatch.setattr(planning, "carry_out", interrupted)
+        assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
+        assert len(list((tmp_path / "again" / "points").iterdir())) == 7
+        assert not list((tmp_path / "again").glob("plan.*"))
+        monkeypatch.setattr(planning, "carry_out", real)
+        assert status([*tokens, "--jobs", "2"]) == DONE
+        for name in ("plan.json", "plan.html", "plan.parquet"):
+            assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+    def test_a_pasted_line_is_where_candidates_begin(self, capsys):
+        line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
+        told = planned(
+            capsys,
+            "--serve",
+            line,
+            "--gpu",
+            "h200",
+            "--max-num-seqs",
+            "none,8",
+            "--goodput",
+            "ttft:500",
+            "tpot:8",
+            *SMALL,
+        )
+        by_seats = {each["candidate"]["max_num_seqs"]: each for each in told["candidates"]}
+        assert by_seats["8"]["settings"]["max_num_seqs"] == 8
+        assert by_seats["none"]["settings"]["max_num_seqs"] == 1024
+        assert by_seats["8"]["request_rate"] < by_seats["none"]["request_rate"]
+        assert by_seats["8"]["limit"]["cause"] == "seats"
+        assert told["wanted_request_rate"] is None and told["recommended"]["max_num_seqs"] == "none"
+
+    def test_objectives_that_nothing_meets(self, capsys):
+        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
+        assert status(["plan", *asked]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
+        told = planned(capsys, *asked)
+        assert told["recommended"] is None and told["candidates"][0]["attained_alone"] < 0.9
+
+    @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
+    def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
+        """With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail."""
+        lenient = ["--goodput", "ttft:3600000", *SMALL, "--verify-seeds", "1", "--explain"]
+        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", *lenient, *wanted, "--out", str(tmp_path / "out")]
+        assert status(["plan", *asked]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "every rate meets the objectives: all requests at once do" in printed
+        assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
+        document = json.loads((tmp_path / "out" / "plan.json").read_text())
+        (told,) = document["candidates"]
+        assert told["every_rate_meets"] and told["request_rate"] is None and told["error"] is None
+        assert told["seed_rates"] == [None] * 4 and told["attained"] == 1
+        assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
+        page = (tmp_path / "out" / "plan.html").read_text()
+        assert "every rate meets the objectives: all requests at once do" in page
+        if wanted:
+            assert printed.startswith("Buy 1 x h200 for 5 requests/s: 1 replica of 1 GPU of llama-3.1-8b. Here every")
+            assert told["bill"]["replicas"] == 1 and "at every rate" in printed
+        else:
+            assert document["recommended"] is None and "give more requests" in printed
+
+    def test_of_one_seed_nothing_is_sure(self, capsys):
+        asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
+        assert status(["plan", *asked]) == DONE
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
+
+    def test_nothing_that_starts(self, capsys):
+        told = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
+        assert told["recommendation"] == "Buy none of these: of no candidate a rate can be told; the reasons follow."
+        assert "does not start: torch.OutOfMemoryError" in told["explained"][0]
+        asked = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
+        assert status(["plan", *asked]) == DONE
+        table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
+        assert "does not" in table and "start" in table
+
+    def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
+        trace = tmp_path / "long.csv"
+        trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
+        asked = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
+        told = planned(capsys, *LLAMA, *asked)
+        assert told["recommended"]["max_model_len"] == "2000"
+        assert "longest request has 1,100 tokens, and max_model_len is 1000" in told["explained"][0]
+
+
+def _candidates(out: Path) -> list[dict]:
+    return json.loads((out / "plan.json").read_text())["candidates"]
+
+
+LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
+        (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
+        (["--model", "gpt-9", "--gpu", "h200", "--goodput", "ttft:500"], "model = 'gpt-9': has no shape here"),
+        (
+            ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "itl:5"],
+            "goodput = 'itl:5': say KEY:MILLISECONDS",
+        ),
+        ([*LLAMA, "--gpu", "h200", "--attainment", "1.5"], "attainment = '1.5'"),
+        (
+            [*LLAMA[:-4], "--gpu", "h200", "--seeds", "3"],
+            "seeds = 3: tell too little of other seeds; give 4 or more, or 1",
+        ),
+        ([*LLAMA, "--gpu", "h200", "--policy", "best"], "policy = 'best': one of"),
+        (
+            [*LLAMA, "--gpu", "h200", "--tensor-parallel-size", "two"],
+            "--tensor-parallel-size = 'two': must be a whole number",
+        ),
+        ([*LLAMA, "--gpu", "h200", "--max-concurrency", "4"], "max_concurrency = '4': has no rate to look for"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "0"], "request_rate = 0.0: must be above 0 and finite"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "-1"], "request_rate = -1.0: must be above 0 and finite"),
+        ([*LLAMA, "--gpu", "h200", "--request-rate", "inf"], "request_rate = inf: must be above 0 and finite"),
+        ([*LLAMA[:-6], "--gpu", "h200", "--num-prompts", "0"], "num_prompts = 0: must be 100 or more"),
+        ([*LLAMA, "--gpu", "h200", "--prices", "none.json"], "prices = 'none.json': cannot be read"),
+        (
+            [*LLAMA, "--gpu", "h200,a100-80gb", "--startup-log", "# GPU blocks: 99"],
+            "startup_log = 'given': is of one server",
+        ),
+        ([*LINE, "--attainment", "0.99"], "flags of a plan are of no use without objectives"),
+        ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
+        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': is of one server; leave it out"),
+        (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
+    ],
+)
+def test_what_cannot_be_planned(tokens, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert status(["plan", *tokens]) == MISTAKE
+    complaint = capsys.readouterr().err
+    assert told in complaint and complaint.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,120 @@
+"""Every rule of the claims on made-up numbers: each part just within its bound and just beyond it, and no other
+moved.
+
+A case is a number of the probe with values that lie on either side of a bound of one part, by the part's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from claim_cases import CLAIMS
+from fragmeter.experiments.claims.claim import (
+    FAILS,
+    HOLDS,
+    HOLDS_ONLY,
+    UNTESTED,
+    Foreseen,
+    Judged,
+    Measured,
+    Part,
+    Probe,
+    Source,
+    differences,
+    table_row,
+)
+from fragmeter.experiments.claims.claims import claims, systems
+from system_cases import OPEN, SYSTEMS
+
+TABLES = {"claim": (claims(), CLAIMS), "system": (systems(), SYSTEMS)}
+BEYOND_REACH = {"claim": {29, 34, 35}, "system": set()}
+
+
+def cases() -> Iterator:
+    for name, (table, made_up) in TABLES.items():
+        probes = {probe.number: probe for probe in table.probes}
+        for number, (base, bounds) in made_up.items():
+            for key, within, beyond, text in bounds:
+                yield pytest.param(
+                    probes[number], base, key, within, beyond, text, id=f"{name}-{number}-{key}-{beyond:g}"
+                )
+
+
+def held(judged: Judged) -> dict[str, bool]:
+    return {part.text: part.holds for part in judged.parts}
+
+
+@pytest.mark.parametrize(("probe", "base", "key", "within", "beyond", "text"), list(cases()))
+def test_a_number_decides_its_part_at_its_bound_and_no_other(probe, base, key, within, beyond, text):
+    everything = held(probe.judge(base))
+    assert all(everything.values()), everything
+    assert held(probe.judge(base | {key: within})) == everything
+    assert held(probe.judge(base | {key: beyond})) == everything | {text: False}
+
+
+@pytest.mark.parametrize(("number", "key", "small", "refuting"), [(number, *case) for number, case in OPEN.items()])
+def test_a_lower_bound_that_is_too_small_decides_nothing_and_the_row_names_the_experiment(number, key, small, refuting):
+    probe, base = systems().probes[number - 1], SYSTEMS[number][0]
+    assert probe.experiment
+    open_part = next(part for part in probe.judge(base | {key: small}).parts if part.open)
+    assert open_part.value == small
+    if refuting is not None:
+        assert probe.judge(base | {key: refuting}).verdict == FAILS
+
+
+def test_no_other_number_is_a_lower_bound():
+    for name, (table, made_up) in TABLES.items():
+        for probe in table.probes:
+            base = made_up.get(probe.number, ({}, []))[0]
+            bounded = bool(base) and any(part.up_to is not None for part in probe.judge(base).parts)
+            assert bounded == (name == "system" and probe.number in OPEN)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_probe_has_a_case_with_a_bound_for_each_kind_of_part(name):
+    table, made_up = TABLES[name]
+    assert {probe.number for probe in table.probes} - set(made_up) == BEYOND_REACH[name]
+
+
+@pytest.mark.parametrize(
+    ("values", "up_to", "verdict", "condition"),
+    [
+        ((1, 1), None, HOLDS, None),
+        ((1, 0), None, HOLDS_ONLY, "for this; not for that"),
+        ((0, 1), None, HOLDS_ONLY, "for that; not for this"),
+        ((0, 0), None, FAILS, None),
+        ((1, 1), 2, HOLDS, None),
+        ((1, 0), 1, HOLDS_ONLY, "for this; open for that"),
+        ((0, 0), 1, UNTESTED, "not for this; open for that"),
+        ((0, 0), 0.9, FAILS, None),
+    ],
+)
+def test_the_verdict_follows_from_the_parts(values, up_to, verdict, condition):
+    judged = Judged((Part("this", values[0], 1), Part("that", values[1], 1, up_to=up_to)), "", "")
+    assert (judged.verdict, judged.condition) == (verdict, condition)
+
+
+def test_one_part_that_is_open_cannot_be_tested():
+    judged = Judged((Part("it", 0.5, 1, up_to=float("inf")),), "", "")
+    assert (judged.verdict, judged.condition) == (UNTESTED, None)
+    assert not Part("it", 3, most=2, up_to=4).open
+
+
+def test_what_needs_something_else_cannot_be_tested_whatever_its_parts():
+    probe = Probe(1, "", "", lambda _: {}, lambda _: Judged((Part("it", 1, 1),), "", ""), needs=("simulation", "a GPU"))
+    row = table_row(Source("A", "it", "measurement", ""), probe, Measured({}))
+    assert (row["verdict"], row["condition"]) == (UNTESTED, None)
+    assert probe.missing == ["a GPU"]
+
+
+@pytest.mark.parametrize(("value", "verdict", "told"), [(2.0, HOLDS, []), (3.0, HOLDS, []), (3.1, HOLDS,
+ ["a b: 3.1, foreseen 2 to 3"]),
+                                                     (1.9, FAILS, ["a b: 1.9, foreseen 2 to 3",
+                                                      "verdict: does not hold, foreseen holds"])])  # fmt: skip
+def test_what_comes_out_otherwise_than_foreseen_is_told(value, verdict, told):
+    probe = Probe(
+        1, "", "", lambda _: {}, lambda _: Judged((), "", ""), foreseen=(Foreseen("a_b", 2, 3),), verdict=HOLDS
+    )
+    assert differences(probe, {"a_b": value}, verdict) == told

@@ -1,0 +1,108 @@
+"""``fragmeter calibrate``: the file, what is printed, and what happens when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fragmeter.experiments.cli import app as cli
+from fragmeter.experiments.cli import calibrate as verb_calibrate
+from fragmeter.gpu.calibrate import calibrate
+from fragmeter.sim.cost.calibrated import CalibratedCost
+from fragmeter.sim.cost.calibration import read
+from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.spec import gpu, model
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory) -> tuple[Path, str]:
+    """A quick calibration: the folder, and what was printed."""
+    folder, printed, complaint = tmp_path_factory.mktemp("calibrated"), StringIO(), StringIO()
+    with chdir(folder), redirect_stdout(printed), redirect_stderr(complaint):
+        done = cli.status(["calibrate", "--quick", "--out", "found.json", "--json", "told.json"])
+    assert (done, complaint.getvalue()) == (cli.DONE, "")
+    return folder, printed.getvalue()
+
+
+def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
+    folder, _ = calibrated
+    found = json.loads((folder / "found.json").read_text())
+    assert {name: found[name] for name in ("schema_version", "kind", "model", "dtype", "block_size", "quick")} == {
+        "schema_version": 1,
+        "kind": "calibration",
+        "model": "toy-llama",
+        "dtype": "fp32",
+        "block_size": 16,
+        "quick": True,
+    }
+    assert found["device"]["threads"] == 1 and found["device"]["versions"]["torch"]
+    assert {point["op"] for point in found["points"]} == set(found["ops"]) == set(OPERATIONS)
+    assert all(point["us"] > 0 and point["iqr_us"] >= 0 and point["samples"] == 2 for point in found["points"])
+    cost = CalibratedCost(read(folder / "found.json"), model("toy-llama"), gpu("a100-40gb"))
+    assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)
+
+
+def test_what_is_printed_is_told_as_data(calibrated):
+    folder, printed = calibrated
+    told, found = (json.loads((folder / name).read_text()) for name in ("told.json", "found.json"))
+    assert told == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
+    lines = printed.splitlines()
+    assert lines[0].startswith("toy-llama in fp32 on ") and lines[-1] == "Calibration: found.json"
+    for name, entry in told["ops"].items():
+        (line,) = (line.split() for line in lines if line.startswith(name))
+        assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
+
+
+def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setattr(calibrate, "measure", lambda *_: pytest.fail("measured"))
+    assert cli.status(["calibrate", "--out", str(tmp_path / "found.json")]) == cli.MISTAKE
+    assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install 'fragmeter[fit]'\n"
+
+
+def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys):
+    """Ctrl-C in the middle of the samples."""
+
+    def interrupted(items, total, subject):
+        for number, item in enumerate(items):
+            if number == 20:
+                raise KeyboardInterrupt
+            yield item
+
+    monkeypatch.setattr(verb_calibrate, "track", interrupted)
+    out = tmp_path / "found.json"
+    for before in (None, "what was there"):
+        if before:
+            out.write_text(before)
+        assert cli.status(["calibrate", "--quick", "--out", str(out)]) == cli.INTERRUPTED
+        assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
+    assert capsys.readouterr().err == "fragmeter: interrupted; what is finished stays\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        (["--device", "tpu"], "device = 'tpu': must be cpu, shim, cuda, or cuda: and a number"),
+        (
+            ["--device", "shim"],
+            "device = 'shim': shows that kernels are right, not how long they take; take cpu or cuda",
+        ),
+        (["--model", "mixtral-8x7b"], "model = 'mixtral-8x7b': has a mixture of experts; take one like OPT or Llama"),
+        (["--block-size", "0"], "block_size = 0: must be at least 1 slot"),
+        (["--out", "missing/found.json"], "missing/found.json: cannot be written (No such file or directory)"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_is_measured(tokens, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibrate, "measure", lambda *_: pytest.fail("measured"))
+    assert cli.status(["calibrate", *tokens]) == cli.MISTAKE
+    error = capsys.readouterr().err
+    assert error.startswith(f"fragmeter: {complaint}") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

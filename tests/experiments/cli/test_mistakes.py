@@ -1,0 +1,295 @@
+"""What the user gets wrong: exit status 2, one line that says where and what to do, and nothing left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from calibrations import document
+from fragmeter.experiments.cli.app import FAULT, MISTAKE, status
+from fragmeter.sim.output.files import write_whole
+from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.spec import model_names
+from fragmeter.sim.types.errors import UserError
+
+HEAD = "arrival_s,prompt_tokens,output_tokens\n"
+
+TRACES = {
+    "wrong column": (
+        "arrival_s,prompt_tokens,reply\n0,7,5\n",
+        ", line 1: columns = 'arrival_s,prompt_tokens,reply': no column output_tokens;"
+        " name it output_tokens or output or output_length",
+    ),
+    "negative length": (
+        HEAD + "0,7,5\n1,-3,5\n",
+        ", line 3: prompt_tokens = -3: must be 1 or more; correct or drop the row",
+    ),
+    "NaN": (
+        HEAD + "0,7,nan\n",
+        ", line 2: output_tokens = nan: must be a whole number of tokens; correct the row",
+    ),
+    "unsorted arrivals": (
+        HEAD + "0,7,5\n3,7,5\n2,7,5\n",
+        ", line 4: arrival_s = 2: is before the row above; sort the rows by arrival",
+    ),
+}
+
+
+def refused(capsys: pytest.CaptureFixture, *tokens: object) -> str:
+    """The one line that a mistaken command line is answered with."""
+    assert status([str(token) for token in tokens]) == MISTAKE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("fragmeter: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(("text", "complaint"), TRACES.values(), ids=TRACES)
+@pytest.mark.parametrize("verb", [["simulate"], ["reproduce", "fig2"]], ids=["simulate", "reproduce"])
+def test_a_trace_that_cannot_be_true(text, complaint, verb, tmp_path, capsys):
+    trace, out, data = tmp_path / "trace.csv", tmp_path / "out", tmp_path / "data.json"
+    trace.write_text(text)
+    line = refused(capsys, *verb, "--trace", trace, "--out", out, "--json", data)
+    assert line == f"{trace}{complaint}"
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+@pytest.mark.parametrize("verb", [["simulate"], ["reproduce", "all"]], ids=["simulate", "reproduce"])
+def test_a_missing_file(verb, tmp_path, capsys):
+    missing = tmp_path / "missing.csv"
+    line = refused(capsys, *verb, "--trace", missing, "--out", tmp_path / "out")
+    assert line == f"{missing}: no such file; check the path"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_request_longer_than_the_model_is_named_by_its_line(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n\n1,2000,49\n")
+    line = refused(capsys, "simulate", "--trace", trace, "--out", tmp_path / "out")
+    assert line == (
+        f"{trace}, line 4: prompt_tokens + output_tokens = 2049: longer than the model's 2048 tokens;"
+        " shorten or drop the request, or take a longer model"
+    )
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_a_trace_of_which_nothing_fits_the_model_is_refused_before_anything_is_run(tmp_path, capsys):
+    trace = tmp_path / "long.csv"
+    trace.write_text("input,output\n2000,49\n")
+    line = refused(capsys, "reproduce", "fig2", "--trace", trace)
+    assert line == "max_model_len = 2048: no request of long is shorter; raise it"
+
+
+MISTAKES = {
+    "policy": (
+        ["simulate", "--policy", "fifo"],
+        f"policy = 'fifo': one of {', '.join(POLICIES)}",
+    ),
+    "gpu": (
+        ["simulate", "--gpu", "tpu", "--request-rate", "1"],
+        "gpu = 'tpu': one of a100-40gb, a100-80gb, h100-80gb, h200",
+    ),
+    "model": (
+        ["simulate", "--model", "gpt-5"],
+        f"model = 'gpt-5': one of {', '.join(model_names())}, or a path to a config.json",
+    ),
+    "setting": (
+        ["simulate", "--block-size", "0"],
+        "block_size = '0': Input should be greater than or equal to 1",
+    ),
+    "window": (
+        ["simulate", "--window", "9", "3"],
+        "window = (9.0, 3.0): must end after it starts",
+    ),
+    "no arrivals": (
+        ["simulate", "--num-prompts", "5"],
+        "request_rate = None: Synthetic sharegpt has no arrivals; give a request rate",
+    ),
+    "rate": (
+        ["simulate", "--request-rate", "nan"],
+        "request_rate = nan: must be positive; inf lets all requests arrive at 0",
+    ),
+    "no prompts": (
+        ["simulate", "--num-prompts", "0", "--request-rate", "1"],
+        "num_prompts = 0: must be 1 or more",
+    ),
+    "rule": (
+        ["simulate", "--max-tokens", "half", "--request-rate", "1"],
+        "max_tokens = 'half': choose true, pow2 or a number of tokens",
+    ),
+    "seed": (
+        ["simulate", "--seed", "-1", "--request-rate", "1"],
+        "seed = -1: must be 0 or more",
+    ),
+    "tokens": (
+        ["simulate", "--max-tokens", "9" * 5000, "--request-rate", "1"],
+        f"max_tokens = '{'9' * 5000}': no model is that long; give at most 2147483648",
+    ),
+    "seeds": (["reproduce", "fig2", "--seeds", "0"], "seeds = 0: must be 1 or more"),
+    "flag for a file": (
+        ["doctor", "--json", "--verbose"],
+        "json = '--verbose': is a flag; name a file, or - for standard output",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistaken_command_line(tokens, complaint, capsys):
+    assert refused(capsys, *tokens) == complaint
+
+
+BOUNDS = {
+    "window": (["0", "1e30"], "8000000"),
+    "swap_space": (["1e300"], "65536"),
+    "step_scale": (["1e300"], "1000"),
+    "num_gpu_blocks_override": (["100000000000"], "67108864"),
+    "block_size": (["65537"], "65536"),
+    "max_model_len": (["2147483649"], "2147483648"),
+    "max_num_seqs": (["2147483649"], "2147483648"),
+    "max_num_batched_tokens": (["2147483649"], "2147483648"),
+}
+
+
+@pytest.mark.parametrize(("field", "values", "most"), [(name, *row) for name, row in BOUNDS.items()], ids=BOUNDS)
+def test_a_setting_beyond_any_machine(field, values, most, capsys):
+    line = refused(capsys, "simulate", "--ids", "--request-rate", "1", f"--{field.replace('_', '-')}", *values)
+    assert line == f"{field} = {values[-1]!r}: Input should be less than or equal to {most}"
+
+
+def test_a_step_of_next_to_no_time(capsys):
+    line = refused(capsys, "simulate", "--step-scale", "1e-300", "--request-rate", "1")
+    assert line == "step_scale = '1e-300': Input should be greater than or equal to 0.001"
+
+
+# What only the model and the GPU can tell: named as the user's flag is.
+MISFITS = {
+    "ranks": (
+        ["--tensor-parallel-size", "3"],
+        "tensor_parallel_size = 3: must divide the 40 heads of opt-13b",
+    ),
+    "weights": (
+        ["--model", "opt-175b"],
+        "tensor_parallel_size = 1: opt-175b leaves no KV blocks on a100-40gb; use more or larger GPUs",
+    ),
+    "block": (
+        ["--block-size", "65536"],
+        "block_size = 65536: opt-13b leaves room for 15732 slots on 1 x a100-40gb; take smaller blocks",
+    ),
+    "cost": (
+        ["--cost", "vidur"],
+        "cost = 'vidur': one of paper, roofline, fitted, or the path of a calibration file (.json)",
+    ),
+    "no calibration": (
+        ["--cost", "none.json"],
+        "cost = 'none.json': cannot be read: No such file or directory",
+    ),
+    "length": (
+        ["--max-model-len", "99999"],
+        "max_model_len = 99999: opt-13b has positions for 2048; give no more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), MISFITS.values(), ids=MISFITS)
+def test_a_setting_that_does_not_fit_the_model_or_the_gpu(tokens, complaint, capsys):
+    assert refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", *tokens) == complaint
+
+
+def test_a_calibration_file_with_a_wrong_field(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document(gemm={"coefficients": {"t0_us": -1}})))
+    line = refused(capsys, "simulate", "--request-rate", "1", "--num-prompts", "5", "--cost", path)
+    where = "mine.json: ops.gemm.coefficients.t0_us = -1"
+    assert line == f"{where}: Input should be greater than or equal to 0"
+
+
+def test_a_seed_is_checked_also_where_nothing_is_drawn(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n")
+    assert refused(capsys, "simulate", "--trace", trace, "--seed", "-1") == "seed = -1: must be 0 or more"
+
+
+PARSING = {
+    "flag": (["simulate", "--polcy", "orca"], ["--polcy", "--policy?"]),
+    "number": (["simulate", "--request-rate", "x"], ["request_rate = 'x'", "valid number"]),
+    "verb": (["reprodce"], ['"reprodce"', '"reproduce"?']),
+    "figure": (["reproduce", "fig99"], ['"fig99"', '"table1", "fig1", "fig3"']),
+    "no figure": (["reproduce"], ["FIGURE requires an argument"]),
+    "too much": (["doctor", "twice"], ["twice"]),
+}
+
+
+@pytest.mark.parametrize(("tokens", "named"), PARSING.values(), ids=PARSING)
+def test_a_command_line_that_cannot_be_parsed(tokens, named, capsys):
+    line = refused(capsys, *tokens)
+    assert [word for word in named if word in line] == named
+
+
+def test_a_trace_shorter_than_what_is_asked_for(tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEAD + "0,7,5\n")
+    assert refused(capsys, "simulate", "--trace", trace, "--num-prompts", 2) == (
+        "num_prompts = 2: the trace has no more than 1; ask for fewer"
+    )
+    assert refused(capsys, "simulate", "--trace", trace, "--dataset", "alpaca") == (
+        "--trace and --dataset exclude each other; give one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    "verb", [["simulate", "--request-rate", "1"], ["reproduce", "waste"]], ids=["simulate", "reproduce"]
+)
+@pytest.mark.parametrize("flag", ["--out", "--json"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(verb, flag, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fragmeter.sim.engine.engine.Engine.__init__", lambda *_: pytest.fail("was run"))
+    file = tmp_path / "file"
+    file.touch()
+    line = refused(capsys, *verb, flag, file / "below")
+    assert line == f"{file / 'below'}: cannot be written (Not a directory); choose another place"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_is_no_file_for_the_data(tmp_path, capsys):
+    assert refused(capsys, "doctor", "--json", tmp_path) == f"{tmp_path}: is a folder; name a file"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
+    target = tmp_path / "data.json"
+    target.write_text("old")
+
+    class Full(io.FileIO):
+        def write(self, content: bytes) -> int:
+            super().write(content[:3])
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda self, mode: Full(self, mode))
+    with pytest.raises(UserError, match="data.json: cannot be written \\(No space left on device\\)"):
+        write_whole(target, "new and longer")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"data.json": b"old"}
+
+
+class TestAFaultOfOurs:
+    @pytest.fixture(autouse=True)
+    def _broken(self, monkeypatch):
+        def broken() -> None:
+            raise ZeroDivisionError("two\nlines")
+
+        monkeypatch.setattr("fragmeter.experiments.cli.doctor.probe", broken)
+
+    def test_is_told_in_one_line_that_says_how_to_report_it(self, capsys, monkeypatch):
+        monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)
+        assert status(["doctor"]) == FAULT
+        assert capsys.readouterr().err == (
+            "fragmeter: a fault of ours (ZeroDivisionError: two lines);"
+            " please report it with what FRAGMETER_DEBUG=1 prints\n"
+        )
+
+    def test_shows_its_traceback_where_that_is_asked_for(self, capsys, monkeypatch):
+        monkeypatch.setenv("FRAGMETER_DEBUG", "1")
+        assert status(["doctor"]) == FAULT
+        error = capsys.readouterr().err
+        assert error.startswith("Traceback (most recent call last)")
+        assert error.endswith("FRAGMETER_DEBUG=1 prints\n")

@@ -1,0 +1,207 @@
+"""The program as a whole: help, version, doctor, traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import fragmeter
+from cli_runs import run
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.gpu.devices.probe import GpuReport, probe
+from fragmeter.traces import read
+
+VERBS = ["reproduce", "simulate", "sweep", "compare", "validate", "traces", "doctor"]
+
+
+def printed(capsys: pytest.CaptureFixture, *tokens: object) -> str:
+    assert status([str(token) for token in tokens]) == DONE
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_python_dash_m_runs_it_and_says_its_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{fragmeter.__version__}\n", "")
+
+
+def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
+    text = printed(capsys, "--help")
+    places = [text.index(f"│ {verb} ") for verb in VERBS]
+    assert places == sorted(places)
+    assert "Start with: fragmeter reproduce all --out results" in text
+
+
+@pytest.mark.parametrize("verb", [[verb] for verb in VERBS[:5]] + [["traces", "stats"], ["doctor"]], ids=" ".join)
+def test_every_verb_takes_json(verb, capsys):
+    assert "--json" in printed(capsys, *verb, "--help")
+
+
+class TestTraces:
+    def test_list_names_the_sets_with_their_source(self, capsys):
+        text = printed(capsys, "traces", "list")
+        assert "alpaca52k_opt" in text and "52,002" in text and "sosp-ae-39/sosp-ae-astra" in text
+
+    def test_list_as_data(self, capsys):
+        told = json.loads(printed(capsys, "traces", "list", "--json", "-"))
+        assert [entry["rows"] for entry in told["sets"]] == [84_226, 52_002]
+
+    def test_stats(self, tmp_path, capsys):
+        trace = tmp_path / "two.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n1,100,3\n3,2300,5\n")
+        text = printed(capsys, "traces", "stats", trace, "--json", tmp_path / "stats.json")
+        assert "two: 2 requests" in text
+        assert ["mean", "1,200.0", "4.0", "1,204.0"] in [line.split() for line in text.splitlines()]
+        assert "0.500 requests/s over 2.0 s" in text
+        stats = json.loads((tmp_path / "stats.json").read_text())
+        assert (stats["rows"], stats["prompt_tokens"]["mean"], stats["request_rate"]) == (2, 1200.0, 0.5)
+
+    def test_convert(self, tmp_path, capsys):
+        source, target = tmp_path / "pairs.jsonl", tmp_path / "pairs.parquet"
+        source.write_text('{"input_length": 7, "output_length": 5}\n{"input_length": 9, "output_length": 3}\n')
+        assert printed(capsys, "traces", "convert", source, target) == f"{target}: 2 requests\n"
+        assert read(target).prompt_tokens.tolist() == [7, 9]
+
+
+class CudaError(RuntimeError):
+    """As CuPy's CUDARuntimeError: the status is an attribute."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+def cupy(devices: list[bytes] | CudaError) -> SimpleNamespace:
+    """A CuPy that finds these devices, or fails so."""
+
+    def count() -> int:
+        if isinstance(devices, CudaError):
+            raise devices
+        return len(devices)
+
+    runtime = SimpleNamespace(getDeviceCount=count, getDeviceProperties=lambda at: {"name": devices[at]})
+    return SimpleNamespace(__version__="13.6.0", cuda=SimpleNamespace(runtime=runtime))
+
+
+GPUS = {
+    "no driver": (
+        CudaError(35, "cudaErrorInsufficientDriver: CUDA driver version is insufficient"),
+        GpuReport("no-driver", "CuPy 13.6.0: no driver, or one too old for this CuPy (CUDA status 35)", 35),
+    ),
+    "no device": (
+        CudaError(100, "cudaErrorNoDevice: no CUDA-capable device is detected"),
+        GpuReport("no-device", "CuPy 13.6.0: a driver, but no device (CUDA status 100)", 100),
+    ),
+    "none visible": ([], GpuReport("no-device", "CuPy 13.6.0: a driver, but no device")),
+    "another error": (
+        CudaError(2, "cudaErrorMemoryAllocation: out of memory"),
+        GpuReport("failed", "CuPy 13.6.0: cudaErrorMemoryAllocation: out of memory (CUDA status 2)", 2),
+    ),
+    "two devices": (
+        [b"NVIDIA H200", b"NVIDIA A100"],
+        GpuReport("ready", "CuPy 13.6.0: NVIDIA H200, NVIDIA A100", devices=("NVIDIA H200", "NVIDIA A100")),
+    ),
+}
+
+
+def doctored(folder: Path, monkeypatch: pytest.MonkeyPatch, **missing: object) -> dict[str, dict]:
+    """What doctor says of every part, with modules replaced."""
+    for name, module in missing.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert status(["doctor", "--json", str(folder / "doctor.json")]) == DONE
+    parts = json.loads((folder / "doctor.json").read_text())["parts"]
+    for part in parts:
+        assert (part["remedy"] is None) is part["works"], part
+        assert "\n" not in part["found"]
+    return {part["name"]: part for part in parts}
+
+
+class TestDoctor:
+    @pytest.mark.parametrize(("devices", "report"), GPUS.values(), ids=GPUS)
+    def test_says_what_the_gpu_is_or_why_there_is_none(self, devices, report, monkeypatch, tmp_path):
+        gpu = doctored(tmp_path, monkeypatch, cupy=cupy(devices))["GPU"]
+        assert probe() == report
+        assert (gpu["works"], gpu["found"]) == (report.state == "ready", report.text)
+
+    def test_the_simulator_and_its_reports_work_without_everything_else(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        parts = doctored(tmp_path, monkeypatch, cupy=None, torch=None, scipy=None, flashinfer=None)
+        assert [name for name, part in parts.items() if part["works"]] == ["simulator", "reports"]
+        assert parts["CPU kernels"]["remedy"] == "install g++, or name a compiler in CXX"
+        assert parts["compile gate"]["remedy"] == "pip install 'fragmeter[kernels]'"
+        assert (parts["torch"]["works"], parts["torch"]["found"]) == (False, "not installed")
+        assert "fragmeter[gpu12]" in parts["CuPy"]["remedy"]
+        assert "fragmeter[gpu]" in parts["GPU"]["found"]
+
+    def test_what_is_installed_and_broken_does_not_work(self, monkeypatch, tmp_path):
+        """A file that lacks a module of its own, and a library that lacks one of the system's."""
+        (tmp_path / "torch.py").write_text("import sympy_of_torch\n")
+        (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.13: cannot open\\nshared object')\n")
+        for name in ("torch", "flashinfer"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        parts = doctored(tmp_path, monkeypatch)
+        assert parts["torch"]["found"] == "lacks sympy_of_torch"
+        assert parts["FlashInfer"]["found"] == "cannot be imported: libcudart.so.13: cannot open shared object"
+
+    def test_says_what_torch_is_built_for(self, monkeypatch, tmp_path):
+        for cuda, found in {None: "2.13.0, built for the CPU only", "13.0": "2.13.0, built for CUDA 13.0"}.items():
+            torch = SimpleNamespace(__version__="2.13.0", version=SimpleNamespace(cuda=cuda))
+            assert doctored(tmp_path, monkeypatch, torch=torch)["torch"]["found"] == found
+
+    @pytest.mark.parametrize(
+        ("cuda", "sees_it", "remedy"),
+        [
+            ("13.0", True, None),
+            ("13.0", False, "it does not see the GPU: install its build for the driver's CUDA"),
+            (None, False, "there is a GPU: install torch's build for CUDA (pytorch.org says how)"),
+        ],
+    )
+    def test_beside_a_gpu_torch_must_see_it(self, cuda, sees_it, remedy, monkeypatch, tmp_path):
+        torch = SimpleNamespace(
+            __version__="2.13.0",
+            version=SimpleNamespace(cuda=cuda),
+            cuda=SimpleNamespace(is_available=lambda: sees_it),
+        )
+        parts = doctored(tmp_path, monkeypatch, torch=torch, cupy=cupy([b"NVIDIA H200"]))
+        assert parts["GPU"]["works"]
+        assert parts["torch"]["remedy"] == remedy
+
+    def test_tells_people_what_helps(self, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "flashinfer", None)
+        lines = printed(capsys, "doctor").splitlines()
+        place = lines.index("no   FlashInfer    not installed")
+        assert lines[place + 1].strip() == "optional, on a GPU: pip install flashinfer-python"
+        assert any(line.startswith("yes  simulator     fragmeter ") for line in lines)
+
+    def test_says_that_cupy_is_not_installed(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        assert probe().state == "no-cupy"
+
+    def test_says_that_cupy_is_broken(self, monkeypatch):
+        def broken(name: str) -> None:
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+
+        monkeypatch.setattr("fragmeter.gpu.devices.probe.importlib.import_module", broken)
+        assert probe() == GpuReport(
+            "failed", "CuPy cannot be imported: libcudart.so.13: cannot open shared object file"
+        )
+
+    def test_lists_every_package_and_the_extra_that_needs_it(self, capsys):
+        found = json.loads(printed(capsys, "doctor", "--json", "-"))
+        packages = {package["name"]: package for package in found["packages"]}
+        assert packages["numpy"]["extra"] is None and packages["numpy"]["found"]
+        assert packages["pytest"]["extra"] == "test" and packages["torch"]["extra"] == "torch"
+        assert found["fragmeter"] == fragmeter.__version__
+
+
+def test_more_than_the_memory_holds_is_refused(capsys):
+    assert status(["simulate", "--num-prompts", "99999999999999"]) == MISTAKE
+    told = capsys.readouterr().err
+    assert told.startswith("fragmeter: more memory than this machine has")
+    assert told.endswith("ask for fewer requests, or for less time\n") and told.count("\n") == 1

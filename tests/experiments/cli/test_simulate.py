@@ -1,0 +1,233 @@
+"""``fragmeter simulate``: flags are the settings', results are what the run says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from calibrations import document
+from cli_runs import command, data, run_here
+from fragmeter.experiments.cli.app import DONE, NO_READER, status
+from fragmeter.experiments.runs.inputs import DATASETS
+from fragmeter.sim.engine.settings import Settings
+
+TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
+
+
+@pytest.fixture
+def trace(tmp_path) -> Path:
+    path = tmp_path / "three.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def simulated(*tokens: object, out: Path) -> tuple[dict, dict, pd.DataFrame]:
+    """summary.json, run.json and the requests of one run."""
+    assert status(["simulate", *map(str, tokens), "--out", str(out)]) == DONE
+    summary, run_file = (json.loads((out / name).read_text("utf-8")) for name in ("summary.json", "run.json"))
+    return summary, run_file, pd.read_parquet(out / "requests.parquet")
+
+
+@pytest.mark.parametrize(("pool", "told"), [(982, "982 blocks"), (3_000, "2,048 of 3,000 blocks, evenly spaced")])
+def test_a_block_map_says_how_much_of_the_run_it_has(pool, told, trace, tmp_path, capsys):
+    flags = ["--num-gpu-blocks-override", pool, "--record-blocks"]
+    simulated("--trace", trace, *flags, out=tmp_path / "out")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Block map of 12 moments and {told}: {tmp_path / 'out' / 'blocks.npz'}" in printed
+
+
+def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path):
+    summary, rerun, requests = simulated("--trace", trace, out=tmp_path / "out")
+    assert summary["completed"] == 3 and summary["total_output_tokens"] == 12
+    assert requests["arrival_ticks"].tolist() == [0, 500_000_000_000, 2_000_000_000_000]
+    assert requests["prompt_tokens"].tolist() == [7, 9, 30]
+    assert rerun["settings"] == Settings().as_dict()
+    assert rerun["workload"]["trace"] == "three.csv" and "dataset" not in rerun["workload"]
+
+
+FLAGS = {
+    "policy": (["--policy", "orca"], "orca"),
+    "model": (["--model", "llama-13b"], "llama-13b"),
+    "gpu": (["--gpu", "a100-80gb"], "a100-80gb"),
+    "tensor_parallel_size": (["--tensor-parallel-size", "2"], 2),
+    "pipeline_parallel_size": (["--pipeline-parallel-size", "2"], 2),
+    "quantization": (["--quantization", "awq"], "awq"),
+    "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
+    "enforce_eager": (["--no-enforce-eager"], False),
+    "block_size": (["--block-size", "8"], 8),
+    "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
+    "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
+    "enable_prefix_caching": (["--no-enable-prefix-caching"], False),
+    "max_model_len": (["--max-model-len", "64"], 64),
+    "max_num_seqs": (["--max-num-seqs", "1"], 1),
+    "max_num_batched_tokens": (["--max-num-batched-tokens", "100"], 100),
+    "watermark": (["--watermark", "0.05"], 0.05),
+    "arena": (["--policy", "orca-max", "--arena", "best-fit"], "best-fit"),
+    "preemption_mode": (["--preemption-mode", "swap"], "swap"),
+    "waiting_served_ratio": (["--policy", "tgi", "--waiting-served-ratio", "1.2"], 1.2),
+    "max_waiting_tokens": (["--policy", "tgi", "--max-waiting-tokens", "10"], 10),
+    "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
+    "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
+    "use_beam_search": (["--n", "2", "--use-beam-search"], True),
+    "beam_survival": (["--n", "2", "--use-beam-search", "--beam-survival", "0.5"], 0.5),
+    "shared_prefix_tokens": (["--shared-prefix-tokens", "6"], 6),
+    "swap_space": (["--preemption-mode", "swap", "--swap-space", "1"], 1.0),
+    "cost": (["--cost", "roofline"], "roofline"),
+    "step_scale": (["--step-scale", "1.5"], 1.5),
+    "disable_hybrid_kv_cache_manager": (
+        ["--model", "gpt-oss-120b", "--gpu", "h200", "--disable-hybrid-kv-cache-manager"],
+        True,
+    ),
+    "window": (["--window", "0", "1.5"], [0.0, 1.5]),
+    "leap": (["--no-leap"], False),
+    "ids": (["--ids"], True),
+    "seed": (["--seed", "3"], 3),
+}
+
+
+@pytest.mark.parametrize(("field", "flag"), FLAGS.items(), ids=FLAGS)
+def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
+    tokens, value = flag
+    _, rerun, _ = simulated("--trace", trace, *tokens, out=tmp_path / "out")
+    assert rerun["settings"][field] == value
+
+
+def test_no_setting_is_left_out():
+    assert list(FLAGS) == [field.name for field in dataclasses.fields(Settings)]
+
+
+def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):
+    _, _, leapt = simulated("--trace", trace, out=tmp_path / "leapt")
+    _, _, stepped = simulated("--trace", trace, "--no-leap", out=tmp_path / "stepped")
+    pd.testing.assert_frame_equal(leapt, stepped)
+    summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("leapt", "stepped")]
+    assert summaries[0] == summaries[1]
+
+
+def test_a_run_holds_the_hash_and_the_source_of_its_calibration(trace, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document()))
+    _, measured, _ = simulated("--trace", trace, "--cost", path, out=tmp_path / "measured")
+    _, fitted, _ = simulated("--trace", trace, "--cost", "fitted", out=tmp_path / "fitted")
+    assert measured["cost"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (measured["cost"]["name"], measured["cost"]["source"]) == ("calibrated", "made up")
+    assert (fitted["cost"]["name"], fitted["cost"]["calibration"]) == ("fitted", "a100-40gb.json")
+    assert "aiconfigurator" in fitted["cost"]["source"]
+
+
+class TestTheRequests:
+    def test_are_the_first_of_a_trace(self, trace, tmp_path):
+        _, _, requests = simulated("--trace", trace, "--num-prompts", 2, out=tmp_path / "out")
+        assert requests["prompt_tokens"].tolist() == [7, 9]
+
+    def test_come_at_the_rate_that_is_asked_for(self, trace, tmp_path):
+        _, rerun, requests = simulated("--trace", trace, "--request-rate", "inf", out=tmp_path / "out")
+        assert requests["arrival_ticks"].tolist() == [0, 0, 0]
+        assert rerun["workload"]["request_rate"] == "inf"
+
+    @pytest.mark.parametrize("name", DATASETS)
+    def test_are_drawn_from_a_dataset_by_seed(self, name, tmp_path):
+        def drawn(seed: int) -> list[int]:
+            flags = ["--dataset", name, "--num-prompts", 30, "--request-rate", 5, "--seed", seed]
+            _, rerun, requests = simulated(*flags, out=tmp_path / "out")
+            assert rerun["workload"]["dataset"] == name
+            return requests["output_tokens"].tolist()
+
+        assert drawn(1) == drawn(1) != drawn(2)
+
+    def test_tell_the_server_what_they_are_told_to(self, trace, tmp_path):
+        """Orca reserves by max_tokens: of 128 slots the three ask for 12 + 12 + 34, or for 37 + 39 + 60."""
+        flags = ["--trace", trace, "--policy", "orca", "--request-rate", "inf", "--block-size", 8]
+        pool = ["--num-gpu-blocks-override", 16, "--max-model-len", 64]
+        waits = {}
+        for rule in ("true", "30"):
+            _, _, requests = simulated(*flags, *pool, "--max-tokens", rule, out=tmp_path / rule)
+            waits[rule] = (requests["first_scheduled_ticks"] > 0).tolist()
+        assert waits == {"true": [False, False, False], "30": [False, False, True]}
+
+
+def test_the_same_command_gives_the_same_bytes(trace, tmp_path):
+    for name in ("one", "two"):
+        simulated("--trace", trace, out=tmp_path / name)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_results_do_not_hang_on_the_folder_in_which_the_trace_lies(trace, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / trace.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(TRACE)
+    simulated("--trace", trace, out=tmp_path / "one")
+    simulated("--trace", elsewhere, out=tmp_path / "two")
+    assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
+
+
+def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
+    summary = data("simulate", "--trace", trace)
+    printed = run_here("simulate", "--trace", trace, "--out", tmp_path / "out", "--json", tmp_path / "summary.json")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == summary
+    assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8")) == summary
+    assert f"{summary['mean_ttft_ms']:,.1f}" in printed.stdout
+    assert f"Results: {tmp_path / 'out'}\n" in printed.stdout
+
+
+class TestRequestsThatThePoolNeverHolds:
+    @staticmethod
+    def told(capsys: pytest.CaptureFixture, *tokens: object) -> list[str]:
+        assert status(["simulate", *map(str, tokens), "--num-gpu-blocks-override", "2"]) == DONE
+        lines = capsys.readouterr().out.splitlines()
+        first = next(place for place, line in enumerate(lines) if line.startswith("Refused"))
+        return lines[first:]
+
+    def test_are_named_by_their_line_of_the_trace(self, tmp_path, capsys):
+        """30 + 4 tokens are 3 blocks of 16."""
+        trace = tmp_path / "blank_line.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,7,5\n\n2,30,4\n")
+        assert self.told(capsys, "--trace", trace) == [
+            "Refused: 1 requests that the pool of 2 blocks cannot hold.",
+            "  line 4 of the trace: needs a pool of 3 blocks",
+        ]
+
+    def test_are_not_all_named_where_they_are_many(self, tmp_path, capsys):
+        trace = tmp_path / "many.csv"
+        trace.write_text("prompt_tokens,output_tokens\n" + "30,4\n" * 9)
+        assert self.told(capsys, "--trace", trace, "--request-rate", "inf") == [
+            "Refused: 9 requests that the pool of 2 blocks cannot hold.",
+            *(f"  line {line} of the trace: needs a pool of 3 blocks" for line in range(2, 7)),
+            "  and 4 more; requests.parquet of --out has them all",
+        ]
+
+    def test_are_numbered_where_there_is_no_trace(self, tmp_path, capsys):
+        drawn = ["--request-rate", "inf", "--num-prompts", 40]
+        lines = self.told(capsys, *drawn, "--json", tmp_path / "summary.json")
+        named = json.loads((tmp_path / "summary.json").read_text("utf-8"))["refused_requests"][:5]
+        assert lines[1:6] == [
+            f"  request {refused['request']}: needs a pool of {refused['smallest_pool_blocks']} blocks"
+            for refused in named
+        ]
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(trace, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    assert status(["simulate", "--trace", str(trace), "--out", str(tmp_path / "mine")]) == 2
+    error = capsys.readouterr().err
+    assert "mine': holds notes.txt, which is no file of a simulation result; choose another folder" in error
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_reader_that_leaves_is_no_fault(trace):
+    program = subprocess.Popen(
+        command("simulate", "--trace", trace), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    program.stdout.close()
+    assert program.stderr.read() == ""
+    assert program.wait(timeout=60) == NO_READER
+    program.stderr.close()

@@ -1,0 +1,106 @@
+"""docs/reproduction.md: what writes it, and that no figure is missing in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fragmeter.experiments.reproduce.figures import FIGURES
+from fragmeter.experiments.reproduce.telling import summary_rows
+from fragmeter.reports.style.labels import comparison_numbers
+from paths import ROOT
+
+IN_ALL = [name for name, figure in FIGURES.items() if figure.in_all]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("docs_reproduction", ROOT / "docs" / "reproduction.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(folder: Path, simulated: float) -> Path:
+    folder.mkdir()
+    for name in IN_ALL:
+        cells = {"series": "vLLM|x", "metric": "time_ms", "x": 8, "published": 10.0, "how": "digitised"}
+        row = cells | {"simulated": simulated, "error": simulated - 10, "kind": "predicted", "step_1pct": 0.5}
+        document = {"figure": name, "workload": "made up", "rows": [row], "basis": [f"Basis of {name}."]}
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_every_figure_has_its_table_and_its_words(script, tmp_path):
+    target = tmp_path / "reproduction.md"
+    script.main(str(made_up(tmp_path / "drawn", 12.0)), str(target))
+    text = target.read_text()
+    for name in IN_ALL:
+        assert f"\n## {script.heading(name)}\n" in text and f"- Basis of {name}." in text
+    line = "| vLLM\\|x | time | 8 | 10.00 | digitised | 12.00 |  | 4.2% | +20.0% | predicted |"
+    assert text.count(line) == len(IN_ALL)
+    assert "exact pairs" not in text
+
+
+def test_exact_pairs_stand_beside_the_drawn_ones_where_they_are_served(script, tmp_path):
+    target = tmp_path / "reproduction.md"
+    drawn, exact = made_up(tmp_path / "drawn", 12.0), made_up(tmp_path / "exact", 9.0)
+    script.main(str(drawn), str(target), str(exact))
+    text = target.read_text()
+    served = sum(FIGURES[name].traced for name in IN_ALL)
+    assert text.count("| +20.0% | 9.00 | -10.0% | predicted |") == served
+    assert text.count("4.2% | +20.0% | predicted |") == len(IN_ALL) - served
+
+
+def test_what_was_not_rerun_is_named(script, tmp_path):
+    folder, target = made_up(tmp_path / "drawn", 12.0), tmp_path / "reproduction.md"
+    script.main(str(folder), str(target))
+    assert "Not rerun" not in target.read_text()
+    (folder / "table1.json").unlink()
+    script.main(str(folder), str(target))
+    text = target.read_text()
+    assert "\nNot rerun for this page: Table 1.\n" in text and "\n## Table 1\n" not in text
+
+
+def test_a_folder_without_figures_is_refused(script, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        script.main(str(tmp_path), str(tmp_path / "reproduction.md"))
+    assert str(ended.value) == f"{tmp_path}: has no figures; run fragmeter reproduce all --out {tmp_path}"
+    assert not (tmp_path / "reproduction.md").exists()
+
+
+@pytest.mark.parametrize(("name", "told"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
+def test_headings(script, name, told):
+    assert script.heading(name) == told
+
+
+def test_the_document_has_figures_that_there_are_in_their_order(script):
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    known = [script.heading(name) for name in IN_ALL]
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    figures = [heading for heading in headings if not heading.startswith("How near")]
+    assert figures == [heading for heading in known if heading in figures] and len(figures) > 10
+
+
+def test_the_summary_counts_what_the_paper_published_and_no_formula():
+    cells = {"series": "a", "metric": "memory_saved_pct", "x": 2, "published": 10.0, "simulated": 12.0, "error": 2.0}
+    rows = [cells | {"how": how, "kind": kind} for how, kind in (("label", "predicted"), ("text", "fitted"))]
+    formula = cells | {"how": "formula", "kind": "predicted", "error": 0.0}
+    [row] = summary_rows([{"figure": "fig15", "rows": [*rows, formula]}])
+    assert (row["predicted"], row["fitted"], row["mean_error"]) == (1, 1, 2.0)
+
+
+def test_errors_of_the_page_are_percent_or_points():
+    cells = {"series": "a", "x": None, "how": "label", "kind": "predicted"}
+    rows = [
+        cells | {"metric": "time_ms", "published": 0.2, "simulated": 0.203, "error": 0.003, "step_1pct": 0.00203},
+        cells | {"metric": "time_ms", "published": 0.2, "simulated": 0.2, "error": -0.00001, "step_1pct": 0.0},
+        cells | {"metric": "a_pct", "published": 50.0, "simulated": 47.0, "error": -3.0, "step_1pct": 0.4},
+    ]
+    numbers = comparison_numbers(rows)
+    places = [numbers["columns"].index(name) for name in ("Per 1 % of step", "Error")]
+    told = [[line[place] for place in places] for line in numbers["rows"]]
+    assert told == [["1.0%", "+1.5%"], ["0.0%", "+0.0%"], ["0.4", "-3.0"]]

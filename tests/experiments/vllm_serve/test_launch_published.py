@@ -1,0 +1,157 @@
+"""The reckoning beside start-up logs that others have published; docs/serve.md has the same table.
+
+What it says there of each log must be what comes out here. Configurations are those that huggingface.co publishes.
+Two constants of a release are read off logs, here of Llama 3.1 8B, Qwen2.5 7B and Llama 3.3 70B: the sampler's bytes,
+and what lies outside of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.sim.spec import Deployment, gpu, model
+from fragmeter.sim.spec.families import read_config
+from fragmeter.sim.spec.launch import Launch, activation_bytes, capacity
+from fragmeter.sim.spec.releases import release
+from paths import ROOT
+
+GIB = 2**30
+DOCS = ROOT / "docs" / "serve.md"
+
+
+def qwen(kind: str, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more):
+    config = {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        "vocab_size": vocab,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    }
+    return read_config(config | more, kind)
+
+
+SHAPES = {
+    "Llama 3.1 8B": model("llama-3.1-8b"),
+    "Llama 3.3 70B": model("llama-3.1-70b"),
+    "gpt-oss 120B": model("gpt-oss-120b"),
+    "Qwen2.5 7B": qwen("qwen2", 3584, 28, 28, 4, 18_944, 152_064, max_position_embeddings=32_768),
+    "Qwen3 14B": qwen("qwen3", 5120, 40, 40, 8, 17_408, 151_936, head_dim=128),
+    "Qwen3 32B": qwen("qwen3", 5120, 64, 64, 8, 25_600, 151_936, head_dim=128),
+    "Qwen3 235B A22B": qwen(
+        "qwen3_moe", 4096, 94, 64, 4, 12_288, 151_936,
+        head_dim=128, moe_intermediate_size=1536, num_experts=128, num_experts_per_tok=8, decoder_sparse_step=1,
+    ),
+    "Code Llama 7B": qwen("llama", 4096, 32, 32, 32, 11_008, 32_016, max_position_embeddings=16_384),
+    "Llama 3 8B": qwen("llama", 4096, 32, 32, 8, 14_336, 128_256, max_position_embeddings=8192),
+    "Gemma 2 27B": qwen(
+        "gemma2", 4608, 46, 32, 16, 36_864, 256_000,
+        head_dim=128, max_position_embeddings=8192, sliding_window=4096, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+VERSIONS = {"0.19": (0, 19), "0.18": (0, 18), "0.16 or older": (0, 16), "0.9 or 0.10": (0, 10), "0.6": (0, 6)}
+#: model, flags, vLLM, KV cache in GiB of each H100 by its log. All with 8,192 tokens and 1,024 sequences a step.
+LOGS = [
+    ("Llama 3.1 8B", "", "0.19", 58.11),
+    ("Llama 3.1 8B", "fp8 weights", "0.19", 64.61),
+    ("Llama 3.1 8B", "TP 2", "0.19", 63.76),
+    ("Llama 3.1 8B", "TP 4", "0.19", 67.44),
+    ("Qwen2.5 7B", "", "0.19", 58.53),
+    ("Qwen2.5 7B", "TP 2", "0.19", 63.84),
+    ("Qwen2.5 7B", "TP 4", "0.19", 67.34),
+    ("Qwen3 14B", "", "0.18", 45.23),
+    ("Code Llama 7B", "", "0.19", 61.66),
+    ("Gemma 2 27B", "", "0.19", 20.59),
+    ("Llama 3.1 8B", "0.9", "0.16 or older", 51.38),
+    ("Llama 3.3 70B", "0.9, TP 2, fp8 weights", "0.16 or older", 32.00),
+    ("Qwen3 32B", "0.9, TP 2", "0.16 or older", 34.49),
+    ("gpt-oss 120B", "0.9", "0.16 or older", 3.33),
+    ("Qwen3 235B A22B", "0.9, TP 4, fp8 weights", "0.9 or 0.10", 8.11),
+    ("Llama 3 8B", "0.9", "0.6", 53.29),
+]
+#: Peaks of activations that vLLM 0.19 logs, in GiB.
+ACTIVATIONS = [
+    ("Llama 3.1 8B", 1, 1.89),
+    ("Qwen2.5 7B", 1, 2.21),
+    ("Qwen3 14B", 1, 2.23),
+    ("Code Llama 7B", 1, 0.77),
+    ("Gemma 2 27B", 1, 3.66),
+    ("Llama 3.3 70B", 2, 1.96),
+    ("mixtral-8x7b", 2, 1.21),
+    ("qwen3-30b-a3b", 1, 2.68),
+]
+
+
+def launch(name: str, flags: str = "", vllm: str = "0.19") -> Launch:
+    ranks = re.search(r"TP (\d)", flags)
+    shape = SHAPES.get(name) or model(name)
+    return Launch(
+        model=shape,
+        gpu=gpu("h100-80gb"),
+        max_model_len=8192,
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        tensor_parallel=int(ranks[1]) if ranks else 1,
+        deployment=Deployment(1, "bf16", "fp8" if "fp8 weights" in flags else shape.quantization, True),
+        gpu_memory_utilization=0.9 if flags.startswith("0.9") else 0.95,
+        release=release(VERSIONS[vllm]),
+    )
+
+
+def here(name: str, flags: str, vllm: str) -> float:
+    """The KV cache of each GPU, in GiB."""
+    return capacity(launch(name, flags, vllm)).stage.kv_cache_bytes / GIB
+
+
+def error_pct(name: str, flags: str, vllm: str, logged: float) -> float:
+    return 100 * (here(name, flags, vllm) / logged - 1)
+
+
+def test_the_table_of_the_documentation():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in DOCS.read_text().splitlines() if "|" in line]
+    assert [row for row in rows if row[0] in SHAPES] == [
+        [*log[:3], f"{log[3]:.2f}", f"{here(*log[:3]):.2f}", f"{error_pct(*log):+.1f} %"] for log in LOGS
+    ]
+
+
+@pytest.mark.parametrize("log", LOGS[:10], ids=lambda log: " ".join(map(str, log)))
+def test_logs_since_0_18_within_a_percent(log):
+    assert abs(error_pct(*log)) < 1
+
+
+@pytest.mark.parametrize(("name", "ranks", "logged"), ACTIVATIONS, ids=lambda value: str(value))
+def test_activations_within_a_tenth(name, ranks, logged):
+    found = launch(name, f"TP {ranks}")
+    assert activation_bytes(found, range(found.model.num_layers), True) / GIB == pytest.approx(logged, rel=0.10)
+
+
+def test_a_pool_of_windows_is_as_vllm_logs_it():
+    """vLLM 0.19, Gemma 2 27B: 20.59 GiB hold 7.16 sequences of 8,192 tokens, 23 of 46 layers with a window."""
+    kv = int(20.59 * GIB)
+    pool = capacity(replace(launch("Gemma 2 27B"), kv_cache_memory_bytes=kv))
+    # A page is 16 tokens * 23 layers * 16 heads * 128 * 2 * 2 bytes; a sequence 512 full ones and 513 of the window.
+    assert pool.num_blocks == kv // (16 * 23 * 16 * 128 * 2 * 2) == 7333
+    assert pool.max_concurrency == pytest.approx(7.16, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_gib", "logged_tokens"),
+    [
+        ("Llama 3.1 8B", "bf16", 58.11, 476_016),
+        ("Llama 3.1 8B", "fp8", 58.11, 952_032),
+        ("Qwen2.5 7B", "bf16", 58.53, 1_096_000),
+        ("Qwen2.5 7B", "fp8", 58.53, 2_192_000),
+        ("Code Llama 7B", "bf16", 61.66, 126_256),
+    ],
+)
+def test_gibibytes_and_tokens_of_the_same_log_agree(name, dtype, kv_gib, logged_tokens):
+    kv = int(kv_gib * GIB)
+    pool = capacity(replace(launch(name), kv_cache_memory_bytes=kv, deployment=Deployment(kv_dtype=dtype)))
+    # The log rounds to hundredths of a GiB.
+    assert pool.num_tokens == pytest.approx(logged_tokens, rel=0.005 / kv_gib + 1e-4)

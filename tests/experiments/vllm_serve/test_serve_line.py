@@ -1,0 +1,255 @@
+"""Pasted command lines: what is read of them, what is named as of no effect, and what is a mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.vllm_serve.checks import refusal
+from fragmeter.experiments.vllm_serve.flags import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.log import read_log
+from fragmeter.experiments.vllm_serve.models import served_model
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.spec import model_names
+from fragmeter.sim.spec.launch import capacity, longest_model_len, users
+from fragmeter.sim.types.errors import UserError
+
+READS_THE_SAME = [
+    "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
+    "vllm serve opt-13b --tensor_parallel_size=2 --max_model_len=2048 --enforce_eager",
+    "vllm serve --enforce-eager -tp 2 --max-model-len 2048 opt-13b",
+    "vllm serve opt-13b -tp=2 --max-model-len '2048' --enforce-eager",
+    "$ CUDA_VISIBLE_DEVICES=0,1 nohup /opt/venv/bin/vllm serve opt-13b --tensor-parallel 2 --max-model 2048"
+    " --enforce-eager > serve.log 2>&1 &",
+    "vllm serve opt-13b \\\n  --tensor-parallel-size 2 \\\n  --max-model-len 2048 \\\n  --enforce-eager",
+    "python3 -m vllm.entrypoints.openai.api_server --model opt-13b -tp 2 --max-model-len 2048 --enforce-eager",
+    "docker run --runtime nvidia --gpus all -v models:/models --ipc=host vllm/vllm-openai:v0.21.0"
+    " --model opt-13b -tp 2 --max-model-len 2048 --enforce-eager",
+    "podman run -it registry.io/vllm-openai vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager True",
+]
+
+
+@pytest.mark.parametrize("text", READS_THE_SAME)
+def test_forms_of_one_line(text):
+    line = parse_serve(text)
+    assert line.model == "opt-13b"
+    assert (line.whole("tensor-parallel-size"), line.whole("max-model-len")) == (2, 2048)
+    assert line.switch("enforce-eager")
+    assert (line.ignored, line.not_simulated) == ([], [])
+
+
+def test_what_has_no_effect_and_what_is_not_simulated_is_named():
+    line = parse_serve(
+        "HF_TOKEN=x vllm serve opt-13b --port 8000 --served-model-name a b --no-enable-log-requests -O3"
+        """ --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --enable-lora"""
+        " --compilation-config.mode 3 --no-enable-prefix-caching"
+    )
+    assert line.ignored == ["--port", "--served-model-name", "--enable-log-requests"]
+    assert line.not_simulated == [
+        "--optimization-level (other CUDA graphs)",
+        "--speculative-config (a draft model takes memory and slots)",
+        "--enable-lora (adapters take memory)",
+        "--compilation-config (other CUDA graphs)",
+    ]
+    assert line.flags == {"enable-prefix-caching": False}
+    assert line.environment == {"HF_TOKEN": "x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"), [("8k", 8000), ("8K", 8192), ("1m", 1_000_000), ("1M", 2**20), ("25.6k", 25_600)]
+)
+def test_numbers_as_people_write_them(value, tokens):
+    assert parse_serve(f"vllm serve opt-13b --max-model-len {value}").whole("max-model-len") == tokens
+
+
+MISTAKES = {
+    "": "serve = '': starts no server",
+    "python train.py": "serve = 'python train.py': starts no server; paste a line with vllm serve MODEL",
+    "vllm serve 'opt-13b": "No closing quotation",
+    "vllm serve --port 80": "names no model",
+    "vllm serve opt-13b --max-model-length 9": "--max-model-length: is no flag of vllm serve that is known here; did"
+    " you mean --max-model-len?",
+    "vllm serve opt-13b --max-model-len": "serve = '--max-model-len': needs a value",
+    "vllm serve opt-13b --max-model-len many": "--max-model-len = 'many': must be a whole number",
+    "vllm serve opt-13b --max-model-len 1.5": "must be a whole number",
+    "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
+    "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
+    "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
+    "vllm serve nobody/knows-3b": "model = 'nobody/knows-3b': has no shape here; give --model its config.json",
+    "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not reckoned",
+    "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not reckoned",
+    "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not reckoned",
+}
+
+
+@pytest.mark.parametrize(("text", "complaint"), MISTAKES.items(), ids=MISTAKES)
+def test_a_mistake_is_one_line(text, complaint, capsys):
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", text]) == MISTAKE
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert complaint in captured.err
+
+
+@pytest.mark.parametrize(("tokens", "complaint"), [(0, "must be 1 or more"), (2049, "than max_model_len = 2048")])
+def test_a_mean_length_that_cannot_be(tokens, complaint, capsys):
+    line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--mean-tokens", str(tokens)]
+    assert status(["plan", *line]) == MISTAKE
+    assert complaint in capsys.readouterr().err
+
+
+def test_line_and_log_may_be_in_files(tmp_path, capsys):
+    line, log = tmp_path / "serve.sh", tmp_path / "vllm.log"
+    line.write_text("#!/bin/bash\nexec vllm serve opt-13b \\\n  --max-num-seqs 32\n")
+    log.write_text("INFO 1\nINFO GPU KV cache size: 16,000 tokens\n")
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(line), "--startup-log", str(log)]) == DONE
+    text = " ".join(capsys.readouterr().out.split())
+    assert "has a KV cache of 1,000 blocks (16,000 tokens, by vLLM's own log)" in text
+
+
+def test_a_flag_is_in_one_list_only():
+    lists = [set(READ), IGNORED, IGNORED_SWITCHES, set(NOT_SIMULATED)]
+    assert sum(map(len, lists)) == len(set.union(*lists))
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "quantization"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", "fp8"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "awq"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-v0.1", None),
+        ("google/gemma-3-27b-it", "gemma-3-27b", None),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", None),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3", "fp8"),
+        ("facebook/opt-13b", "opt-13b", None),
+    ],
+)
+def test_repositories_with_the_shape_of_a_preset(name, preset, quantization):
+    assert preset in model_names()
+    assert (served_model(name).name, served_model(name).quantization) == (preset, quantization)
+
+
+def launched(flags: str, gpu: str = "h100-80gb"):
+    return started(parse_serve(f"vllm serve llama-3.1-8b {flags}"), gpu)
+
+
+def test_defaults_depend_on_the_gpu():
+    def batch(gpu: str):
+        launch = launched("", gpu).launch
+        return launch.max_num_batched_tokens, launch.max_num_seqs
+
+    assert batch("h100-80gb") == batch("h200") == (8192, 1024)
+    assert batch("a100-80gb") == batch("a100-40gb") == (2048, 256)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("", None),
+        ("-tp 3", "parallel"),
+        ("-tp 2 -pp 40", "parallel"),
+        ("--max-num-batched-tokens 512 --max-num-seqs 1024", "batch"),
+        ("--max-model-len 200000", "length"),
+        ("--gpu-memory-utilization 1", "free memory"),
+        ("--gpu-memory-utilization 0.2", "no KV cache"),
+        ("--gpu-memory-utilization 0.3", "KV cache"),
+        ("--gpu-memory-utilization 0.3 --max-model-len auto", None),
+        ("--gpu-memory-utilization 0.2 --max-model-len -1", "no KV cache"),
+        ("--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20G", None),
+    ],
+)
+def test_what_vllm_would_complain_of(flags, kind):
+    answer = launched(flags)
+    refused = refusal(answer.launch, answer.fits_length)
+    assert (refused and refused.kind) == kind
+
+
+def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
+    def memory(front: str):
+        return capacity(started(parse_serve(f"{front} --model llama-3.1-8b"), "h100-80gb").launch).stage
+
+    latest, older, oldest = (memory(f"docker run vllm/vllm-openai:{tag}") for tag in ("latest", "v0.19.1", "v0.10.2"))
+    assert (latest.cuda_graph_bytes, older.cuda_graph_bytes, oldest.cuda_graph_bytes) == (2**30, 0, 0)
+    shares = [round(stage.requested_bytes / stage.total_bytes, 4) for stage in (latest, older, oldest)]
+    assert shares == [0.92, 0.9, 0.9]
+    assert latest.activation_bytes == older.activation_bytes
+    assert oldest.activation_bytes - older.activation_bytes == (38 - 14) * 1024 * 128_256
+    counting = "docker run -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={} vllm/vllm-openai:{}"
+    assert memory(counting.format(1, "v0.19.1")).cuda_graph_bytes == 2**30
+    assert memory(counting.format(0, "latest")).cuda_graph_bytes == 0
+
+
+def test_the_release_may_be_given(capsys):
+    line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--json", "-"]
+    assert status(["plan", *line, "--vllm", "0.16"]) == DONE
+    assert '"vllm_since": "0.0"' in capsys.readouterr().out
+    assert status(["plan", *line, "--vllm", "new"]) == MISTAKE
+    assert "vllm = 'new': must be a release, as 0.16" in capsys.readouterr().err
+
+
+def test_auto_takes_the_longest_that_fits():
+    answer = launched("--gpu-memory-utilization 0.3 --max-model-len auto")
+    longest = answer.launch.max_model_len
+    assert longest == longest_model_len(launched("--gpu-memory-utilization 0.3").launch)
+    assert longest % 16 == 0 and 0 < longest < 131_072
+    assert launched("--max-model-len auto").launch.max_model_len == 131_072
+
+
+def test_users_that_fit_leave_out_the_null_block_and_obey_max_num_seqs():
+    launch = launched("--max-num-seqs 4").launch
+    # 2,000 tokens are 125 blocks.
+    assert [users(launch, blocks, 2000) for blocks in (0, 125, 126, 250, 251, 10_000)] == [0, 0, 1, 1, 2, 4]
+
+
+LOGS = {
+    "INFO kv_cache_utils.py:829 GPU KV cache size: 476,016 tokens": 29_751,
+    "INFO gpu_executor.py: # GPU blocks: 1952, # CPU blocks: 2048": 1952,
+    "INFO Maximum concurrency for 8,192 tokens per request: 15.07x": round(15.07 * 512),
+    "(Worker_TP0) Available KV cache memory: 12.34 GiB\n(Worker_TP1) Available KV cache memory: 12.30 GiB": int(
+        12.30 * 2**30
+    )
+    // 2**21,
+}
+
+
+@pytest.mark.parametrize(("text", "blocks"), LOGS.items(), ids=LOGS)
+def test_a_start_up_log_counts_in_place_of_the_reckoning(text, blocks):
+    line = parse_serve("vllm serve llama-3.1-8b --max-model-len 8192")
+    answer = started(line, "h100-80gb", log=read_log(text))
+    assert capacity(answer.launch).num_blocks == blocks
+    assert answer.settings() == settings(**answer.settings().as_dict())
+    assert answer.settings().num_gpu_blocks_override == blocks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU KV cache size: , tokens",
+        f"GPU KV cache size: {'9' * 400} tokens",
+        "Available KV cache memory: 1.2.3 GiB",
+        "Available KV cache memory: . GiB",
+        f"Available KV cache memory: {'9' * 400} GiB",
+        "Maximum concurrency for 8,192 tokens per request: .x",
+        f"# GPU blocks: {'9' * 5000}, # CPU blocks: 0",
+    ],
+)
+def test_a_line_of_a_log_whose_number_is_none_is_passed_over(text):
+    with pytest.raises(UserError, match="has none of the lines GPU KV cache size"):
+        read_log(text)
+    assert read_log(f"{text}\n# GPU blocks: 1,952, # CPU blocks: 0").num_blocks == 1952
+
+
+def test_a_log_that_says_nothing_is_a_mistake():
+    with pytest.raises(UserError, match="has none of the lines GPU KV cache size"):
+        read_log("INFO Starting to load model")
+
+
+def test_the_simulation_that_is_named_has_the_pool_that_was_reckoned(capsys):
+    assert status(["plan", "--gpu", "a100-80gb", "--serve", "vllm serve opt-13b"]) == DONE
+    text = capsys.readouterr().out
+    blocks = capacity(started(parse_serve("vllm serve opt-13b"), "a100-80gb").launch).num_blocks
+    command = next(line for line in text.splitlines() if line.startswith("As a simulation: "))
+    assert f"--num-gpu-blocks-override {blocks}" in command
+    assert status([*command.split()[4:], "--request-rate", "1", "--num-prompts", "5"]) == DONE

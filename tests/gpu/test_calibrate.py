@@ -1,0 +1,230 @@
+"""Calibration: that each probe does what its point says, and what becomes of the samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from fragmeter.gpu.calibrate import calibrate, points
+from fragmeter.gpu.calibrate import grid as calibrate_grid
+from fragmeter.gpu.calibrate.probes import Probes
+from fragmeter.gpu.devices import devices, timing
+from fragmeter.gpu.model.skeleton import Skeleton
+from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.spec import ModelSpec
+from fragmeter.sim.types.errors import SettingError
+
+SPEC = ModelSpec("small", 3, 96, 6, 2, 16, 160, 211, 256, gated_mlp=True)
+BLOCKS, BLOCK_SIZE = 64, 16
+#: No sizes of 2 or 3 rows, which a CPU fills up to 4.
+GRID = replace(calibrate_grid.QUICK, ragged=((4, 60),))
+MOVES = ("block_copy", "swap_out", "swap_in")
+
+
+class Spy:
+    """A device that writes down what its operations are asked for, as points would have it."""
+
+    def __init__(self) -> None:
+        self._device = devices.open("cpu")
+        self.torch_device = self._device.torch_device
+        self.host_empty, self.free_bytes = self._device.host_empty, self._device.free_bytes
+        self.seen: list[dict] = []
+
+    def reshape_and_cache(self, key, value, key_cache, value_cache, slots):
+        assert key.shape == value.shape and len(set(slots.tolist())) == len(key)
+        self.seen.append({"op": "kv_write", "tokens": len(key), "kv_heads": key.shape[1], "head_dim": key.shape[2]})
+        self._device.reshape_and_cache(key, value, key_cache, value_cache, slots)
+
+    def decode_attention(self, out, query, keys, values, tables, contexts, block_size, longest):
+        self._check(keys, tables, contexts, block_size, longest)
+        sizes = {"batch": len(query), "context_tokens": int(contexts.sum()), "block_size": block_size}
+        self.seen.append({"op": "decode_attention", **sizes, **self._heads(query, keys)})
+        self._device.decode_attention(out, query, keys, values, tables, contexts, block_size, longest)
+
+    def prefill_attention(self, out, query, keys, values, tables, starts, contexts, block_size, most, longest):
+        self._check(keys, tables, contexts, block_size, longest)
+        lens = starts.diff().tolist()
+        assert most == max(lens) and sum(lens) == len(query)
+        pairs = sum(
+            context - later for new, context in zip(lens, contexts.tolist(), strict=True) for later in range(new)
+        )
+        sizes = {"tokens": len(query), "pairs": pairs, "context_tokens": int(contexts.sum())}
+        self.seen.append({"op": "prefill_attention", **sizes, **self._heads(query, keys)})
+        self._device.prefill_attention(out, query, keys, values, tables, starts, contexts, block_size, most, longest)
+
+    def copy_blocks(self, keys, values, mapping):
+        assert not set(mapping[:, 0].tolist()) & set(mapping[:, 1].tolist())
+        self._moved("block_copy", len(mapping), [*keys, *values])
+        self._device.copy_blocks(keys, values, mapping)
+
+    def swap_blocks(self, source, destination, mapping):
+        self._moved("swap_out" if len(source) == BLOCKS else "swap_in", len(mapping), [source])
+        self._device.swap_blocks(source, destination, mapping)
+
+    def _moved(self, op, blocks, caches):
+        # In the simulator's 16 bits an element, where the caches have 32.
+        size = sum(cache[0].numel() * 2 * blocks for cache in caches)
+        self.seen.append({"op": op, "bytes": size, "blocks": len(caches) * blocks})
+
+    @staticmethod
+    def _check(keys, tables, contexts, block_size, longest):
+        """Every block id is one of the cache's, and none is named twice."""
+        used = [
+            block
+            for table, context in zip(tables.tolist(), contexts.tolist(), strict=True)
+            for block in table[: -(-context // block_size)]
+        ]
+        assert keys.shape[1] == block_size and longest == contexts.max()
+        assert len(set(used)) == len(used) and all(0 <= block < len(keys) for block in used)
+
+    @staticmethod
+    def _heads(query, keys):
+        return {"heads": query.shape[1], "kv_heads": keys.shape[2], "head_dim": query.shape[2]}
+
+
+class Stopwatch:
+    """Says that every call of an operation takes 10 us, and one that the host takes part in 1,000; nothing is aside."""
+
+    quantile, cold_bytes, how = 0.5, 1 << 20, "by rote"
+
+    def sampler(self, work, captured=True):
+        us = 10.0 if captured else 1000.0
+        return lambda: us
+
+    def aside(self, between):
+        pass
+
+
+@pytest.fixture()
+def spy():
+    return Spy()
+
+
+@pytest.fixture()
+def probes(spy):
+    skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
+    with torch.inference_mode():
+        yield Probes(skeleton, GRID, Stopwatch(), seed=7)
+
+
+def test_every_operation_is_probed(probes):
+    found = Counter(probe.point["op"] for probe in probes.operations())
+    assert set(found) | {"step"} == set(OPERATIONS)
+
+
+def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):
+    """At every turn; a swap is one call for each cache, which together move what the point says."""
+    told = ("kv_write", "decode_attention", "prefill_attention", *MOVES)
+    for probe in probes.operations():
+        for number in (0, 1, 5):
+            spy.seen.clear()
+            probe.work(number)
+            if probe.point["op"] in MOVES:
+                moved = {size: sum(one[size] for one in spy.seen) for size in ("bytes", "blocks")}
+                assert probe.point == {"op": spy.seen[0]["op"], **moved}
+            else:
+                assert spy.seen == ([probe.point] if probe.point["op"] in told else [])
+
+
+def gemm_flops(work) -> int:
+    """Of the matrix products in one call, as torch counts them; attention has its own operations."""
+    with FlopCounterMode(display=False) as counter:
+        work(0)
+    counts = counter.get_flop_counts().get("Global", {})
+    return sum(flops for operation, flops in counts.items() if str(operation) in ("aten.mm", "aten.addmm"))
+
+
+def test_gemm_probes_multiply_what_their_points_say_and_elementwise_ones_nothing(probes):
+    for probe in probes.operations():
+        point = probe.point
+        wanted = 2 * point["m"] * point["n"] * point["k"] if point["op"] == "gemm" else 0
+        if point["op"] in ("gemm", "elementwise", "embedding"):
+            assert gemm_flops(probe.work) == wanted
+
+
+def test_probes_turn_by_other_weights(probes):
+    """Of 1 MiB and the largest matrix beside it: the smallest, 36 KiB, takes more than 28 turns to come back."""
+    probe = next(one for one in probes.operations() if one.point["op"] == "gemm" and one.point["n"] == 96)
+    results = [probe.work(number) for number in range(28)]
+    assert all(not first.equal(second) for first, second in zip(results, results[1:], strict=False))
+    assert not any(results[0].equal(result) for result in results[1:])
+
+
+def test_a_step_does_the_operations_of_its_parts(probes, spy):
+    """By the device's own account and by torch's count of products; each part is among the operations."""
+    measured = {points.key(probe.point) for probe in probes.operations()}
+    steps = list(probes.steps())
+    assert [step.rows for step in steps] == [1, 4, 1, 5]
+    for step in steps:
+        spy.seen.clear()
+        flops = gemm_flops(step.work)
+        wanted = [part for count, part in step.parts for _ in range(count)]
+        assert flops == sum(2 * part["m"] * part["n"] * part["k"] for part in wanted if part["op"] == "gemm")
+        on_device = [part for part in wanted if part["op"] in ("kv_write", "decode_attention", "prefill_attention")]
+        assert sorted(map(points.key, spy.seen)) == sorted(map(points.key, on_device))
+        assert {points.key(part) for _, part in step.parts} <= measured
+
+
+@pytest.mark.parametrize("grid", [calibrate_grid.CPU, calibrate_grid.CUDA, calibrate_grid.QUICK])
+def test_what_steps_are_made_of_is_in_the_grid(grid):
+    batches, contexts, prompts = ({size for size in sizes if size} for sizes in zip(*grid.steps, strict=True))
+    assert batches <= {*grid.batches} and contexts <= {*grid.contexts} and prompts <= {*grid.chunks}
+    assert 0 in grid.prefixes
+
+
+def test_a_steps_own_time_is_what_its_operations_leave(monkeypatch, spy):
+    """Decodes or a prompt: embedding, head, in each of 3 layers 4 GEMMs, elementwise, KV write and attention: 23 calls.
+
+    Of 10 us each: 1,000 - 230 = 770 us. Both kinds of attention make 26 calls. With calls of 50 us they would take
+    longer than the step: 2 % of it are left.
+    """
+    monkeypatch.setattr(timing, "stopwatch", lambda _: Stopwatch())
+    skeleton = Skeleton(SPEC, spy, BLOCKS, BLOCK_SIZE, host_blocks=4)
+    watched = []
+
+    def watch(items, *, total):
+        watched.append(total)
+        for item in items:
+            watched.append(item)
+            yield item
+
+    found = calibrate.measure(skeleton, GRID, 0, watch)
+    steps = [point for point in found if point["op"] == "step"]
+    timed = {"iqr_us": 0.0, "samples": GRID.rounds, "whole_us": 1000.0}
+    alike, mixed = timed | {"us": 770.0, "parts_us": 230.0}, timed | {"us": 740.0, "parts_us": 260.0}
+    assert steps == [*(points.step(rows) | alike for rows in (1, 4, 1)), points.step(5) | mixed]
+    assert watched[0] == len(watched) - 1 == (GRID.rounds + 1) * len(found)
+    whole = timing.Timing(1000.0, 3.0, 2)
+    slow = [point | {"us": 50.0} for point in found if point["op"] != "step"]
+    step = next(iter(Probes(skeleton, GRID, Stopwatch(), 0).steps()))
+    assert calibrate._beside(step, whole, slow)["us"] == 20.0
+
+
+def test_a_block_that_leaves_no_room_is_refused():
+    with pytest.raises(
+        SettingError, match="^block_size = 4096: there is room for 0 blocks of small, and 8 are moved; take smaller"
+    ):
+        calibrate.calibrate(SPEC, devices.open("cpu"), block_size=4096, quick=True)
+
+
+@pytest.mark.parametrize("grid", [GRID, replace(GRID, tokens=(1, 500, 900), chunks=(100, 200))], ids=["few", "many"])
+def test_room_is_left_for_what_the_probes_hold(grid, monkeypatch):
+    held, random = [], Probes._random
+
+    def counted(probes, *shape):
+        made = random(probes, *shape)
+        held.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(Probes, "_random", counted)
+    skeleton = Skeleton(SPEC, devices.open("cpu"), BLOCKS, BLOCK_SIZE, host_blocks=max(grid.moved_blocks))
+    list(Probes(skeleton, grid, SimpleNamespace(cold_bytes=1), 0).operations())
+    # Queries count twice, with what attention gives; those of a few decodes, and the head's inputs, do not.
+    assert 0.95 * sum(held) <= calibrate.input_bytes(SPEC, grid, "fp32") <= 1.2 * sum(held)

@@ -1,0 +1,104 @@
+"""The compile gate: kernels compiled for GPUs on a machine without one."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpu_cases
+
+pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
+
+from fragmeter.gpu.check import compile_gate
+from fragmeter.gpu.ops import source
+from fragmeter.sim.types.errors import KernelFault, MissingExtra
+
+#: A thread of a block of 128 has all of its 255 registers up to here, and two such blocks fit a multiprocessor.
+MOST_REGISTERS = 255
+
+
+def check(found: compile_gate.Compiled) -> None:
+    assert found.spill_bytes == 0, found
+    assert 0 < found.registers <= MOST_REGISTERS, found
+    assert found.shared_bytes <= 48 * 1024, found
+
+
+#: The instance with the most registers, which takes as long as all of the others together.
+TIGHTEST = source.prefill_attention("float32", 256)
+#: The widest and the plainest instances, each dtype once.
+SOME = [
+    source.decode_attention("float16", 128, 8),
+    source.decode_attention("bfloat16", 80, 16),
+    source.decode_attention("float16", 256, 16),
+    source.decode_attention("float32", 256, 1),
+    source.decode_attention("float16", 128, 8, "ContiguousSlots"),
+    source.merge_partitions("float16", 128),
+    source.prefill_attention("float16", 128),
+    source.merge_prefill("bfloat16", 112),
+    source.plain("reshape_and_cache"),
+    source.plain("copy_blocks"),
+]
+
+
+@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+def test_some_instances_compile_without_spills(architecture):
+    """The tightest on sm_80 alone, where it needs most registers; the slow test has them all."""
+    kernels = [*SOME, TIGHTEST] if architecture == "sm_80" else SOME
+    found = compile_gate.compiled(kernels, architecture)
+    assert {one.expression for one in found} == {kernel.expression for kernel in kernels}
+    for one in found:
+        check(one)
+
+
+def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architecture: str, shared_bytes: int) -> int:
+    """Of the decode kernel, by registers (of 65,536, given out by eights) and shared memory (1 KiB more a block)."""
+    (found,) = compile_gate.compiled([source.decode_attention(dtype, head_dim, group)], architecture)
+    threads = 32 * source.DECODE_WARPS
+    by_registers = 65536 // (-(-found.registers // 8) * 8 * threads)
+    return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group) + 1024))
+
+
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 16), (256, 8)])
+def test_tensor_cores_leave_room_for_the_blocks_that_the_ring_is_reckoned_for(head_dim, group):
+    assert blocks_per_multiprocessor("float16", head_dim, group, "sm_80", 164 * 1024) == 2
+    assert blocks_per_multiprocessor("bfloat16", head_dim, group, "sm_90a", 228 * 1024) == 3
+
+
+def test_no_block_takes_more_shared_memory_than_the_smallest_device_gives():
+    """99 KiB, of sm_86 and sm_89."""
+    for dtype, tiles in source.GROUP_TILES.items():
+        for head_dim in source.HEAD_DIMS:
+            assert all(source.decode_shared_bytes(dtype, head_dim, tile) <= 99 * 1024 for tile in tiles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", compile_gate.ARCHITECTURES)
+def test_every_instance_compiles_without_spills(architecture):
+    found = compile_gate.compiled(compile_gate.every_kernel(), architecture)
+    assert len(found) == 3 * 6 * (4 * 2 + 1 + 2) + 2
+    for one in found:
+        check(one)
+
+
+def test_the_gate_sees_spills():
+    """Eight blocks a multiprocessor leave 64 registers a thread, and this one needs over 200."""
+    wide = gpu_cases.planted(
+        source.decode_attention("float16", 256, 16),
+        "__launch_bounds__(kThreads)\n",
+        "__launch_bounds__(kThreads, 8)\n",
+    )
+    (found,) = compile_gate.compiled([wide], "sm_80")
+    assert found.registers <= 64
+    with pytest.raises(AssertionError):
+        check(found)
+
+
+def test_a_source_that_does_not_compile_names_its_line():
+    broken = source.Kernel('#line 7 "broken.cu"\n__global__ void broken() { wrong(); }', "broken")
+    with pytest.raises(KernelFault, match=r"^sm_80: broken.cu\(7\): error: .*wrong"):
+        compile_gate.compiled([broken], "sm_80")
+
+
+def test_without_the_headers_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(compile_gate, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install 'fragmeter\[kernels\]'"):
+        compile_gate.compiled(SOME, "sm_80")

@@ -1,0 +1,149 @@
+"""The two decoders of the decode kernel: bugs planted in each and seen, and how tensor cores read shared memory."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+import gpu_cases
+from fragmeter.gpu.ops import arrays, source
+from fragmeter.gpu.ops.cpu_kernels import CpuKernels
+from fragmeter.gpu.ops.source import KERNELS, Kernel, inlined
+from fragmeter.sim.types.errors import KernelFault
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+#: A block's tiles are of 64 tokens, a warp's of 16: a little more than one, two of them, less than one, none, seven.
+CONTEXTS = [70, 130, 43, 0, 400]
+
+
+def check(heads: tuple[int, int], dtype: str = "float16", head_dim: int = 64) -> None:
+    for seed in range(3):
+        given = gpu_cases.case(dtype, heads, head_dim, 16, CONTEXTS, seed)
+        out = gpu_cases.run(given, partition_tokens=512, seed=seed)
+        assert gpu_cases.error(out, gpu_cases.expected(given)) <= gpu_cases.TOLERANCE[dtype]
+
+
+AHEAD = "            ahead = find_rows(tile + kStages + 1);\n"
+#: In what both have in common: what is wrong; the line; what it becomes.
+COMMON_BUGS = {
+    "the rings are overwritten while they are read": ("__syncthreads();  // the rings' memory changes hands\n", ""),
+    "warps are merged before all have come": ("(storage.results);\n    __syncthreads();", "(storage.results);"),
+    "one token too many is read": ("if (token >= end)", "if (token > end)"),
+    "a head reads another KV head": ("kv_head, start, end}", "(kv_head + 1) % kv_heads, start, end}"),
+    "all queries are of the first KV head": ("+ kv_head) * group + first_head", ") * group + first_head"),
+    "block ids are taken for slots": ("* block_size + token % block_size", "+ token % block_size"),
+}
+FMA_BUGS = {
+    "copies are read before they arrive": ("cp_async_wait<kStages - 1>();\n", "cp_async_wait<kStages>();\n"),
+    "copies arrive after the rings have gone": (
+        f"fetch(tile + kStages, ahead);\n{AHEAD}        }}\n        ptx::cp_async_wait<0>();\n",
+        f"fetch(tile + kStages, ahead);\n{AHEAD}        }}\n",
+    ),
+    "a tile is fetched into another one's place": ("fetch(tile + kStages, ahead)", "fetch(tile + 1, ahead)"),
+    "rows are looked up for another tile": (
+        f"fetch(tile + kStages, ahead);\n{AHEAD}",
+        "fetch(tile + kStages, ahead);\n            ahead = find_rows(tile + kStages);\n",
+    ),
+    "lanes take each other's rows": ("rows, step * kRows + row)", "rows, row * kSteps + step)"),
+    "one token too many is weighed": ("row < tokens.end;", "row <= tokens.end;"),
+    "the last token is left out": ("row < tokens.end;", "row < tokens.end - 1;"),
+    "half a row's score is missing": ("distance = kLanes / 2", "distance = kLanes / 4"),
+    "old sums are not rescaled": ("        sum *= factor;\n", ""),
+}
+MMA_BUGS = {
+    "copies are read before they arrive": ("cp_async_wait<2 * kStages - 1>();\n", "cp_async_wait<2 * kStages>();\n"),
+    "other lanes' copies are not waited for": ("1>();\n        __syncwarp();\n", "1>();\n"),
+    "copies arrive after the rings have gone": (
+        f"fetch(values, tokens.values, ahead);\n{AHEAD}        }}\n        ptx::cp_async_wait<0>();\n",
+        f"fetch(values, tokens.values, ahead);\n{AHEAD}        }}\n",
+    ),
+    "rows are looked up for another tile": (
+        f"fetch(values, tokens.values, ahead);\n{AHEAD}",
+        "fetch(values, tokens.values, ahead);\n            ahead = find_rows(tile + kStages);\n",
+    ),
+    "what lies past the end is not zeroed": ("cache + offset, valid)", "cache + offset, true)"),
+    "one token too many is weighed": ("second = left > 8", "second = left >= 8"),
+    "the last token is left out": ("first = left > 0", "first = left > 1"),
+    "rows are swizzled on one side only": ("piece.loads[swizzled(row, load)]", "piece.loads[row * kRowLoads + load]"),
+    "fragments of keys are in another order": (
+        "swizzled(lane % 16, 2 * slice + lane / 16)",
+        "swizzled(lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2)",
+    ),
+    "fragments of values are in another order": (
+        "swizzled(lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2)",
+        "swizzled(lane % 16, 2 * slice + lane / 16)",
+    ),
+    "values are not transposed": ("ptx::ldmatrix_trans(value", "ptx::ldmatrix(value"),
+    "weights are not transposed": ("ptx::movmatrix_trans(\n", "(\n"),
+    "weights are of another type": ("ptx::pack<Scalar>(weights", "ptx::pack<__nv_bfloat16>(weights"),
+    "scores are not scaled": ("second * scale", "second"),
+    "the maximum is of half the lanes": (
+        "distance = 4; distance < 32; distance *= 2)\n                    new_maximum",
+        "distance = 4; distance < 16; distance *= 2)\n                    new_maximum",
+    ),
+    "old sums are not rescaled": ("sum[column][side] * factor", "sum[column][side]"),
+    "old outputs are not rescaled": ("                    outputs[column][slice][side] *= factor;\n", ""),
+    "the sum is of half the lanes": (
+        "distance = 4; distance < 32; distance *= 2)\n                    whole",
+        "distance = 4; distance < 16; distance *= 2)\n                    whole",
+    ),
+    "heads' results change places": ("2 * (lane % 4) + side;", "(lane % 4) + 4 * side;"),
+}
+
+
+@pytest.mark.parametrize(
+    ("heads", "bug"),
+    [((4, 2), bug) for bug in (COMMON_BUGS | FMA_BUGS).items()] + [((16, 2), bug) for bug in MMA_BUGS.items()],
+)
+def test_a_planted_bug_is_caught(heads, bug, monkeypatch):
+    gpu_cases.plant_attention(monkeypatch, *bug[1])
+    with pytest.raises((AssertionError, KernelFault)):
+        check(heads)
+
+
+SWIZZLED = r"""
+template <int kHeadDim> __device__ int *places_of(int *out) {
+    using Decoder = MmaDecoder<__half, kHeadDim, 8, PagedSlots>;
+    for (int load = 0; load < Decoder::kRowLoads; ++load)
+        out[threadIdx.x * Decoder::kRowLoads + load] = Decoder::swizzled(threadIdx.x, load);
+    return out + 16 * Decoder::kRowLoads;
+}
+template <int... kHeadDims> __global__ void places(int *out) { ((out = places_of<kHeadDims>(out)), ...); }
+"""
+
+
+def test_tensor_cores_read_shared_memory_without_bank_conflicts():
+    """ldmatrix reads 16 bytes of eight rows at once: they must lie in the eight different groups of four banks."""
+    rows = [head_dim // 8 for head_dim in source.HEAD_DIMS]  # in loads of 16 bytes
+    out = np.full(16 * sum(rows), -1, np.int32)
+    expression = f"places<{', '.join(map(str, source.HEAD_DIMS))}>"
+    kernel = Kernel(inlined(KERNELS / "mma_decoder.cuh") + SWIZZLED, expression)
+    CpuKernels().launch(kernel, (1, 1, 1), (16, 1, 1), (arrays.view("out", out),))
+    for places in np.split(out, 16 * np.cumsum(rows)[:-1]):
+        assert sorted(places) == list(range(places.size))
+        for eight in places.reshape(2, 8, -1):
+            assert all(len(set(column)) == 8 for column in eight.T % 8)
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(3, "float16"), (4, "bfloat16"), (10, "bfloat16"), (20, "float16")])
+def test_any_group_of_three_heads_or_more_goes_to_tensor_cores(group, dtype):
+    """A group fills 8 or 16 columns, in part or whole; of 20, four go to a block of their own."""
+    assert source.group_tile(dtype, group) in (8, 16)
+    check((2 * group, 2), dtype)
+
+
+def test_the_launch_gives_the_shared_memory_that_the_kernel_needs(monkeypatch):
+    needed = source.decode_shared_bytes
+    monkeypatch.setattr(source, "decode_shared_bytes", lambda *call: needed(*call) - 16)
+    for heads in ((2, 2), (16, 2)):
+        with pytest.raises(KernelFault, match="bytes of dynamic shared memory, and the kernel needs"):
+            check(heads)
+
+
+def test_scores_far_apart_leave_one_token_all_the_weight():
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [40])
+    given.query[:] *= 200
+    assert gpu_cases.error(gpu_cases.run(given), gpu_cases.expected(given)) <= 1e-3

@@ -1,0 +1,273 @@
+"""Fits: known coefficients come back from noisy points, and errors are those of columns that were left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fragmeter.gpu.calibrate import fit_profiles, fitting, tables
+from fragmeter.sim.cost.calibration import Calibration
+from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
+from fragmeter.sim.types.errors import UserError
+
+LIMITS = {"flops_per_s": 300e12, "bytes_per_s": 2e12}
+GEMM = Coefficients(6, 250e12, 1.5e12, q=1.3)
+DECODE = Coefficients(12, bytes_per_s=1.7e12, flops_per_s=300e12, q=1.1)
+
+
+def gemms(model: OpModel, noise: float = 0.0, seed: int = 0) -> list[dict[str, float]]:
+    draw = np.random.default_rng(seed)
+    points = []
+    for m in (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
+        for n in (1024, 2048, 4096, 8192, 16_384):
+            for k in (1024, 4096, 16_384):
+                us = float(model.us(OPERATIONS["gemm"](m, n, k))) * np.exp(noise * draw.standard_normal())
+                points.append({"op": "gemm", "m": m, "n": n, "k": k, "us": us})
+    return points
+
+
+def decodes(model: OpModel) -> list[dict[str, float]]:
+    shapes = [
+        (batch, length)
+        for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        for length in (128, 512, 2048, 4096, 8192, 32_768)
+    ]
+    head = {"op": "decode_attention", "heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 16}
+    points = [head | {"batch": batch, "context_tokens": batch * length} for batch, length in shapes]
+    return [point | {"us": float(model.us(OPERATIONS["decode_attention"](**arguments(point))))} for point in points]
+
+
+def arguments(point: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in point.items() if name != "op"}
+
+
+def shares(found: dict[str, float], wanted: Coefficients) -> list[float]:
+    return [found[name] / getattr(wanted, name) for name in ("t0_us", "flops_per_s", "bytes_per_s", "q")]
+
+
+class TestCoefficients:
+    def test_come_back_from_exact_points(self):
+        found = fitting.fit(gemms(OpModel(GEMM)))["gemm"]
+        assert shares(found["coefficients"], GEMM) == pytest.approx([1] * 4, rel=0.01)
+        assert found["fit"]["median_error"] < 0.002 and abs(found["fit"]["bias"]) < 0.002
+
+    def test_come_back_through_noise(self):
+        """5 % of noise on 180 points: rates within 3 %, and the errors that are told are the noise."""
+        found = fitting.fit(gemms(OpModel(GEMM), 0.05))["gemm"]
+        assert shares(found["coefficients"], GEMM)[1:3] == pytest.approx([1] * 2, rel=0.03)
+        assert shares(found["coefficients"], GEMM) == pytest.approx([1] * 4, rel=0.15)
+        for errors in found["fit"]["held_out"].values():
+            assert 0.02 < errors["median_error"] < 0.05 and abs(errors["bias"]) < 0.02
+
+    def test_a_few_wild_points_change_little(self):
+        points = gemms(OpModel(GEMM), 0.02)
+        for point in points[::15]:
+            point["us"] *= 8
+        found = fitting.fit(points)["gemm"]["coefficients"]
+        assert shares(found, GEMM)[1:3] == pytest.approx([1] * 2, rel=0.05)
+
+    def test_of_transfers_and_steps_add_up(self):
+        def us(size, blocks):
+            return 15 + size / 20e3 + 2 * blocks
+
+        copies = [(size, blocks) for size in (10**6, 10**7, 10**8) for blocks in (1, 8, 64)]
+        points = [
+            {"op": "swap_out", "bytes": size, "blocks": blocks, "us": us(size, blocks)} for size, blocks in copies
+        ]
+        points += [{"op": "step", "rows": rows, "us": 300 + 0.5 * rows} for rows in (1, 10, 100, 1000)]
+        found = fitting.fit(points)
+        swap, step = found["swap_out"]["coefficients"], found["step"]["coefficients"]
+        assert (swap["t0_us"], swap["bytes_per_s"], swap["each_us"]) == pytest.approx((15, 20e9, 2), rel=0.03)
+        assert (step["t0_us"], step["each_us"]) == pytest.approx((300, 0.5), rel=0.03)
+        assert "residuals" not in swap
+
+    def test_what_remains_of_a_long_step_counts_little(self):
+        """Steps of 1 to 100 ms that are 1 % off: what remains of the long ones is noise, of the short ones 300 us."""
+        parts = np.geomspace(1e3, 1e5, 12)
+        off = np.where(np.arange(12) % 2, 0.99, 1.01)
+        rest = np.maximum((parts + 300) * off - parts, 1)
+        points = [
+            {"op": "step", "rows": row, "us": us, "parts_us": part}
+            for row, us, part in zip(range(1, 13), rest, parts, strict=True)
+        ]
+        blind = [{name: value for name, value in point.items() if name != "parts_us"} for point in points]
+        found, wrong = (fitting.fit(some)["step"] for some in (points, blind))
+        assert found["coefficients"]["t0_us"] == pytest.approx(300, rel=0.15)
+        assert found["fit"]["median_error"] < 0.015 < wrong["fit"]["median_error"]
+
+    def test_three_points_are_enough_for_something(self):
+        points = [
+            {"op": "kv_write", "tokens": tokens, "kv_heads": 8, "head_dim": 128, "us": 3 + tokens / 500}
+            for tokens in (1, 100, 5000)
+        ]
+        model = Calibration(_file(fitting.fit(points)), "x").ops["kv_write"]
+        assert [float(model.us(OPERATIONS["kv_write"](tokens, 8, 128))) for tokens in (1, 5000)] == pytest.approx(
+            [3, 13], rel=0.05
+        )
+
+
+class TestResiduals:
+    BENT = OpModel(DECODE, Residuals(("lanes", "length"), ((8, 2048), (128, 32_768)), (0.4, -0.1, 0.0, 0.2)))
+
+    def test_take_up_what_the_coefficients_leave(self):
+        found = fitting.fit(decodes(self.BENT))["decode_attention"]
+        assert found["residuals"]["axes"] == ("lanes", "length")
+        assert found["fit"]["median_error"] < 0.01
+        assert all(errors["median_error"] < 0.03 for errors in found["fit"]["held_out"].values())
+
+    def test_without_them_the_errors_are_larger(self, monkeypatch):
+        monkeypatch.setattr(fitting, "LEAST_POINTS_FOR_RESIDUALS", 10**6)
+        assert fitting.fit(decodes(self.BENT))["decode_attention"]["fit"]["median_error"] > 0.02
+
+
+class TestErrors:
+    def test_are_of_columns_that_were_left_out(self, monkeypatch):
+        """A fault that fills one column is learnt when that column is fitted, and told when it is held out."""
+        points = gemms(OpModel(GEMM))
+        for point in points:
+            if point["m"] == 128:
+                point["us"] *= 1.5
+        table = fitting.table("gemm", points)
+        which = table.column("m") == 128
+        held = fitting.held_out(table, "m", within=which)
+        model = fitting.fit_model(table)
+        assert held["bias"] == pytest.approx(1 / 1.5 - 1, abs=0.03)
+        assert (
+            abs(fitting.errors(table.take(which), model.us(table.take(which).work))["bias"]) < abs(held["bias"]) - 0.03
+        )
+        seen = []
+        monkeypatch.setattr(fitting, "fit_model", lambda part, limits: seen.append(part) or model)
+        fitting.held_out(table, "m")
+        for part in seen:
+            left_out = set(table.column("m")) - set(part.column("m"))
+            assert len(left_out) >= 3 and not {1, 8192} & left_out
+            assert len(part.us) == sum(value not in left_out for value in table.column("m"))
+
+    def test_by_hand(self):
+        table = fitting.table("step", [{"rows": rows, "us": us} for rows, us in ((1, 10), (2, 10), (3, 20), (4, 40))])
+        found = fitting.errors(table, np.array([11, 9, 22, 44]))
+        assert found == {"median_error": 0.1, "mape": 0.1, "p95": 0.1, "bias": 0.05}
+
+    def test_points_above_the_data_sheet_are_left_out_and_counted(self):
+        points = gemms(OpModel(GEMM))
+        for point in points[-4:]:
+            point["us"] /= 3
+        found = fitting.fit(points, LIMITS)["gemm"]
+        assert (found["fit"]["points"], found["fit"]["impossible"]) == (176, 4)
+        assert found["coefficients"]["flops_per_s"] <= 300e12
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, decode_attention"),
+        ([{"op": "gemm", "m": 1, "n": 1, "us": 1}], "point of gemm: k = None: must be a positive number"),
+        ([{"op": "step", "rows": 1, "us": -2}], "point of step: us = -2: must be a positive number"),
+        ([{"op": "step", "rows": 1, "us": float("nan")}], "point of step: us = nan: must be a positive number"),
+    ],
+)
+def test_a_wrong_point_is_named(points, text):
+    with pytest.raises(UserError) as error:
+        fitting.fit(points)
+    assert str(error.value).startswith(text)
+
+
+def _file(ops: dict[str, object]) -> bytes:
+    document = {"schema_version": 1, "kind": "calibration", "source": "test", "ops": ops}
+    return json.dumps(document).encode()
+
+
+def published(folder: Path) -> Path:
+    """A wheel of tables of the same form as the published ones, of kernels that are known."""
+    common = {"framework": "VLLM", "version": "0.9.9", "device": "made up"}
+    gemm = pd.DataFrame(gemms(OpModel(GEMM), 0.02)).drop(columns="op")
+    gemm["latency"] = gemm.pop("us") / 1e3
+    other = gemm.assign(gemm_dtype="fp8", latency=1.0)
+    faults = gemm.assign(gemm_dtype="bfloat16", latency=gemm.latency / 50).head(5)
+    gemm = pd.concat([gemm.assign(gemm_dtype="bfloat16"), other, faults])
+    attention = common | {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0, "head_dim": 128}
+    shapes = [
+        (batch, heads, kv_heads)
+        for batch in (1, 2, 4, 8, 16, 64, 256)
+        for heads, kv_heads in ((8, 8), (32, 8), (32, 4))
+    ]
+    decode, prefill = [], []
+    for batch, heads, kv_heads in shapes:
+        for length in (64, 256, 512, 1024, 4096, 8192, 32_768):
+            work = OPERATIONS["decode_attention"](batch, batch * length, heads, kv_heads, 128)
+            shape = attention | {"batch_size": batch, "num_heads": heads, "num_key_value_heads": kv_heads}
+            decode.append(shape | {"step": length - 1, "latency": float(DECODE.us(work)) / 1e3})
+            tokens, pairs = batch * length, batch * length * (length + 1) / 2
+            work = OPERATIONS["prefill_attention"](tokens, pairs, tokens, heads, kv_heads, 128)
+            prefill.append(shape | {"isl": length, "latency": float(GEMM.us(work)) / 1e3})
+    decode.append(decode[0] | {"window_size": 128, "latency": 1.0})
+    tables = {
+        "gemm/vllm/0.9.9/gemm_perf": gemm.assign(**common),
+        "attention/vllm/0.9.9/generation_attention_perf": pd.DataFrame(decode),
+    }
+    tables["attention/vllm/0.9.9/context_attention_perf"] = pd.DataFrame(prefill)
+    with zipfile.ZipFile(folder / "tables.whl", "w") as wheel:
+        for system in ("a100_sxm", "h100_sxm", "h200_sxm"):
+            for path, table in tables.items():
+                wheel.writestr(f"core/systems/data/{system}/{path}.parquet", table.to_parquet())
+        # An older version, which is not read.
+        old = "core/systems/data/a100_sxm/gemm/vllm/0.9.8/gemm_perf.parquet"
+        wheel.writestr(old, gemm.assign(**common, latency=99.0).to_parquet())
+    return folder / "tables.whl"
+
+
+class TestProfiles:
+    def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
+        wheel = published(tmp_path)
+        asked = ["--tables", str(wheel), "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+        assert fit_profiles.main(asked) == 0
+        rows = json.loads((tmp_path / "rows.json").read_text())
+        assert [(row["op"], row["held_out"]) for row in rows] == [
+            (operation, column) for operation, columns in fitting.COLUMNS.items() for column in columns
+        ]
+        assert all(row["met"] and row["median_error"] < 0.05 for row in rows)
+        assert "decode_attention" in capsys.readouterr().out
+        for name in ("a100-80gb.json", "a100-40gb.json"):
+            fitted = Calibration((tmp_path / name).read_bytes(), name)
+            gemm = fitted.ops["gemm"]
+            assert (gemm.fit["rows"], gemm.fit["rows_bf16"], gemm.fit["rows_above_data_sheet"]) == (365, 185, 5)
+            assert gemm.fit["table"] == "a100_sxm/gemm/vllm/0.9.9/gemm_perf.parquet"
+            assert gemm.coefficients.flops_per_s == pytest.approx(250e12, rel=0.05)
+        assert fitted.ops["decode_attention"].coefficients.bytes_per_s == pytest.approx(1.7e12 * 1555 / 2039, rel=0.05)
+        assert fitted.ops["decode_attention"].fit["rows"] == 148 and fitted.ops["decode_attention"].fit["points"] == 147
+
+    def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
+        wheel = published(tmp_path)
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(tmp_path / "unpacked")
+        for operation in fit_profiles.FITTED:
+            one, other = (tables.read(place, "h200_sxm", operation) for place in (wheel, tmp_path / "unpacked"))
+            assert one[:3] == other[:3]
+            assert one.points.us.tolist() == other.points.us.tolist()
+
+    @pytest.mark.parametrize("place", ["none", "empty"])
+    def test_without_tables_there_is_one_line(self, place, tmp_path, capsys):
+        (tmp_path / "empty").mkdir()
+        assert fit_profiles.main(["--tables", str(tmp_path / place), "--out", str(tmp_path)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and str(tmp_path / place) in line
+
+    @pytest.mark.slow
+    @pytest.mark.skipif("AICONFIGURATOR_TABLES" not in os.environ, reason="needs the published tables")
+    def test_that_come_with_the_package_are_those_of_the_published_tables(self, tmp_path):
+        assert fit_profiles.main(["--tables", os.environ["AICONFIGURATOR_TABLES"], "--out", str(tmp_path)]) == 0
+        for name in ("a100-40gb", "a100-80gb", "h100-80gb", "h200"):
+            fitted, shipped = (
+                json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path, fit_profiles.PROFILES)
+            )
+            for operation in fit_profiles.FITTED:
+                one, other = (content["ops"][operation]["coefficients"] for content in (fitted, shipped))
+                assert one == pytest.approx(other, rel=0.01)
+                assert fitted["ops"][operation]["fit"]["points"] == shipped["ops"][operation]["fit"]["points"]

@@ -1,0 +1,228 @@
+"""Which way arrays take. A CuPy that runs kernels on the CPU stands in for a GPU: what is packed, where it goes."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gpu_cases
+from fragmeter.gpu.ops import arrays, cpu_kernels, launching, paged_attention, prefill
+from fragmeter.gpu.ops.cache import copy_blocks, swap_blocks
+from fragmeter.gpu.ops.source import Kernel
+from fragmeter.sim.types.errors import MissingExtra, SettingError
+
+
+class Current:
+    """A device or a stream, which is current while it is entered."""
+
+    entered: list[Current] = []
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind, self.id, self.ptr = kind, number, number
+        self.attributes = {"MultiProcessorCount": 4}
+
+    def __enter__(self) -> None:
+        self.entered.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        self.entered.pop()
+
+    @classmethod
+    def now(cls, kind: str) -> int | None:
+        return next((one.id for one in reversed(cls.entered) if one.kind == kind), None)
+
+
+class DeviceArray:
+    """What of CuPy's ndarray is used, over numpy."""
+
+    made: list[DeviceArray] = []
+
+    def __init__(self, values: np.ndarray, device: int | None = None) -> None:
+        number = Current.now("device") or 0 if device is None else device
+        self.values, self.device = values, Current("device", number)
+        self.data = SimpleNamespace(ptr=values.ctypes.data)
+        self.shape, self.dtype, self.flags, self.nbytes = values.shape, values.dtype, values.flags, values.nbytes
+        self.made.append(self)
+
+    def get(self) -> np.ndarray:
+        return self.values
+
+
+DeviceArray.__module__ = "cupy"
+
+
+class FakeFunction:
+    """A kernel that may have 48 KiB of dynamic shared memory unless it is granted more."""
+
+    def __init__(self, cupy: FakeCupy, kernel: Kernel) -> None:
+        self.cupy, self.source, self.max_dynamic_shared_size_bytes = cupy, kernel, 48 * 1024
+        self.kernel = SimpleNamespace(ptr=self)
+
+    def __call__(self, grid, block, values, shared_mem: int) -> None:
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        self.cupy.run(self.source, grid, block, values, shared_mem)
+
+
+class FakeCupy:
+    """Devices and streams have numbers, CuPy's own stream is 0; what is launched where is written down."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple] = []
+        self.pinned: list[int] = []
+        self.empty = lambda shape, dtype: DeviceArray(np.empty(shape, dtype))
+        self.asarray = DeviceArray
+        self.RawModule = lambda code, options, name_expressions: SimpleNamespace(
+            get_function=lambda name: FakeFunction(self, Kernel(code, name))
+        )
+        self.cuda = SimpleNamespace(
+            Device=lambda number: Current("device", number),
+            get_current_stream=lambda: Current("stream", 0),
+            driver=SimpleNamespace(occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy),
+            Stream=SimpleNamespace(from_external=lambda stream: Current("stream", stream.__cuda_stream__()[1])),
+            runtime=SimpleNamespace(
+                memcpyAsync=self._copy,
+                memcpyDefault=4,
+                pointerGetAttributes=self._attributes,
+                memoryTypeUnregistered=0,
+            ),
+        )
+
+    def _copy(self, target: int, origin: int, nbytes: int, kind: int, stream: int) -> None:
+        self.launched.append(("copy", nbytes, Current.now("device"), stream))
+        ctypes.memmove(target, origin, nbytes)
+
+    def _occupancy(self, function: FakeFunction, threads: int, shared_bytes: int) -> int:
+        assert (threads, shared_bytes) == (128, function.max_dynamic_shared_size_bytes)
+        assert Current.now("device") is not None
+        return 2
+
+    def _attributes(self, pointer: int) -> SimpleNamespace:
+        known = [one.data.ptr for one in DeviceArray.made] + self.pinned
+        return SimpleNamespace(type=int(pointer in known))
+
+    def run(self, kernel: Kernel, grid, block, values, shared_bytes: int) -> None:
+        self.launched.append((kernel.expression, grid, Current.now("device"), Current.now("stream")))
+        touched = [arrays.view("array", one.values) for one in DeviceArray.made]
+        cpu_kernels.CpuKernels().launch(kernel, grid, block, values, touched, shared_bytes)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(DeviceArray, "made", [])
+    launching._cuda.cache_clear()
+    yield fake
+    launching._cuda.cache_clear()
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+
+def on_device(given: gpu_cases.Case, device: int = 0) -> dict:
+    return {
+        name: DeviceArray(value, device) if isinstance(value, np.ndarray) else value
+        for name, value in vars(given).items()
+    }
+
+
+@needs_compiler
+def test_device_arrays_are_launched_on_their_device_and_the_current_stream(cupy):
+    given = gpu_cases.case("float16", (8, 2), 64, 16, [1100, 1, 0])
+    out = paged_attention.forward(**on_device(given, 3), check_ids=True)
+    assert gpu_cases.error(out.get(), gpu_cases.expected(given)) <= 1e-3
+    # 6 columns for the 8 places of 4 multiprocessors: 4 partitions of 320 tokens fill them three times.
+    assert cupy.launched == [
+        ("decode_attention<__half, 64, 8, PagedSlots>", (2, 4, 3), 3, 0),
+        ("merge_partitions<__half, 64>", (8, 3, 1), 3, 0),
+    ]
+
+
+@needs_compiler
+def test_prefill_is_granted_its_shared_memory(cupy):
+    given = on_device(gpu_cases.case("float16", (4, 2), 128, 16, [40, 3], query_lens=[30, 3]))
+    starts = DeviceArray(np.array([0, 30, 33], np.int32), 0)
+    out = prefill.forward(**given, query_start_loc=starts, max_query_len=30, check_ids=True)
+    assert not np.isnan(out.get()).any()
+    assert prefill.tile_of("float16", 128).shared_bytes > 48 * 1024
+    assert cupy.launched == [("prefill_attention<__half, 128>", (2, 2, 1), 0, 0)]
+
+
+@needs_compiler
+def test_addresses_of_layers_go_to_the_device(cupy):
+    caches = [DeviceArray(np.arange(64, dtype=np.float16).reshape(4, 2, 1, 8) + layer) for layer in range(4)]
+    copy_blocks(caches[:2], caches[2:], DeviceArray(np.array([[0, 3]])))
+    for cache in caches:
+        assert (cache.get()[3] == cache.get()[0]).all()
+    assert [grid for _, grid, *_ in cupy.launched] == [(1, 2, 1)]
+
+
+def test_blocks_are_swapped_on_the_current_stream_from_pinned_memory(cupy):
+    device = DeviceArray(np.arange(64, dtype=np.float16).reshape(4, 2, 1, 8), 3)
+    host = np.zeros((4, 2, 1, 8), np.float16)
+    pairs = np.array([[2, 0], [3, 1], [0, 3]])
+    with pytest.raises(SettingError, match="destination_cache = 'pageable memory': must be pinned"):
+        swap_blocks(device, host, pairs)
+    cupy.pinned.append(host.ctypes.data)
+    swap_blocks(device, host, pairs)
+    assert host[[0, 1, 3]].tobytes() == device.get()[[2, 3, 0]].tobytes()
+    assert cupy.launched == [("copy", 32, 3, 0), ("copy", 64, 3, 0)]
+
+
+def test_an_empty_cache_of_the_host_has_no_memory_to_ask_about(cupy, monkeypatch):
+    """Its address is 0, of which CUDA knows nothing."""
+    device = DeviceArray(np.zeros((4, 2, 1, 8), np.float16), 0)
+    known = {device.data.ptr: SimpleNamespace(type=2)}
+    monkeypatch.setattr(cupy.cuda.runtime, "pointerGetAttributes", known.__getitem__)
+    swap_blocks(device, np.zeros((0, 2, 1, 8), np.float16), np.zeros((0, 2), np.int64))
+    assert cupy.launched == []
+
+
+def test_two_gpus_swap_nothing(cupy):
+    one, other = (DeviceArray(np.zeros((4, 2, 1, 8), np.float16), device) for device in (0, 1))
+    with pytest.raises(SettingError, match="destination_cache = 'cuda:1': must be on the host or on cuda:0"):
+        swap_blocks(one, other, np.array([[0, 0]]))
+
+
+def test_nothing_is_launched_for_an_empty_batch(cupy):
+    given = on_device(gpu_cases.case("float16", (8, 2), 64, 16, [5]))
+    for name in ("query", "block_tables", "context_lens"):
+        given[name] = DeviceArray(given[name].get()[:0])
+    assert paged_attention.forward(**given).shape == (0, 8, 64)
+    assert cupy.launched == []
+
+
+def test_torch_tensors_take_torchs_current_stream(cupy, monkeypatch):
+    class Tensor:
+        pass
+
+    current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=700 + device))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=current))
+    given = arrays.Array("query", 16, (0,), "int32", 0, "cuda:2", Tensor())
+    monkeypatch.setattr(cpu_kernels.CpuKernels, "launch", lambda *_: None)
+    launching.kernels_for(given).launch(Kernel("", "any"), (1, 1, 1), (1, 1, 1), (given,))
+    assert cupy.launched == [("any", (1, 1, 1), 2, 702)]
+
+
+def test_arrays_of_two_devices_do_not_mix(cupy):
+    given = on_device(gpu_cases.case("float16", (8, 2), 64, 16, [5]))
+    given["value_cache"] = given["value_cache"].get()
+    with pytest.raises(SettingError, match="value_cache = 'cpu': must be on cuda:0, as query is"):
+        paged_attention.forward(**given)
+
+
+def test_without_cupy_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    launching._cuda.cache_clear()
+    with pytest.raises(MissingExtra, match=r"pip install 'fragmeter\[gpu\]'"):
+        launching.kernels_for(arrays.Array("query", 0, (0,), "int32", 0, "cuda:0", None))
+
+
+def test_another_kind_of_device_is_refused():
+    with pytest.raises(SettingError, match="query = 'mps:0': must be on the CPU or on a CUDA device"):
+        launching.kernels_for(arrays.Array("query", 0, (0,), "int32", 0, "mps:0", None))

@@ -1,0 +1,179 @@
+"""Stopwatches: what counts as a sample, in which order samples are taken, and what they come to."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fragmeter.gpu.devices import devices, timing
+
+
+def test_what_samples_come_to():
+    """Quartiles of 1 2 3 4 9 are 2 and 4; linear between neighbours, as numpy has it."""
+    assert timing.timing([9, 1, 3, 2, 4], quantile=0.5) == timing.Timing(us=3, iqr_us=2, samples=5)
+    assert timing.timing([9, 1, 3, 2, 4], quantile=0.25).us == 2
+    assert timing.timing([1, 2], quantile=0.25) == timing.Timing(us=1.25, iqr_us=0.5, samples=2)
+
+
+def test_each_round_samples_everything_once_in_another_order():
+    taken = list(timing.interleaved([lambda number=number: number * 10.0 for number in range(20)], rounds=3, seed=1))
+    rounds = [taken[start : start + 20] for start in (0, 20, 40)]
+    for one in rounds:
+        assert sorted(one) == [(number, number * 10.0) for number in range(20)]
+    assert rounds[0] != rounds[1] != rounds[2] and taken == list(
+        timing.interleaved([lambda number=number: number * 10.0 for number in range(20)], rounds=3, seed=1)
+    )
+
+
+@pytest.fixture()
+def clock(monkeypatch):
+    """A thread's time that only goes on when told to, in nanoseconds."""
+    now = SimpleNamespace(ns=0)
+    monkeypatch.setattr(timing.time, "thread_time_ns", lambda: now.ns)
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: now.ns)
+    return now
+
+
+def test_a_short_call_is_sampled_many_at_a_time_and_every_call_has_a_number(clock):
+    """Calls of 100 us, the first of 900: three make up the 300 us that a sample lasts, after one that leads."""
+    numbers = []
+
+    def work(number):
+        numbers.append(number)
+        clock.ns += 900_000 if number == 0 else 100_000
+
+    sample = timing.stopwatch(devices.open("cpu")).sampler(work)
+    assert numbers == [0, 1]  # Warming up, which is no sample.
+    assert (sample(), sample()) == (100, 100)
+    assert numbers == list(range(2 + 2 * (1 + 3)))
+    clock.ns, numbers[:] = 0, []
+    sample()
+    assert clock.ns == 400_000 and numbers == [10, 11, 12, 13]
+
+
+def test_a_long_call_is_a_sample_and_the_shortest_are_no_more_than_the_most(clock):
+    def takes(ns):
+        def work(number):
+            clock.ns += ns
+
+        return timing.CpuStopwatch().sampler(work)
+
+    assert takes(7_000_000)() == 7000 and clock.ns == 7_000_000 * (timing.WARM_UPS + 1)
+    before = clock.ns
+    assert takes(1)() == 1e-3 and clock.ns - before == timing.WARM_UPS + 1 + timing.MOST_CALLS
+
+
+def test_the_time_of_others_does_not_count(clock, monkeypatch):
+    """On a CPU only the thread's own time is looked at."""
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: pytest.fail("looked at the wall clock"))
+
+    def work(number):
+        clock.ns += 400_000
+
+    assert timing.CpuStopwatch().sampler(work)() == 400
+
+
+def test_what_is_aside_does_not_count(clock):
+    """A call of 500 us that does something else for 300 us in its middle."""
+    stopwatch, others = timing.CpuStopwatch(), []
+
+    def other():
+        others.append(clock.ns)
+        clock.ns += 300_000
+
+    def work(number):
+        clock.ns += 100_000
+        stopwatch.aside(other)
+        clock.ns += 400_000
+
+    sample = stopwatch.sampler(work)
+    assert sample() == sample() == 500 and len(others) == timing.WARM_UPS + 2 * (1 + 1)
+
+
+def test_buffers_are_cold_when_they_are_three_times_the_last_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "Path", lambda _: tmp_path)
+    assert timing.CpuStopwatch().cold_bytes == 3 * timing.USUAL_CACHE_BYTES
+    for index, size in enumerate(("32K", "1024K", "16384K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert timing.CpuStopwatch().cold_bytes == 3 * 16384 * 1024
+
+
+class Cuda:
+    """torch.cuda as far as a stopwatch needs it: what is captured runs when the graph is replayed."""
+
+    def __init__(self, clock) -> None:
+        self.clock, self.log, self.capturing = clock, [], None
+
+    def graph_pool_handle(self):
+        return "memory"
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(L2_cache_size=50 << 20)
+
+    def synchronize(self, number=0):
+        self.log.append("wait")
+
+    def CUDAGraph(self):
+        return SimpleNamespace(calls=[], replay=lambda: self.log.append("replay") or self.pass_time())
+
+    def pass_time(self):
+        self.clock.ns += 8_000_000
+
+    @contextmanager
+    def graph(self, graph, pool):
+        assert pool == "memory"
+        self.log.append("capture")
+        yield
+        self.log.append("captured")
+
+    def Event(self, enable_timing):
+        event = SimpleNamespace(at=None, synchronize=lambda: self.log.append("wait"))
+        event.record = lambda: setattr(event, "at", self.clock.ns)
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e6
+        return event
+
+
+@pytest.fixture()
+def cuda(clock, monkeypatch):
+    fake = Cuda(clock)
+    monkeypatch.setattr(timing.torch, "cuda", fake)
+    return fake
+
+
+def cuda_stopwatch(cuda):
+    return timing.CudaStopwatch(SimpleNamespace(torch_device=torch.device("cuda", 0), synchronize=cuda.synchronize))
+
+
+def test_a_gpu_replays_a_graph_of_calls_between_events(clock, cuda):
+    """Calls of 500 us: a graph of four, so that a sample lasts 2 ms; each replay is said to take 8 ms, a call 2 ms."""
+    stopwatch = cuda_stopwatch(cuda)
+
+    def work(number):
+        cuda.log.append(number)
+        clock.ns += 500_000
+
+    sample = stopwatch.sampler(work)
+    warm_up = ["wait", 0, "wait", "wait", 1, "wait"]
+    assert cuda.log == [*warm_up, "capture", 0, 1, 2, 3, "captured", "replay", "wait"]
+    cuda.log.clear()
+    assert sample() == 2000 and cuda.log == ["replay", "wait"]
+    assert stopwatch.cold_bytes == 150 << 20 and stopwatch.quantile == 0.5
+
+
+def test_where_the_host_takes_part_a_gpu_is_waited_for_on_the_wall_clock(clock, cuda):
+    def work(number):
+        cuda.log.append(number)
+        clock.ns += 1_000_000
+
+    sample = cuda_stopwatch(cuda).sampler(work, captured=False)
+    cuda.log.clear()
+    assert sample() == 1000 and cuda.log == [2, "wait", 3, 4, "wait"]
+
+
+def test_on_a_gpu_nothing_is_done_aside(cuda):
+    cuda_stopwatch(cuda).aside(lambda: pytest.fail("done"))

@@ -1,0 +1,380 @@
+"""Predicted beside measured: what is compared, and a device that takes as long as a test says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim import Settings, Workload
+from fragmeter.sim.cost import calibration as calibrations
+from fragmeter.sim.recording.plans import Plan, record
+from fragmeter.sim.spec import model
+from plan_stories import CONTIGUOUS, PAGED, changed
+
+torch = pytest.importorskip("torch")
+
+from fragmeter.experiments.measured import validation
+from fragmeter.gpu.calibrate import points
+from fragmeter.gpu.devices import devices, timing
+from fragmeter.gpu.model import graphs as skeleton_graphs
+from fragmeter.gpu.model.executor import batch
+from fragmeter.gpu.model.skeleton import Skeleton
+from fragmeter.gpu.validate import (
+    attention as validate_attention,
+)
+from fragmeter.gpu.validate import (
+    drift as validate_drift,
+)
+from fragmeter.gpu.validate import (
+    operations as validate_operations,
+)
+from fragmeter.gpu.validate import (
+    validate,
+)
+
+TOY = replace(model("toy-llama"), num_layers=2)
+#: Any calibration will do; this one needs no measuring.
+PROFILE = calibrations.PROFILES / "h100-80gb.json"
+
+
+def recorded(policy: str = "vllm-sosp23", prompts=(30, 50, 9), outputs=(20, 5, 12), **fields) -> Plan:
+    common = {"model": "toy-llama", "cost": str(PROFILE), "num_gpu_blocks_override": 16, "max_model_len": 80}
+    workload = Workload("few", np.zeros(len(prompts), np.int64), np.array(prompts), np.array(outputs))
+    return record(Settings(policy=policy, **common | fields), workload)[1]
+
+
+def test_errors_are_signed_and_of_the_sum_too():
+    found = validate.compared(np.array([110.0, 90, 100, 300]), np.array([100.0, 100, 100, 200]))
+    assert found == {
+        "count": 4,
+        "median_error": 0.1,
+        "mape": 0.175,
+        "p95": 0.44,
+        "bias": 0.125,
+        "total_bias": 0.2,
+    }
+
+
+def test_a_block_is_allocated_where_a_table_grows():
+    """The first prompts; nothing; B's second block; C's table. A comes back with as many blocks as it had."""
+    assert validate.allocates(PAGED).tolist() == [True, False, True, True]
+
+
+class TestPadding:
+    def test_ended_sequences_go_on_as_long_as_the_longest(self):
+        plan = changed(CONTIGUOUS, "padding_tokens", [2], [2])
+        found = validate.batch_of(plan, 2)
+        assert found.query_lens.tolist() == [1, 1, 1, 1]
+        assert found.context_lens.tolist() == [7, 6, 7, 7]
+        assert found.slot_mapping.tolist() == [14, 22, -1, -1]
+        assert found.slot_starts.tolist() == [8, 17, 0, 0]
+
+    def test_prompts_are_filled_up_to_the_longest(self):
+        plan = recorded("static", prompts=(5, 9, 9, 7), outputs=(2, 2, 2, 2), max_num_seqs=4, max_model_len=40)
+        found = validate.batch_of(plan, 0)
+        assert plan.padding_tokens[0] == 6
+        assert found.query_lens.tolist() == found.context_lens.tolist() == [5, 9, 9, 7, 4, 2]
+        assert found.slot_mapping[-6:].tolist() == [-1] * 6
+
+    def test_the_skeleton_takes_them(self):
+        plan = recorded("static", max_num_seqs=3)
+        assert plan.padding_tokens.any()
+        skeleton = Skeleton(TOY, devices.open("cpu"), 16, 16)
+        for step in range(plan.num_steps):
+            computed = validate.batch_of(plan, step)
+            assert computed.query_lens.sum() == plan.step(step).query_tokens.sum() + plan.padding_tokens[step]
+            assert skeleton.step(computed).isfinite().all()
+
+    def test_other_steps_stay_as_they_are(self):
+        plan = recorded()
+        for found, plain in zip(validate.batch_of(plan, 0), batch(plan, 0), strict=True):
+            assert np.array_equal(found, plain)
+
+
+def test_a_steps_operations_add_up_to_what_was_simulated():
+    """Two ways to the same calibration: the simulator's step cost, and operation by operation."""
+    plan = recorded(outputs=(20, 25, 12))
+    found = calibrations.read(PROFILE)
+    for step in range(plan.num_steps):
+        if not plan.prefill_tokens[step]:
+            operations = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
+            assert sum(operations.values()) == pytest.approx(plan.ticks[step] / 1e6, rel=0.01)
+
+
+def test_steps_that_tell_most_are_among_those_looked_at():
+    plan = recorded(prompts=[30] * 6, outputs=[12, 3, 20, 30, 9, 40], num_gpu_blocks_override=9)
+    special = np.flatnonzero(plan.prefill_tokens)
+    found = validate_operations.telling_steps(plan, 8)
+    assert found == sorted(found) and len(found) <= 8
+    assert {0, int(special[-1]), plan.num_steps - 1} <= set(found)
+    assert validate_operations.telling_steps(plan, 1000) == list(range(plan.num_steps))
+
+
+@pytest.mark.parametrize("policy", ["static", "orca-max", "vllm-sosp23"])
+def test_no_step_is_captured_while_it_is_timed(policy, monkeypatch):
+    """Nor meets a size of GEMMs for the first time: whatever is slow once comes before the clock runs."""
+    captured, met = [], []
+
+    def capture(work):
+        # It gives back torch's cached memory, which steps that are not captured would then ask for anew.
+        assert set(met) <= {1, 2}
+        captured.append(now)
+        result = work()
+        return lambda: result.copy_(work()), result
+
+    monkeypatch.setattr(skeleton_graphs, "capture", capture)
+    limits = {"max_num_seqs": 2, "num_gpu_blocks_override": 10}
+    plan = recorded(policy, prompts=(30, 50, 9, 30), outputs=(20, 5, 12, 30), **limits)
+    skeleton, now = Skeleton(TOY, devices.open("cpu"), 10, 16, graphs=True), "warming up"
+    run = skeleton.step
+    monkeypatch.setattr(skeleton, "step", lambda batch: met.append(len(batch.token_ids)) or run(batch))
+    validate.warm_up(skeleton, plan)
+    warm, now = set(met), "timed"
+    for step in range(plan.num_steps):
+        skeleton.step(validate.batch_of(plan, step))
+    assert set(captured) == {"warming up"}
+    assert set(met) == warm
+
+
+def test_operations_of_a_step_are_told_apart():
+    plan = recorded(prompts=(30, 50), outputs=(20, 5))
+    timed = validate_operations.TimedStep(Skeleton(TOY, devices.open("cpu"), 16, 16))
+    beside = {"embedding", "elementwise", "kv_write", "step", "gemm"}
+    assert set(timed.operations_us(plan, 0)) == beside | {"prefill_attention"}
+    decoding = timed.operations_us(plan, 1)
+    assert set(decoding) == beside | {"decode_attention"}
+    assert all(us > 0 for us in decoding.values())
+
+
+def test_a_gpus_clock_adds_up_what_lies_between_events(monkeypatch):
+    """A device that takes a millisecond between two events, and is let wait before the first."""
+    told = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("event")
+            self.place = told.count("event")
+
+        def elapsed_time(self, end) -> float:
+            return float(end.place - self.place)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append("wait"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("done"))
+    clock = validate_operations.CudaClock()
+    for _ in range(2):
+        clock.begin()
+        assert clock.timed("whole", clock.timed, "gemm", clock.timed, "gemm", int) == 0
+        # One within the other is counted twice.
+        assert clock.read() == {"whole": 5000.0, "gemm": 4000.0}
+    assert told == (["wait"] + ["event"] * 6 + ["done"]) * 2
+
+
+def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeypatch):
+    moved, clock = Counter(), iter(range(1, 1000))
+
+    def elapsed_us(work, numbers) -> float:
+        work(0)
+        return float(next(clock))
+
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, *call: elapsed_us(*call))
+    monkeypatch.setattr(validate, "move", lambda pool, plan, step: moved.update(outs=len(step.swap_outs)))
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 4)
+    found = validate.step_us(skeleton, PAGED, 5, lambda items, total: items)
+    # Step 0 is sampled at 1, 5, 9, 13 and 17.
+    assert found.tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert moved == {"outs": 5 * 2}
+
+
+def test_paged_and_contiguous_attention_are_measured_for_what_fits():
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 16)
+    found = validate_attention.paged_against_contiguous(skeleton, [(2, 64), (3, 48), (2, 20)], rounds=2, seed=0)
+    assert [(row["batch"], row["context"]) for row in found] == [(2, 64), (2, 20)]
+    for row in found:
+        assert row["overhead"] == pytest.approx(row["paged_us"] / row["contiguous_us"] - 1, abs=0.01)
+
+
+def test_one_side_goes_by_tables_and_the_other_does_not(monkeypatch):
+    """Where attention by tables takes twice as long, paging adds as much again."""
+
+    class Stopwatch(timing.CpuStopwatch):
+        def sampler(self, work, captured=True):
+            return lambda: 10.0 if work.block_tables is None else 20.0
+
+    monkeypatch.setattr(validate_attention, "_attending", lambda skeleton, query, rows: rows)
+    monkeypatch.setattr(timing, "CpuStopwatch", Stopwatch)
+    skeleton = Skeleton(TOY, devices.open("cpu"), 8, 16)
+    (found,) = validate_attention.paged_against_contiguous(skeleton, [(2, 64)], rounds=2, seed=0)
+    assert (found["paged_us"], found["contiguous_us"], found["overhead"]) == (20.0, 10.0, 1.0)
+
+
+def test_a_machine_that_has_become_slower_says_so(monkeypatch):
+    """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
+    call_us = [30.0]
+    monkeypatch.setattr(timing.CpuStopwatch, "elapsed_us", lambda self, work, numbers: call_us[0] * len(numbers))
+    skeleton = Skeleton(TOY, devices.open("cpu"), 80, 16)
+    calibrated = [points.gemm(16, *shape) | {"us": 20.0, "samples": 9} for shape in points.layer_gemms(TOY)]
+    drift = validate_drift.Drift(skeleton, calibrated, 0)
+    drift.look()
+    drift.look()
+    assert drift.told() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
+    call_us[0] = 40.0
+    drift.look()
+    assert drift.between == 0.75
+
+
+@pytest.fixture
+def obedient(monkeypatch):
+    """A device whose steps take a quarter longer than predicted, but for the first one of each plan; looked at by
+    themselves, their operations take twice as long."""
+
+    def one_step_us(skeleton, plan, step, stopwatch) -> float:
+        return float(plan.ticks[step]) / 1e6 * (1.25 if step else 1)
+
+    def operations_us(timed, plan, step) -> Counter[str]:
+        told = validate_operations.predicted_us(calibrations.read(PROFILE), model("toy-llama"), plan, step)
+        return Counter({name: 2 * us for name, us in told.items()})
+
+    monkeypatch.setattr(validate, "one_step_us", one_step_us)
+    monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
+    monkeypatch.setattr(validate, "warm_up", lambda *_: None)
+
+
+def running() -> validation.Validation:
+    """A quick validation that has not begun."""
+
+    def watch(items, subject, total):
+        return items
+
+    return validation.Validation(devices.open("cpu"), PROFILE, validation.QUICK, None, 1, watch)
+
+
+class TestVerb:
+    def run(self, *flags: object) -> int:
+        return status(["validate", *map(str, flags)])
+
+    def test_predicted_beside_measured(self, obedient, tmp_path, capsys):
+        out = tmp_path / "out"
+        assert self.run("--quick", "--calibration", PROFILE, "--out", out, "--json", tmp_path / "all.json") == DONE
+        printed = capsys.readouterr().out
+        for line in ("toy-llama on", "output tokens/s", "decode attention", "with a block allocated", "starts up in"):
+            assert line in printed
+        found = json.loads((tmp_path / "all.json").read_text())
+        assert json.loads((out / "validation.json").read_text()) == found
+        assert [run["policy"] for run in found["runs"]] == list(validation.POLICIES)
+        for run in found["runs"]:
+            steps = run["step"]["count"]
+            assert run["step"]["mape"] == pytest.approx(0.2 * (steps - 1) / steps, abs=1e-4)
+            assert run["step"]["bias"] == -run["step"]["mape"]
+            # What others published is no earlier state of this machine.
+            assert run["drift"] is None
+            # Steps that are predicted too short promise too much.
+            assert 0.2 < run["throughput_error"] <= 0.25
+        start_up = found["start_up"]
+        assert start_up["chunks"] == 2 and -0.2 < start_up["error"] < -0.05
+        assert start_up["error"] == pytest.approx(start_up["predicted_ms"] / start_up["measured_ms"] - 1, abs=0.05)
+        assert found["drift"] == {"calls": 0, "looks": [], "median": None}
+        assert {"gemm", "decode_attention", "prefill_attention", "beside"} <= set(found["operations"])
+        assert {(one["bias"], one["total_bias"]) for one in found["operations"].values()} == {(-0.5, -0.5)}
+        assert found["allocation"]["without"]["count"]
+        for one in found["allocation"].values():
+            for rank in ("p50_ms", "p99_ms"):
+                assert one["measured"][rank] == pytest.approx(1.25 * one["predicted"][rank], abs=2e-4)
+        lines = (out / "steps.csv").read_text().splitlines()
+        assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
+
+    def test_steps_that_allocate_are_told_apart(self, obedient, monkeypatch):
+        """As if the third step did alone, which decodes."""
+        monkeypatch.setattr(validate, "allocates", lambda plan: np.arange(plan.num_steps) == 2)
+        found = dict(running().parts())
+        steps = next(run for run in found["runs"] if run["policy"] == validation.PAGED)["step"]["count"]
+        assert found["allocation"]["with"]["count"] == 1 < found["allocation"]["without"]["count"] < steps
+
+    def test_what_is_predicted_is_the_calibrations_and_lengths_are_told_to_nobody(self):
+        tried = running()
+        assert tried.workload.max_tokens is None
+        found, plan = calibrations.read(PROFILE), tried.plans[validation.PAGED]
+        step = int(np.flatnonzero(plan.prefill_tokens == 0)[0])
+        told = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
+        assert plan.ticks[step] / 1e6 == pytest.approx(sum(told.values()), rel=0.02)
+
+    def test_a_plan_by_itself(self, obedient, tmp_path, capsys):
+        plan = recorded()
+        plan.save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", "--json", tmp_path / "all.json") == DONE
+        assert "All steps: predicted" in capsys.readouterr().out
+        found = json.loads((tmp_path / "all.json").read_text())
+        assert found["step"]["count"] == plan.num_steps
+        assert found["measured_ms"] > found["predicted_ms"] == pytest.approx(plan.ticks.sum() / 1e9, abs=1e-3)
+
+    def test_a_contiguous_plan_with_copies_runs(self, tmp_path):
+        plan = replace(CONTIGUOUS, meta=CONTIGUOUS.meta | {"model": "toy-llama"})
+        plan.save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz") == DONE
+
+    @pytest.mark.parametrize("flags", [[], ["--check"]])
+    def test_of_a_plan_without_steps_nothing_is_said(self, flags, tmp_path, capsys):
+        recorded(num_gpu_blocks_override=1).save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
+        assert "plan.npz: has no steps, of which nothing can be said" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_its_own_calibration_has_another_seed(self, seed, obedient, tmp_path, monkeypatch):
+        """Whatever the seed is, and before minutes are spent on it."""
+        seeds = []
+
+        def calibrate(*_, seed: int, **__) -> dict:
+            seeds.append(seed)
+            return json.loads(PROFILE.read_text()) | {"kind": "calibration", "seed": seed}
+
+        monkeypatch.setattr("fragmeter.gpu.calibrate.calibrate.calibrate", calibrate)
+        assert self.run("--quick", "--seed", seed, "--out", tmp_path) == DONE
+        assert seeds == [json.loads((tmp_path / "calibration.json").read_text())["seed"]] != [seed]
+
+    def test_the_calibrations_seed_is_refused(self, tmp_path, capsys):
+        path = tmp_path / "calibration.json"
+        path.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"seed": 1}))
+        assert self.run("--quick", "--calibration", path) == MISTAKE
+        assert "seed = 1: is the calibration's" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            (["--check"], "check = True: is of a recorded plan; give --plan"),
+            (["--every", "2"], "every = 2: is of checking a plan; give --check"),
+            (["--device", "shim"], "device = 'shim': shows that kernels are right"),
+            (["--calibration", "none.json"], "none.json"),
+        ],
+    )
+    def test_mistakes(self, flags, complaint, capsys):
+        assert self.run(*flags) == MISTAKE
+        assert complaint in capsys.readouterr().err
+
+    @pytest.mark.parametrize("check", [[], ["--check"]])
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            (["--calibration", "none.json"], "calibration = 'none.json': a recorded plan has its own prediction"),
+            (["--quick"], "quick = True: has no effect on a recorded plan; leave it out"),
+            (["--seed", "1"], "seed = 1: has no effect on a recorded plan; leave it out"),
+            (["--out", "folder"], "out = 'folder': a recorded plan leaves no folder; leave it out, or take --json"),
+        ],
+    )
+    def test_what_a_plan_has_no_use_for_is_refused(self, check, flags, complaint, tmp_path, capsys):
+        recorded().save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", *check, *flags) == MISTAKE
+        told = capsys.readouterr().err
+        assert complaint in told and told.count("\n") == 1
+
+    def test_a_plan_that_is_timed_has_no_steps_to_leave_out(self, tmp_path, capsys):
+        recorded().save(tmp_path / "plan.npz")
+        assert self.run("--plan", tmp_path / "plan.npz", "--every", "1") == MISTAKE
+        assert "every = 1: is of checking a plan; give --check" in capsys.readouterr().err

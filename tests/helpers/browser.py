@@ -1,0 +1,150 @@
+"""A headless Chromium that can reach no network, for tests of pages.
+
+Tests that ask for one are skipped, visibly, where Chromium, its driver or selenium is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fragmeter.reports.style.palette import contrast
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    # Whatever asks for a host finds none, and the proxy is a port where nobody listens.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--proxy-server=127.0.0.1:9",
+)
+
+
+@contextmanager
+def offline_browser(width_px: int = 1280, height_px: int = 800) -> Iterator:
+    """A selenium driver of a fresh Chromium of that window size, closed at the end; skips the test if there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    chromedriver = shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("chromium or chromedriver is not installed")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = chromium
+        for flag in (*_FLAGS, f"--user-data-dir={profile}", f"--window-size={width_px},{height_px}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        # A given driver path keeps selenium from looking for one to download.
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+        try:
+            driver.get("about:blank")
+            requested_urls(driver)
+            yield driver
+        finally:
+            driver.quit()
+
+
+def emulate(driver: object, scheme: str, width_px: int = 1280, height_px: int = 800) -> None:
+    """Shows the page as on a screen of that size to a reader who prefers the ``light`` or the ``dark`` scheme."""
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    size = {"width": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def requested_urls(driver: object) -> list[str]:
+    """Every address the page has asked for since the last call, its own included; reading empties the log."""
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+def show(driver: object, page: Path, scheme: str, width_px: int = 1280) -> None:
+    """Opens the page and waits until every figure is drawn in the scheme."""
+    emulate(driver, scheme, width_px)
+    if driver.current_url != page.as_uri():
+        driver.get(page.as_uri())
+    wait(driver, f"return document.documentElement.dataset.drawn === '{scheme}'")
+
+
+def wait(driver: object, condition: str) -> None:
+    """Waits until a script returns true; a test fails where it never does."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda shown: shown.execute_script(condition), condition)
+
+
+def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[str]]]:
+    """Presses the page's CSV button of that place and reads what it saves: the file's name and its rows."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    button = driver.find_elements("css selector", ".csv")[place]
+    name = button.get_attribute("data-file")
+    assert not (folder / name).exists()
+    # A browser lets a page save a few files by itself, and any number that a key is pressed for.
+    button.send_keys("\n")
+    # An empty file keeps the name until the whole one takes its place.
+    path = folder / name
+    WebDriverWait(driver, 60, poll_frequency=0.05).until(lambda _: path.exists() and path.stat().st_size, name)
+    with path.open(encoding="utf-8", newline="") as file:
+        return name, list(csv.reader(file, strict=True))
+
+
+# Every text that can be seen, with its colour and all colours behind it: for a bar's label the bar's own fill, for a
+# legend or an axis the paper of the figure, for HTML the nearest background that is not transparent.
+TEXTS = """
+const shown = (element) => element.checkVisibility({ visibilityProperty: true, opacityProperty: true })
+  && element.getBoundingClientRect().width > 1;
+function behindHtml(element) {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = getComputedStyle(at).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+  return "rgb(255, 255, 255)";
+}
+function behindSvg(element) {
+  if (element.matches(".bartext")) return getComputedStyle(element.parentElement.querySelector("path")).fill;
+  return element.closest(".plot").querySelector(".main-svg").style.backgroundColor;
+}
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+  const element = node.parentElement;
+  if (!node.textContent.trim() || element.closest("script, noscript, .unseen, .skip") || !shown(element)) continue;
+  const svg = element.closest("text");
+  found.push([node.textContent, svg ? getComputedStyle(element).fill : getComputedStyle(element).color,
+    svg ? behindSvg(svg) : behindHtml(element)]);
+}
+return found;
+"""
+
+
+def texts(driver: object) -> list[list[str]]:
+    """Every text that can be seen, its colour, and the colour behind it."""
+    return driver.execute_script(TEXTS)
+
+
+def poor_texts(found: list[list[str]], least: float = 4.5) -> list[list[str]]:
+    """Those of too little contrast."""
+    return [text for text in found if contrast(hexed(text[1]), hexed(text[2])) < least]
+
+
+def hexed(colour: str) -> str:
+    """A colour as browsers tell it, as ``#rrggbb``."""
+    red, green, blue, *alpha = (float(part) for part in re.findall(r"[\d.]+", colour))
+    assert alpha in ([], [1.0]), colour
+    return "#" + "".join(f"{round(channel):02x}" for channel in (red, green, blue))

@@ -1,0 +1,154 @@
+"""Clusters, served the cases of single replicas, and what a router saw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import simpy
+
+from engine_runs import settings_of, times_of, workload_of
+from fragmeter.sim.cluster import ClusterRun, cluster, fleet, simulate_cluster
+from fragmeter.sim.cluster import run as cluster_run
+from fragmeter.sim.cluster.routed import RoutedEngine
+from fragmeter.sim.policy.static import FasterTransformer
+from same_runs import same
+from strategies import Case
+
+ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
+#: Thresholds at which a few short requests are enough for every rule of prefix-affine.
+TIGHT = {"balance_abs_threshold": 1, "balance_rel_threshold": 1.2, "cache_threshold": 0.2}
+
+
+def serve_cluster(
+    policy: str, case: Case, num_replicas: int, router: str, looks: bool | None = None, **switches: Any
+) -> ClusterRun:
+    """Run a case on a cluster; ``looks`` says whether its router asks the replicas, where it need not."""
+    chosen = settings_of(policy, case.pool, case.limits, **switches)
+    work = workload_of(case.requests, case.limits.max_model_len, case.content)
+    asked = cluster(num_replicas=num_replicas, router=router, **TIGHT)
+    longest = mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens)
+    with longest, asking(looks), unrefused():
+        return simulate_cluster(chosen, work, asked, case.cost)
+
+
+def serve_apart(
+    policy: str,
+    case: Case,
+    prefill_replicas: int = 1,
+    decode_replicas: int = 1,
+    window: tuple[int, int] | None = None,
+    link: dict[str, float] | None = None,
+    **switches: Any,
+) -> ClusterRun:
+    """Run a case with prefill and decode on different replicas; ``link`` and routers are settings of the cluster."""
+    chosen = settings_of(policy, case.pool, case.limits, window, **switches)
+    work = workload_of(case.requests, case.limits.max_model_len, case.content)
+    asked = cluster(prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, **TIGHT, **(link or {}))
+    with unrefused():
+        return simulate_cluster(chosen, work, asked, case.cost)
+
+
+@contextmanager
+def unrefused() -> Iterator[None]:
+    """A router may have thresholds that it does not read, and one replica may be behind any router."""
+    with mock.patch.object(cluster_run, "refuse_unread_in_cluster"):
+        yield
+
+
+@contextmanager
+def asking(looks: bool | None) -> Iterator[None]:
+    """Routers that need not look at the replicas look at them all the same."""
+    make = cluster_run.router
+
+    def made(*parts: Any) -> Any:
+        router = make(*parts)
+        router.looks = router.looks if looks is None else looks
+        return router
+
+    with mock.patch.object(cluster_run, "router", made):
+        yield
+
+
+def same_cluster(one: ClusterRun, other: ClusterRun) -> None:
+    """Everything that two runs of a cluster say is equal, to the last tick."""
+    assert [rows.tolist() for rows in one.rows] == [rows.tolist() for rows in other.rows]
+    assert one.refused.tolist() == other.refused.tolist()
+    for run, counterpart in zip(one.runs, other.runs, strict=True):
+        same(run, counterpart)
+
+
+def all_times(run: ClusterRun) -> dict[int, tuple[int, ...]]:
+    """As ``times_of``, by row of the workload."""
+    return {
+        int(rows[index]): times
+        for rows, part in zip(run.rows, run.runs, strict=True)
+        for index, times in times_of(part).items()
+    }
+
+
+class Watch(simpy.Environment):
+    """A clock that adds up, from event to event, how many requests its engines hold."""
+
+    engines: list[RoutedEngine]
+    request_ticks = 0
+
+    def __init__(self, initial_time: int) -> None:
+        super().__init__(initial_time)
+        self.engines = []
+
+    def step(self) -> None:
+        before, held = self.now, sum(engine.num_requests for engine in self.engines)
+        super().step()
+        if self.engines:
+            self.request_ticks += held * (self.now - before)
+
+
+@contextmanager
+def watched() -> Iterator[list[Watch]]:
+    """The clocks of the clusters that are served meanwhile."""
+    clocks: list[Watch] = []
+    begin = RoutedEngine.__init__
+
+    def clock(initial_time: int) -> Watch:
+        clocks.append(Watch(initial_time))
+        return clocks[-1]
+
+    def registered(engine: RoutedEngine, env: Watch, *parts: Any) -> None:
+        begin(engine, env, *parts)
+        env.engines.append(engine)
+
+    with (
+        mock.patch.object(fleet.simpy, "Environment", clock),
+        mock.patch.object(RoutedEngine, "__init__", registered),
+    ):
+        yield clocks
+
+
+class Views:
+    """What a router saw: of every arrival its row and, of each replica, requests, tokens, and slots taken."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[tuple[int, int, int]]]] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Routers that are made meanwhile tell."""
+        make = cluster_run.router
+
+        def made(*parts: Any) -> Any:
+            router = make(*parts)
+            choose = router.choose
+
+            def noting(row: int, replicas: list[RoutedEngine], now: int) -> int:
+                told = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in replicas]
+                self.seen.append((row, told))
+                return choose(row, replicas, now)
+
+            router.choose = noting
+            return router
+
+        with mock.patch.object(cluster_run, "router", made):
+            yield

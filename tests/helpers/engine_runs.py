@@ -1,0 +1,154 @@
+"""The real simulator, served the oracle's cases, and what it did as plain numbers to compare."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.memory import BUCKETS
+from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.policy.static import FasterTransformer
+from fragmeter.sim.spec import block_bytes, model
+from fragmeter.sim.types.ticks import PER_SECOND, from_seconds
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
+from oracle import Limits, Pool, Request
+from paths import DATA
+from strategies import Case
+
+_GIB = 1 << 30
+#: The shape of OPT-13B with positions for the longest of cases.
+LONG_MODEL = str(DATA / "config.json")
+#: As most cases have them: of one sequence, without a parent.
+ONE_REQUEST = Workload("one", np.array([0]), np.array([1]), np.array([1]))
+
+
+def seconds_of(ticks: int) -> float:
+    """The setting that means exactly so many ticks."""
+    seconds = ticks / PER_SECOND
+    assert from_seconds(seconds) == ticks
+    return seconds
+
+
+def workload_of(requests: list[Request], max_model_len: int, content: PromptContent | None = None) -> Workload:
+    """The oracle's requests as columns; who is told nothing may run to the model's end."""
+    told = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
+    untold = all(request.max_tokens is None for request in requests)
+    return Workload(
+        "case",
+        arrival_ticks=np.array([request.arrival_ticks for request in requests]),
+        prompt_tokens=np.array([request.prompt_tokens for request in requests]),
+        output_tokens=np.array([request.output_tokens for request in requests]),
+        max_tokens=None if untold else np.array(told),
+        content=content,
+    )
+
+
+def settings_of(
+    policy: str,
+    pool: Pool,
+    limits: Limits,
+    window: tuple[int, int] | None = None,
+    work: Workload | None = ONE_REQUEST,
+    **switches,
+) -> Settings:
+    """The settings for a pool of exactly that size, on the device and on the host; ``window`` is in ticks.
+
+    Of the limits those that the policy reads when it serves ``work``; all of them where that is None.
+    """
+    tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    if policy in ("vllm-v1", "sarathi", "fastgen"):
+        # A budget below the seats is refused.
+        tokens = max(tokens, seqs or 0)
+    if policy == "sglang":
+        # And so are pages of more than a token.
+        pool = Pool(pool.slots, 1, pool.host_blocks)
+    chosen = settings(
+        policy=policy,
+        model=LONG_MODEL,
+        block_size=pool.block_size,
+        num_gpu_blocks_override=pool.num_blocks,
+        swap_space=pool.host_blocks * block_bytes(model(LONG_MODEL), block_size=pool.block_size) / _GIB,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        watermark=limits.watermark_fraction,
+        preemption_mode=limits.preemption_mode,
+        waiting_served_ratio=limits.waiting_served_ratio,
+        schedule_policy=limits.schedule_policy,
+        max_waiting_tokens=limits.max_waiting_tokens,
+        window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
+        **switches,
+    )
+    return chosen if work is None else only_read(chosen, work)
+
+
+def what_is_read(chosen: dict[str, Any], work: Workload) -> dict[str, Any]:
+    """Settings by name, those that the run of a workload does not read at their defaults."""
+    kept = only_read(settings(**chosen), work)
+    return {name: getattr(kept, name) for name in chosen}
+
+
+def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **switches) -> Run:
+    """Run a case; ``switches`` are ``leap`` and ``ids``."""
+    chosen = settings_of(policy, case.pool, case.limits, window, **switches)
+    with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens):
+        return simulate(chosen, workload_of(case.requests, case.limits.max_model_len, case.content), case.cost)
+
+
+class StepRow(NamedTuple):
+    """One step, or one span in which blocks are only swapped out (``steps`` 0)."""
+
+    start_ticks: int
+    ticks: int
+    steps: int
+    width: int
+    growing: int
+    decodes: int
+    prefill_tokens: int
+    swap_ticks: int
+
+
+def steps_of(run: Run) -> list[StepRow]:
+    """Every step that a run leapt over or took, in plain integers."""
+    rows = run.book.rows
+    names = ("start_ticks", "steps", "first_ticks", "next_ticks", "slope_ticks", *StepRow._fields[3:])
+    expanded: list[StepRow] = []
+    for start, steps, ticks, later, slope, width, growing, *first in zip(*(rows[n].tolist() for n in names)):
+        expanded.append(StepRow(start, ticks, min(steps, 1), width, growing, *first))
+        for step in range(1, steps):
+            start += ticks
+            ticks = later + slope * (step - 1)
+            expanded.append(StepRow(start, ticks, 1, width, growing, width, 0, 0))
+    return expanded
+
+
+def buckets_at_rows(run: Run) -> list[dict[str, int]]:
+    """The ledger in the first step of every row."""
+    columns = {name: column.tolist() for name, column in run.accounts.at_rows().items()}
+    assert list(columns) == list(BUCKETS)
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def stays_of(run: Run) -> list[tuple[int, ...]]:
+    """(start clock, request, tokens computed in it or before, tokens generated before, kind) of every stay."""
+    stays = run.book.stays
+    return [*zip(*(stays[n].tolist() for n in ("start_clock", "index", "tokens", "generated_tokens", "kind")))]
+
+
+def cuts_of(run: Run) -> list[tuple[int, int, int]]:
+    """(clock, request, whether swapped out) of every stay that was cut short."""
+    cuts, index = run.book.cuts, run.book.stays["index"]
+    return [*zip(cuts["clock"].tolist(), index[cuts["stay"]].tolist(), cuts["swapped"].tolist())]
+
+
+def times_of(run: Run) -> dict[int, tuple[int, ...]]:
+    """(first scheduled, first token, finish, recomputed, swapped) of every request that was served."""
+    times = request_times(run)
+    names = ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped")
+    return dict(zip(times.index.tolist(), zip(*(getattr(times, name).tolist() for name in names))))

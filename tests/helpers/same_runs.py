@@ -1,0 +1,42 @@
+"""Two runs, equal to the last tick."""
+
+from __future__ import annotations
+
+from engine_runs import buckets_at_rows, cuts_of, stays_of, steps_of, times_of
+from fragmeter.sim.engine.run import Run
+from fragmeter.sim.memory.accounting.integrals import Window
+from fragmeter.sim.metrics.summary import summary
+
+
+def same(leapt: Run, stepped: Run) -> None:
+    """Everything that the two runs say is equal, to the last tick."""
+    assert leapt.book.end_ticks == stepped.book.end_ticks
+    assert steps_of(leapt) == steps_of(stepped)
+    assert stays_of(leapt) == stays_of(stepped)
+    assert cuts_of(leapt) == cuts_of(stepped)
+    assert times_of(leapt) == times_of(stepped)
+    assert leapt.refused.tolist() == stepped.refused.tolist()
+    assert plain(leapt.accounts.window()) == plain(stepped.accounts.window())
+    assert plain(leapt.window) == plain(stepped.window)
+    assert summary(leapt) == summary(stepped)
+    same_rows(leapt, stepped)
+
+
+def plain(window: Window) -> Window:
+    """The window, once it is sure that its sums are exact integers."""
+    assert all(type(slots) is int for sums in (window.slot_steps, window.slot_ticks) for slots in sums.values())
+    return window
+
+
+def same_rows(leapt: Run, stepped: Run) -> None:
+    """Where a leap begins, its row and its buckets are those of the step that it begins with."""
+    names = [
+        name for name in leapt.book.rows if name not in ("steps", "iterations", "ticks", "next_ticks", "slope_ticks")
+    ]
+
+    def by_start(run: Run) -> dict[tuple[int, bool], tuple]:
+        rows = run.book.rows
+        starts = zip(rows["start_ticks"].tolist(), (rows["steps"] > 0).tolist())
+        return dict(zip(starts, zip(*(rows[name].tolist() for name in names), buckets_at_rows(run))))
+
+    assert by_start(leapt).items() <= by_start(stepped).items()

@@ -1,0 +1,277 @@
+"""The oracle's schedulers of other servers than vLLM against logs worked out by hand from docs/policies.md.
+
+A step costs 100 ticks, 10 more a decode and 1 more a prompt token; a block takes 7 ticks to the host and 3 back.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from oracle import Limits, Outcome, Pool, Request, simulate
+from oracle.clock import run
+from oracle.lightllm import LightLlm
+from oracle.story import Cost, finishes, first_difference, log, serve, swap_in_ticks, swap_out_ticks
+
+
+def test_tgi_waits_for_a_batch_that_is_worth_the_pause():
+    """Ten blocks of two, prefills of six tokens, minimum 1.2 times the running. 2 waits in step 1, since two
+    must come to two (vllm-v0 would prefill it, trtllm-no-evict would decode beside it), and is worth the pause in step
+    2. In step 4 two must come: both wait, but only 3 fits, so neither. After three decode steps 3 may come alone (5).
+    4 waits for its seven blocks, then comes when nothing runs."""
+    requests = [
+        Request(0, 2, 6, 6), Request(0, 2, 2, 2), Request(10, 1, 4, 4), Request(300, 3, 2, 4), Request(400, 6, 1, 8),
+    ]  # fmt: skip
+    pool = Pool(10, 2)
+    limits = Limits(20, max_num_batched_tokens=6, max_num_seqs=8, max_waiting_tokens=3, waiting_served_ratio=1.2)
+    outcome, calls = serve("tgi", requests, pool, limits)
+    assert log(outcome) == [
+        "0+104 | run 0 1 | prefill 0:2 1:2 | live 4 reserved 8 free 8",
+        "104+120 | run 0 1 | decode 0 1 | live 6 reserved 6 free 8",
+        "224+101 | run 0 2 | pause 0 | prefill 2:1 | live 4 reserved 8 free 8",
+        "325+120 | run 0 2 | decode 0 2 | live 6 reserved 6 free 8",
+        "445+120 | run 0 2 | decode 0 2 | live 8 reserved 4 free 8",
+        "565+103 | run 0 2 3 | pause 0 2 | prefill 3:3 | live 11 reserved 6 over_estimate 1 free 2",
+        "668+130 | run 0 2 3 | decode 0 2 3 | live 14 reserved 3 over_estimate 1 free 2",
+        "798+110 | run 0 | decode 0 | live 7 reserved 1 free 12",
+        "908+106 | run 4 | prefill 4:6 | live 6 reserved 1 over_estimate 6 block_tail 1 free 6",
+    ]
+    assert calls == [
+        (0, 0, 4, 6), (2, 6, 0, 0), (0, 0, 1, 1), (2, 6, 0, 0), (2, 8, 0, 0), (0, 0, 3, 6), (3, 14, 0, 0), (1, 7, 0, 0),
+        (0, 0, 6, 21),
+    ]  # fmt: skip
+    assert finishes(outcome) == [908, 224, 798, 798, 1014]
+    assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 1
+    assert first_difference(outcome, "trtllm-no-evict", requests, pool, limits) == 1
+
+
+def tgi_prefills(requests: list[Request], **limits) -> list[tuple[int, ...]]:
+    outcome, _ = serve("tgi", requests, Pool(60, 2), Limits(max_model_len=100, **limits))
+    return [tuple(i for i, _ in step.prefilled) for step in outcome.steps]
+
+
+def test_tgi_counts_decode_steps_from_one():
+    """Ten run and three must wait for a batch: 10 comes alone once the counter is at 4, after three decode steps."""
+    ten, late = [Request(0, 1, 9, 9)] * 10, Request(1, 1, 1, 1)
+    assert tgi_prefills([*ten, late], max_waiting_tokens=4) == [tuple(range(10)), (), (), (), (10,), *[()] * 5]
+    assert tgi_prefills([*ten, late, late]) == [tuple(range(10)), *[()] * 8, (10, 11)]
+
+
+def test_tgi_looks_before_each_decode_but_not_after_a_prefill_that_others_waited_for():
+    """Three are worth the pause of ten, whose prefill takes 110 ticks. They come in it and go next, or come in the
+    first decode step and go after that. Three more come in the prefill of these, and go after a decode step."""
+    ten = [Request(0, 1, 9, 9)] * 10
+    first, second, last = ([Request(arrival, 1, 1, 1)] * 3 for arrival in (1, 111, 112))
+    begin, joined, later = tuple(range(10)), (10, 11, 12), (13, 14, 15)
+    assert tgi_prefills([*ten, *first]) == [begin, joined, *[()] * 8]
+    assert tgi_prefills([*ten, *second]) == [begin, (), joined, *[()] * 7]
+    assert tgi_prefills([*ten, *first, *last]) == [begin, joined, (), later, *[()] * 7]
+
+
+def test_tgi_looks_at_once_when_nothing_runs():
+    """Both ways to it: the batch ended in its prefill, and the last one decoding ended."""
+    assert tgi_prefills([Request(0, 1, 1), Request(1, 1, 1)]) == [(0,), (1,)]
+    assert tgi_prefills([Request(0, 1, 2), Request(1, 1, 1)], max_num_seqs=1) == [(0,), (), (1,)]
+    assert tgi_prefills([Request(0, 9, 1), Request(0, 1, 1)], max_num_batched_tokens=4) == [(0,), (1,)]
+
+
+def test_trtllm_no_evict_admits_who_can_run_to_completion_beside_the_others():
+    """Six blocks of two. Of what is free in step 0 (three), 0 may still take two and 1 one, and 2 would take two; in
+    step 1 one more is taken; in step 2, 1 has ended, 0 may still take one, and 2 goes. trtllm-max-util would admit 2 in
+    step 0, and tgi would prefill it alone in step 2."""
+    requests, pool = [Request(0, 3, 3, 5), Request(0, 2, 2, 2), Request(0, 1, 2, 2)], Pool(6, 2)
+    limits = Limits(max_model_len=12, max_num_batched_tokens=8, max_num_seqs=4)
+    outcome, calls = serve("trtllm-no-evict", requests, pool, limits)
+    assert log(outcome) == [
+        "0+105 | run 0 1 | prefill 0:3 1:2 | live 5 reserved 1 free 6",
+        "105+120 | run 0 1 | decode 0 1 | live 7 reserved 1 free 4",
+        "225+111 | run 0 2 | decode 0 | prefill 2:1 | live 6 reserved 2 free 4",
+        "336+110 | run 2 | decode 2 | live 2 free 10",
+    ]
+    assert calls == [(0, 0, 5, 9), (2, 7, 0, 0), (1, 5, 1, 1), (1, 2, 0, 0)]
+    assert finishes(outcome) == [336, 225, 446]
+    assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 0
+
+
+def test_trtllm_no_evict_refuses_who_might_outgrow_the_pool():
+    requests = [Request(0, 3, 1), Request(0, 3, 1, 9), Request(0, 3, 1, 10)]
+    for model, refused in ((12, [False, False, False]), (14, [True, False, True])):
+        outcome, _ = serve("trtllm-no-evict", requests, Pool(6, 2), Limits(max_model_len=model))
+        assert [request["refused"] is not None for request in outcome.requests] == refused
+
+
+def test_trtllm_max_util_pauses_when_a_block_is_needed():
+    """Four blocks of two. In step 1 no block is free and none is needed, so both decode, where vllm-sosp23 would have
+    preempted 1. In step 2 0 needs one, and 1 is paused; 2 waits behind it. trtllm-no-evict would not admit 1."""
+    requests, pool = [Request(0, 3, 4, 4), Request(0, 3, 3, 3), Request(50, 1, 2, 2)], Pool(4, 2)
+    limits = Limits(max_model_len=100, max_num_batched_tokens=8)
+    outcome, calls = serve("trtllm-max-util", requests, pool, limits)
+    assert log(outcome) == [
+        "0+106 | run 0 1 | prefill 0:3 1:3 | live 6 reserved 2",
+        "106+120 | run 0 1 | decode 0 1 | live 8",
+        "226+110 | run 0 | preempt 1 | decode 0 | live 5 reserved 1 free 2",
+        "336+110 | run 0 | decode 0 | live 6 free 2",
+        "446+106 | run 1 2 | prefill 1:5 2:1 | live 6 reserved 2",
+        "552+110 | run 2 | decode 2 | live 2 free 6",
+    ]
+    assert calls == [(0, 0, 6, 12), (2, 8, 0, 0), (1, 5, 0, 0), (1, 6, 0, 0), (0, 0, 6, 16), (1, 2, 0, 0)]
+    assert finishes(outcome) == [446, 552, 662]
+    assert first_difference(outcome, "vllm-sosp23", requests, pool, limits) == 1
+    assert first_difference(outcome, "trtllm-no-evict", requests, pool, limits) == 0
+
+
+def test_lightllm_admits_by_the_peak_to_come():
+    """Twelve slots. Left and held after step 0: (5,3), (2,4), (1,2), peaks 8, 11, 12, so 0, 1 and 2 go; with 3's (3,1)
+    they would be 8, 10, 14. In step 1: (4,4), (3,1), (1,5), (0,3), peaks 8, 11, 13; in step 2, 1 has ended: (3,5),
+    (3,1), (0,6), peaks 8, 12, 12. trtllm-no-evict adds up completions, 9 + 4 > 12; trtllm-max-util admits 3 at once."""
+    requests = [Request(0, 3, 4, 6), Request(0, 2, 2, 2), Request(0, 4, 3, 3), Request(0, 1, 3, 4)]
+    pool, limits = Pool(12, 1), Limits(max_model_len=100, max_num_batched_tokens=10, max_num_seqs=4)
+    outcome, calls = serve("lightllm", requests, pool, limits)
+    assert log(outcome) == [
+        "0+109 | run 0 1 2 | prefill 0:3 1:2 2:4 | live 9 free 3",
+        "109+130 | run 0 1 2 | decode 0 1 2 | live 12",
+        "239+121 | run 0 2 3 | decode 0 2 | prefill 3:1 | live 12",
+        "360+120 | run 0 3 | decode 0 3 | live 8 free 4",
+        "480+110 | run 3 | decode 3 | live 3 free 9",
+    ]
+    assert calls == [(0, 0, 9, 19), (3, 12, 0, 0), (2, 11, 1, 1), (2, 8, 0, 0), (1, 3, 0, 0)]
+    assert finishes(outcome) == [480, 239, 360, 590]
+    assert first_difference(outcome, "trtllm-no-evict", requests, pool, limits) == 0
+    assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 0
+
+
+def run_lightllm(requests: list[Request], slots: int) -> Outcome:
+    """Without the check that no output is longer than told."""
+    return run(LightLlm(Pool(slots, 1), Limits(max_model_len=100)), requests, Cost(), swap_out_ticks, swap_in_ticks)
+
+
+def test_lightllm_pauses_the_last_where_it_was_told_too_little():
+    """Six slots. Both say one token and write more. In step 2 both need a slot and none is free: 1 goes, and nobody
+    comes; in step 3 the peak of its four tokens and 0's five is nine."""
+    outcome = run_lightllm([Request(0, 2, 4, 1), Request(0, 2, 3, 1)], 6)
+    assert log(outcome) == [
+        "0+104 | run 0 1 | prefill 0:2 1:2 | live 4 free 2",
+        "104+120 | run 0 1 | decode 0 1 | live 6",
+        "224+110 | run 0 | preempt 1 | decode 0 | live 4 free 2",
+        "334+110 | run 0 | decode 0 | live 5 free 1",
+        "444+104 | run 1 | prefill 1:4 | live 4 free 2",
+    ]
+    assert finishes(outcome) == [444, 548]
+
+
+@hypothesis_settings(max_examples=50)
+@given(
+    requests=st.lists(st.builds(Request, st.just(0), st.integers(1, 4), st.integers(1, 6), st.integers(1, 3))),
+    slots=st.integers(10, 20),
+)
+@example(requests=[Request(0, 2, 4, 1), Request(0, 2, 3, 1)], slots=6)
+def test_lightllm_ends_whatever_it_is_told(requests, slots):
+    outcome = run_lightllm(requests, slots)
+    assert None not in finishes(outcome)
+
+
+def test_lightllm_holds_single_tokens():
+    with pytest.raises(ValueError, match="block_size = 2"):
+        simulate("lightllm", [], Pool(5, 2), Limits(max_model_len=9), Cost())
+
+
+def test_fastgen_skips_who_finds_no_block():
+    """Five blocks of two, four tokens a step: the pool of vllm-v1's log. 1 lacks a block for its fifth token in step 2,
+    where vllm-v1 would preempt it; here it keeps its blocks, and goes on in step 4 beside 2."""
+    requests, pool = [Request(0, 3, 4), Request(0, 5, 3), Request(20, 1, 1)], Pool(5, 2)
+    limits = Limits(max_model_len=100, max_num_batched_tokens=4, max_num_seqs=4)
+    outcome, calls = serve("fastgen", requests, pool, limits)
+    assert log(outcome) == [
+        "0+104 | run 0 1 | prefill 0:3 1:1 | live 4 reserved 2 free 4",
+        "104+113 | run 0 1 | decode 0 | prefill 1:3 | live 8 free 2",
+        "217+110 | run 0 1 | decode 0 | pause 1 | live 9 reserved 1",
+        "327+110 | run 0 1 | decode 0 | pause 1 | live 10",
+        "437+102 | run 1 2 | prefill 1:1 2:1 | live 6 reserved 2 free 2",
+        "539+110 | run 1 | decode 1 | live 6 free 4",
+        "649+110 | run 1 | decode 1 | live 7 reserved 1 free 2",
+    ]
+    assert calls[:5] == [(0, 0, 4, 7), (1, 4, 3, 9), (1, 5, 0, 0), (1, 6, 0, 0), (0, 0, 2, 6)]
+    assert finishes(outcome) == [437, 759, 539]
+    assert first_difference(outcome, "vllm-v1", requests, Pool(6, 2), limits) == 2
+
+
+def test_fastgen_flushes_the_last_when_nobody_can_go_on():
+    """Four blocks of two. In step 2 1 is skipped, where trtllm-max-util would pause it, and 0 goes on in its own block;
+    in step 3 both lack one: 1 is flushed, and at once 0 goes on."""
+    requests, pool = [Request(0, 2, 5), Request(0, 3, 3), Request(50, 2, 1)], Pool(4, 2)
+    limits = Limits(max_model_len=100, max_num_batched_tokens=8)
+    outcome, calls = serve("fastgen", requests, pool, limits)
+    assert log(outcome) == [
+        "0+105 | run 0 1 | prefill 0:2 1:3 | live 5 reserved 1 free 2",
+        "105+120 | run 0 1 | decode 0 1 | live 7 reserved 1",
+        "225+110 | run 0 1 | decode 0 | pause 1 | live 8",
+        "335+0 | preempt 1 | pause 0 | live 4 free 4",
+        "335+110 | run 0 | decode 0 | live 5 reserved 1 free 2",
+        "445+110 | run 0 | decode 0 | live 6 free 2",
+        "555+107 | run 1 2 | prefill 1:5 2:2 | live 7 reserved 1",
+    ]
+    assert calls == [(0, 0, 5, 9), (2, 7, 0, 0), (1, 4, 0, 0), (1, 5, 0, 0), (1, 6, 0, 0), (0, 0, 7, 18)]
+    assert finishes(outcome) == [555, 662, 662]
+    assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 2
+
+
+def test_sglang_looks_at_the_queue_a_decode_after_a_finish():
+    """Twenty slots. 0 and 1 ask for 4 + 3 and 5 + 6 of them, which leaves 2 too little: the batch is full. In step 3
+    0 has finished, and its six tokens (the last has none) stay cached; but the batch is full until it has decoded again.
+    Then 14 slots - 8 of 1 and 2 * 0.697 for its last outputs are more than 2's 6 + 2. In step 5 two slots are needed and
+    none is free: the end of 0's string goes, in step 6 the rest of it. LightLLM sees that all three fit at their peaks."""
+    requests = [Request(0, 4, 3, 3), Request(0, 5, 6, 6), Request(0, 6, 2, 2)]
+    pool, limits = Pool(20, 1), Limits(max_model_len=100)
+    outcome, calls = serve("sglang", requests, pool, limits)
+    assert log(outcome) == [
+        "0+109 | run 0 1 | prefill 0:4 1:5 | live 9 free 11",
+        "109+120 | run 0 1 | decode 0 1 | live 11 free 9",
+        "229+120 | run 0 1 | decode 0 1 | live 13 free 7",
+        "349+110 | run 1 | decode 1 | live 8 cached 6 free 6",
+        "459+106 | run 1 2 | pause 1 | prefill 2:6 | live 14 cached 6",
+        "565+120 | run 1 2 | decode 1 2 | live 16 cached 4",
+        "685+110 | run 1 | decode 1 | live 10 cached 7 free 3",
+    ]
+    assert calls == [
+        (0, 0, 9, 25), (2, 11, 0, 0), (2, 13, 0, 0), (1, 8, 0, 0), (0, 0, 6, 21), (2, 16, 0, 0), (1, 10, 0, 0),
+    ]  # fmt: skip
+    assert finishes(outcome) == [349, 795, 685]
+    assert first_difference(outcome, "lightllm", requests, pool, limits) == 0
+
+
+def test_sglang_retracts_the_longest_prompt_of_those_who_generated_least():
+    """Thirty slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 10 two slots are left for three who have
+    generated eight tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
+    that it leaves in the tree is evicted, as 20 slots for each of the others are not free. It waits for both of them: they
+    would use 10 slots that its 11 + 2 do not fit into, at a ratio of 1. Its prefill evicts 11 tokens: two strings end
+    with 9 tokens, and before that the older one's 2. Once admitted it counts with all ten outputs again, so that 3 waits."""
+    requests = [Request(0, 2, 10, 10), Request(50, 3, 10, 10), Request(150, 2, 10, 10), Request(1300, 2, 8, 8)]
+    pool, limits = Pool(30, 1), Limits(max_model_len=100)
+    outcome, _ = serve("sglang", requests, pool, limits)
+    decodes = [
+        f"{307 + 130 * i}+130 | run 0 1 2 | decode 0 1 2 | live {10 + 3 * i} free {20 - 3 * i}" for i in range(7)
+    ]
+    assert log(outcome) == [
+        "0+102 | run 0 | prefill 0:2 | live 2 free 28",
+        "102+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 25",
+        "205+102 | run 0 1 2 | pause 0 1 | prefill 2:2 | live 7 free 23",
+        *decodes,
+        "1217+120 | run 0 2 | preempt 1 | decode 0 2 | live 20 free 10",
+        "1337+120 | run 0 2 | decode 0 2 | live 22 free 8",
+        "1457+111 | run 1 | prefill 1:11 | live 11 cached 11 free 8",
+        "1568+110 | run 1 | decode 1 | live 12 cached 11 free 7",
+        "1678+102 | run 3 | prefill 3:2 | live 2 cached 23 free 5",
+        *(f"{1780 + 110 * i}+110 | run 3 | decode 3 | live {3 + i} cached 23 free {4 - i}" for i in range(4)),
+        "2220+110 | run 3 | decode 3 | live 7 cached 23",
+        "2330+110 | run 3 | decode 3 | live 8 cached 14 free 8",
+        "2440+110 | run 3 | decode 3 | live 9 cached 14 free 7",
+    ]
+    assert finishes(outcome) == [1457, 1678, 1457, 2550]
+    assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 10
+
+
+def test_sglang_holds_single_tokens():
+    with pytest.raises(ValueError, match="block_size = 2"):
+        simulate("sglang", [], Pool(5, 2), Limits(max_model_len=9), Cost())

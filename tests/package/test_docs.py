@@ -1,0 +1,168 @@
+"""Every command and every example of README.md and docs runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cli_runs import run
+from fragmeter.experiments.cli.app import DONE, status
+from paths import ROOT
+
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "gpu" / "RUNBOOK.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def needs(text: str) -> list[pytest.MarkDecorator]:
+    """What a command or an example takes that is not installed everywhere."""
+    compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+    torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
+    computes = re.search(r"devices\.open|calibrate --device cpu|validate --quick", text)
+    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes)
+
+
+#: Each once, though several pages name it.
+COMMANDS = [
+    pytest.param(command, id=command, marks=needs(command))
+    for command in dict.fromkeys(
+        line.removeprefix("$ ")
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    )
+]
+EXAMPLES = [
+    pytest.param(block, id=f"{page.name}-{place}", marks=needs(block))
+    for page in PAGES
+    for place, block in enumerate(blocks(page, "python"))
+]
+
+#: Commands that load different parts of the program.
+ALONE = [
+    ["simulate", "--trace", "my-trace.csv"],
+    ["plan", "--gpu", "h100-80gb", "--serve", "vllm serve llama-3.1-8b --max-model-len 16K"],
+    ["traces", "stats", "my-trace.csv"],
+    ["compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--num-prompts", "20", "--request-rate", "2"],
+]
+
+#: What vllm bench serve says of a few requests, all alike.
+BENCHMARK = {
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "duration": 6.0,
+    "request_rate": 8.0,
+    "input_lens": [300] * 40,
+    "output_lens": [50] * 40,
+    "start_times": [place / 8 for place in range(40)],
+    "ttfts": [0.06] * 40,
+    "itls": [[0.009] * 49] * 40,
+}
+
+
+def test_there_are_commands_and_examples():
+    assert len(COMMANDS) >= 8
+    assert EXAMPLES
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch, capfd) -> Callable[[list[str]], str]:
+    """Runs a command in a folder with what the pages take to be there; what it prints.
+
+    In this process, which saves it a second of loading libraries: that no command leaves anything to the next is
+    what ``test_a_command_leaves_nothing_to_the_next`` is for.
+    """
+    with_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def ask(arguments: list[str]) -> str:
+        assert status(arguments) == DONE, capfd.readouterr().err
+        return capfd.readouterr().out
+
+    return ask
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_runs(command, asked):
+    program, *arguments = shlex.split(command)
+    assert program == "fragmeter"
+    if arguments[0] == "report":
+        make_results(asked, arguments)
+    assert asked(arguments).strip()
+
+
+def with_files(folder: Path) -> None:
+    """The files of a user's own that the pages name."""
+    rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
+    (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    sessions = [
+        {"arrival_s": turn / 4, "prompt_tokens": 20 + 10 * turn // 4, "output_tokens": 10, "session_id": turn % 4}
+        for turn in range(80)
+    ]
+    (folder / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
+    (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
+    (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
+
+
+def make_results(asked: Callable[[list[str]], str], arguments: list[str]) -> None:
+    """What commands before it leave to ``fragmeter report``: a folder for each policy, named after it; or a sweep."""
+    for folder in (name for name in arguments if name.startswith("out/")):
+        load = ["--request-rate", "4", "--num-prompts", "20"]
+        if folder == "out/sweep":
+            asked(["sweep", "--grid", "policy=orca-max,vllm-v1", *load, "--jobs", "1", "--out", folder])
+            continue
+        load = ["--trace", "my-bench.json"] if "--measured" in arguments else load
+        recorded = ["--record-blocks", "--record-plan"]
+        asked(["simulate", "--policy", folder.removeprefix("out/"), *load, *recorded, "--out", folder])
+
+
+@pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
+def test_a_command_leaves_nothing_to_the_next(arguments, asked, tmp_path):
+    """What it prints here, after all that ran before it, and what it prints in a process of its own."""
+    alone = run(*arguments, cwd=tmp_path)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert asked(arguments) == asked(arguments) == alone.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
+    assert printed_by(script, tmp_path, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_example_runs(example, tmp_path, monkeypatch, capfd):
+    (tmp_path / "example.py").write_text(example)
+    assert printed_by(tmp_path / "example.py", tmp_path, monkeypatch, capfd)
+
+
+def printed_by(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> str:
+    """What a script prints that is run in a folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    return capfd.readouterr().out.strip()
+
+
+def test_make_targets_of_the_documentation_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z-]+)", page.read_text())}
+    assert {"reproduce", "test"} <= named <= targets
+
+
+def test_links_and_pictures_are_there():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("https://"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"

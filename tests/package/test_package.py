@@ -1,0 +1,167 @@
+"""The package as it is laid out: what is listed, what imports what, and that any clone works."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowest_bounds import lowest, requirements
+from paths import ROOT
+
+FOLDERS = ("sim", "traces", "gpu", "experiments", "reports")
+#: What each folder may import of the others.
+MAY_IMPORT = {
+    "sim": set(),
+    "traces": {"sim"},
+    "gpu": {"sim"},
+    "reports": {"sim"},
+    "experiments": {"sim", "traces", "gpu", "reports"},
+}
+
+
+def modules() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported_folders(path: Path) -> set[str]:
+    """Top-level folders that a module imports from, relative or absolute."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            whole = (*base, *(node.module or "").split("."))
+            found |= {whole[0]} if base or node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fragmeter."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fragmeter.")}
+    return found & set(FOLDERS) - {package[0]}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_run_one_way(folder):
+    for path in modules():
+        if path.is_relative_to(ROOT / folder):
+            assert imported_folders(path) <= MAY_IMPORT[folder], path
+
+
+def test_the_import_check_sees_an_import(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "sim" / "cost").mkdir(parents=True)
+    wrong = tmp_path / "sim" / "cost" / "wrong.py"
+    wrong.write_text("from ...reports import page\nfrom ..ticks import PER_MS\n")
+    assert imported_folders(wrong) == {"reports"}
+
+
+def folders_below(path: Path) -> set[str]:
+    """Folders of the package that a module imports from when it is loaded, but for its own."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            whole = (*package[: len(package) - node.level + 1], *filter(None, (node.module or "").split(".")))
+            for name in (whole, *((*whole, alias.name) for alias in node.names)):
+                place = ROOT.joinpath(*name)
+                if place.with_suffix(".py").is_file() or (place / "__init__.py").is_file():
+                    found.add(".".join(name if place.is_dir() else name[:-1]))
+    return found - {".".join(package), ""}
+
+
+def test_no_two_folders_import_each_other():
+    """Also not by way of others: folders can be listed so that each imports from those before it alone."""
+    below: dict[str, set[str]] = {}
+    for path in modules():
+        below.setdefault(".".join(path.parent.relative_to(ROOT).parts), set()).update(folders_below(path))
+    assert len(below) > 40
+    while below:
+        lowest_now = {folder for folder, others in below.items() if not others & below.keys()}
+        assert lowest_now, f"a cycle among {sorted(below)}"
+        below = {folder: others for folder, others in below.items() if folder not in lowest_now}
+
+
+def test_setup_cfg_lists_every_folder_with_modules():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = set(config["options"]["packages"].split())
+    there = {".".join(("fragmeter", *path.parent.relative_to(ROOT).parts)) for path in modules()}
+    assert listed == there | {"fragmeter"}
+
+
+def test_package_data_is_declared():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = config["options.package_data"]
+    measured = ROOT / "gpu" / "results"
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*")):
+        if path.is_file() and path.suffix not in (".py", ".pyc") and not path.is_relative_to(measured):
+            matches = [
+                package
+                for package, globs in patterns.items()
+                for glob in globs.split()
+                if path in (ROOT.joinpath(*package.split(".")[1:])).glob(glob)
+            ]
+            assert matches, f"{path.relative_to(ROOT)} would not be installed"
+
+
+def test_every_requirement_has_one_lower_bound():
+    """`make test-lowest` installs these; CUDA's packages are pinned to a series instead."""
+    assert [line for line in requirements() if "==" not in line and not lowest([line])] == []
+    names = [bound.split("==")[0] for bound in lowest(requirements())]
+    assert len(names) == len(set(names))
+
+
+def test_a_lower_bound_becomes_a_constraint():
+    asked = ["numpy>=2.1", "pytest-xdist >= 3.6.1", "numpy>=2.1", "cuda-toolkit[crt,nvrtc]==13.*"]
+    assert lowest(asked) == ["numpy==2.1", "pytest-xdist==3.6.1"]
+
+
+def test_no_loose_modules_at_the_root():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_no_verb_loads_what_it_does_not_need_yet():
+    """torch and CuPy need not be there; pandas and plotly's figures take longer to load than the rest together.
+
+    pandas comes by ``sim.output.frames``.
+    """
+    from fragmeter.experiments.cli.app import VERBS
+
+    assert len(VERBS) == 10
+    modules = ", ".join(f"fragmeter.experiments.cli.{name}" for name in ["app", *VERBS])
+    late = {"torch", "cupy", "pandas", "plotly.graph_objs._figure", "scipy"}
+    code = f"import sys, {modules}; print(*sorted({late} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
+
+
+def test_a_clone_in_any_folder_runs_its_tests(tmp_path):
+    """A folder name that is no Python name, and tests run from there against the installed package."""
+    clone = tmp_path / "a-b"
+    ignored = shutil.ignore_patterns(".git", ".venv*", "out", "__pycache__", ".hypothesis", ".pytest_cache")
+    shutil.copytree(ROOT, clone, ignore=ignored)
+    command = [sys.executable, "-m", "pytest", "--rootdir=tests", "--import-mode=importlib", "-c", "setup.cfg"]
+    done = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", "tests/traces/test_arrivals.py"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_all_names_what_is_there():
+    import fragmeter
+    from fragmeter import sim, traces
+
+    for module in (fragmeter, sim, traces):
+        assert sorted(module.__all__) == list(module.__all__) or module is fragmeter
+        for name in module.__all__:
+            assert getattr(module, name) is not None

@@ -1,0 +1,173 @@
+"""The page in a real browser without a network: it opens, draws, follows the scheme, and can be read by all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from browser import hexed, offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
+from fragmeter.reports.figures.figures import (
+    data_of,
+    fig2,
+    fig13a,
+    fig15,
+    ledger_over_time,
+    scale_sensitivity,
+    seeds,
+    story,
+    waste,
+)
+from fragmeter.reports.page.page import Section, write_page
+from fragmeter.reports.style.palette import BUCKETS, DARK, PAPER
+
+METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
+SHARES = {"Orca (Max)": [20.4, 13.3, 57.3, 8.9], "Orca (Pow2)": [26.8, 17.9, 13.6, 41.6], "vLLM": [96.3, 0.0, 1.7, 2.0]}
+
+
+def comparison() -> dict:
+    rows = [
+        {"series": series, "metric": metric, "x": None, "published": None if series == "vLLM" and at else value}
+        | {"how": "label", "simulated": value, "error": 0.0, "minimum": 0.9 * value, "maximum": 1.02 * value}
+        for series, values in SHARES.items()
+        for at, (metric, value) in enumerate(zip(METRICS, values))
+    ]
+    return {"figure": "fig2", "workload": "made up", "rows": rows}
+
+
+def batches() -> dict:
+    row = {"series": "vLLM", "metric": "batched_requests", "x": None, "published": 30.42, "how": "label"}
+    return {"figure": "fig13a", "workload": "made up", "rows": [row | {"simulated": 30.5, "error": 0.08}]}
+
+
+def ledger() -> go.Figure:
+    table = {"start_s": list(range(60)), **{bucket: [10 + at] * 60 for at, bucket in enumerate(BUCKETS)}}
+    return ledger_over_time(table | {"live": list(range(60)), "free": list(range(60, 0, -1))}, "The ledger")
+
+
+def policies() -> list[dict]:
+    row = {"policy": "orca-max", "token_states_pct": 20.0, "output_tokens_per_s": 300.0, "batched_requests": 7.0}
+    row |= {"paper_reservation_pct": 13.0, "paper_internal_pct": 57.0, "paper_external_and_others_pct": 10.0}
+    row |= {"popular_reservation_pct": 50.0, "popular_internal_pct": 10.0, "popular_external_pct": 10.0}
+    return [row | {"popular_unused_pct": 10.0}]
+
+
+def figures() -> list[go.Figure]:
+    rows = comparison()["rows"]
+    states = ("waiting", "prefill", "decode", "finished_hold")
+    cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
+    scales = [row | {"scale": scale} for row in rows for scale in (1.0, 1.25)]
+    shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), "popular"), ledger()]
+    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches())]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    rows = [{"Setting": "blocks", "Value": 983}, {"Setting": "slots", "Value": 15728}]
+    sections = [Section("Pictures", "Text.", figures()), Section("Settings", rows=rows)]
+    return write_page(tmp_path_factory.mktemp("page") / "page.html", "Waste", "First paragraph.", sections)
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with offline_browser() as driver:
+        yield driver
+
+
+def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
+    show(driver, page, "light")
+    assert driver.get_log("browser") == []
+    loaded = [url for url in requested_urls(driver) if not url.startswith("data:")]
+    assert loaded == [page.as_uri()]
+
+
+def test_every_figure_has_its_marks(driver, page):
+    show(driver, page, "light")
+    bars = """return [...document.querySelectorAll(".plot")].map((plot) =>
+      [...plot.querySelectorAll(".barlayer .point path")].filter((bar) => bar.getBBox().width > 0).length)"""
+    # In Fig 2: 12 simulated, 9 published and one "not published", less one of length 0.
+    assert driver.execute_script(bars) == [21, 2, 4, 5, 0, 0, 0, 4, 2]
+    count = "return document.querySelectorAll('#plot-{} {}').length"
+    assert driver.execute_script(count.format(5, ".scatterlayer .js-fill")) == 9
+    assert driver.execute_script(count.format(6, ".scatterlayer .js-line")) == 9
+    assert driver.execute_script(count.format(7, ".scatterlayer .point")) == 21
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
+    show(driver, page, scheme)
+    found = texts(driver)
+    assert {"Orca (Max)", "published", "57.3", "P", "First paragraph."} <= {text for text, *_ in found}
+    assert poor_texts(found) == []
+
+
+def test_figures_follow_the_scheme_without_a_reload(driver, page):
+    paper = "return document.querySelector('#plot-1 .main-svg').style.backgroundColor"
+    seen = []
+    for scheme in ("light", "dark", "light"):
+        show(driver, page, scheme)
+        seen.append(hexed(driver.execute_script(paper)))
+    assert seen == [PAPER, DARK[PAPER], PAPER]
+
+
+@pytest.mark.parametrize("width_px", [1280, 400])
+def test_nothing_sticks_out_of_the_window(driver, page, width_px):
+    show(driver, page, "light", width_px)
+    widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1] == width_px
+    wait(driver, "return [...document.querySelectorAll('.plot')].every(p => p.scrollWidth <= p.clientWidth)")
+
+
+def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(driver, page):
+    from selenium.webdriver.common.keys import Keys
+
+    show(driver, page, "light")
+    driver.execute_script("document.activeElement.blur(); getSelection().collapse(document.body, 0)")
+    reached = []
+    for _ in range(60):
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        here = driver.execute_script(
+            "const at = document.activeElement;"
+            "return [at.tagName, at.getAttribute('href') || at.id, at.getAttribute('aria-label'),"
+            " getComputedStyle(at).outlineStyle]"
+        )
+        if here[0] == "BODY":
+            break
+        reached.append(here)
+    assert reached[0][:2] == ["A", "#content"]
+    assert [name for tag, name, *_ in reached if tag == "A"][1:] == ["#section-1", "#section-2"]
+    plots = [found for found in reached if found[1].startswith("plot-")]
+    assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 10)]
+    assert all(label and outline == "solid" for _, _, label, outline in plots)
+    assert sum(tag == "SUMMARY" for tag, *_ in reached) == 9
+    buttons = [outline for tag, _, _, outline in reached if tag == "BUTTON"]
+    assert buttons == ["solid"] * 9
+
+
+def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):
+    rows = [row | {"simulated": value} for row, value in zip(comparison()["rows"], (1 / 3, 1e-9, 0.0, 2.0**53, 1e22))]
+    rows[0] |= {"series": 'Orca, "Max"\r\nof old', "published": None, "minimum": float("nan")}
+    rows[1]["how"] = "x < y </script>"
+    figure = seeds(rows)
+    figure.update_layout(title_text="Étude: 5 % & “more”, said /twice/")
+    write_page(tmp_path / "page.html", "CSV", "", [Section("One", figures=[figure])])
+    show(driver, tmp_path / "page.html", "light")
+    name, (head, *lines) = saved_csv(driver, 0, tmp_path)
+    assert name == "tude-5-more-said-twice.csv"
+    wanted = data_of(figure)
+    assert head == list(wanted.columns)
+    assert [[read(cell) for cell in line] for line in lines] == [
+        [None if cell != cell else cell for cell in row] for row in wanted.astype(object).values.tolist()
+    ]
+    assert driver.get_log("browser") == []
+    said = driver.execute_script("return document.querySelector('.csv').textContent")
+    assert said == "CSV of: Étude: 5 % & “more”, said /twice/"
+
+
+def read(cell: str) -> str | float | None:
+    """A cell of a CSV file: a number if it is one; nothing if it is empty."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell

@@ -1,0 +1,95 @@
+"""Figures as pictures: every figure of a report, drawn by kaleido in a real browser, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from browser import CHROMIUM_NAMES
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.reports.data.results import read_result
+from fragmeter.reports.page import run_report
+from fragmeter.reports.page.images import write_images
+from fragmeter.reports.page.run_report import Asked, figures
+
+TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run of three requests."""
+    place = tmp_path_factory.mktemp("results")
+    (place / "three.csv").write_text(TRACE)
+    asked = ["simulate", "--trace", str(place / "three.csv"), "--policy", "vllm-v1", "--out", str(place / "run")]
+    assert status(asked) == DONE
+    return place / "run"
+
+
+@pytest.fixture
+def browser():
+    """One browser for all that is drawn meanwhile."""
+    kaleido = pytest.importorskip("kaleido", reason="kaleido is not installed (extra: images)")
+    if not any(map(shutil.which, CHROMIUM_NAMES)):
+        pytest.skip("chromium is not installed")
+    kaleido.start_sync_server(mathjax=False)
+    yield
+    kaleido.stop_sync_server()
+
+
+@pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
+def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys, monkeypatch):
+    # A page of three figures: each takes a second of the browser.
+    shown, titles = Asked([read_result(folder)]), ("Memory over time", "What the memory was used for")
+    kept = [make for make in run_report.SECTIONS if (made := make(shown)) is not None and made.title in titles]
+    monkeypatch.setattr(run_report, "SECTIONS", kept)
+    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--image-format", "svg", "--images"]
+    assert status([*asked, str(tmp_path / "one")]) == DONE
+    assert f"3 pictures: {tmp_path / 'one'}\n" in capsys.readouterr().out
+    drawn = sorted((tmp_path / "one").glob("*.svg"))
+    assert [path.name for path in drawn] == [
+        "01-vllm-v1-kv-slots-by-bucket.svg",
+        "02-where-the-kv-pool-goes-policy-by-policy-the-paper-s-view.svg",
+        "03-where-the-kv-pool-goes-policy-by-policy-every-bucket.svg",
+    ]
+    said = [[*filter(None, map(str.strip, ElementTree.parse(path).getroot().itertext()))] for path in drawn]
+    assert {"vllm-v1: KV slots by bucket", "live", "free"} <= set(said[0])
+    assert {"token states", "vllm-v1"} <= set(said[1])
+    figure = figures(shown)[0]
+    (again,) = write_images(tmp_path / "again", [figure], "svg")
+    assert again.name == drawn[0].name and again.read_bytes() == drawn[0].read_bytes()
+    (png,) = write_images(tmp_path / "again", [figure], "png")
+    assert not again.exists()
+    content = png.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60))
+
+
+@pytest.mark.parametrize(
+    ("named", "complaint"),
+    [
+        ("nowhere", "images: kaleido finds no Chrome or Chromium; install one, or say where it is in the environment"),
+        ("/bin/false", "images: the browser that kaleido found does not start; say in the environment variable"),
+    ],
+)
+def test_without_a_browser_nothing_is_written(named, complaint, folder, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("kaleido", reason="kaleido is not installed (extra: images)")
+    monkeypatch.setenv("BROWSER_PATH", named)
+    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
+    assert status(asked) == MISTAKE
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_kaleido_nothing_is_written(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    asked = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
+    assert status(asked) == MISTAKE
+    said = capsys.readouterr().err
+    assert said.endswith("images: the package kaleido is not installed; pip install 'fragmeter[images]'\n")
+    assert said.count("\n") == 1 and not any(tmp_path.iterdir())

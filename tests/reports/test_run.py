@@ -1,0 +1,297 @@
+"""The figures of a run's report, held to the run; and the whole page in a real browser."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from bench_files import benchmark
+from browser import offline_browser, poor_texts, requested_urls, saved_csv, show, texts, wait
+from engine_runs import settings_of, workload_of
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.measured.report import read_measured
+from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
+from fragmeter.reports.data.results import Result, read_result
+from fragmeter.reports.figures.figures import (
+    block_map,
+    data_of,
+    free_run_histogram,
+    largest_free_run,
+    ledger_over_time,
+    request_timeline,
+)
+from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
+from fragmeter.reports.page.run_report import SECTIONS, Asked, write_report
+from fragmeter.reports.page.serving_sections import latencies
+from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
+from fragmeter.sim import simulate
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.result import memory_table, requests_table
+from fragmeter.sim.metrics.stays import stays_table
+from fragmeter.sim.recording.blocks import NOBODY, BlockMap, record
+from fragmeter.sim.types.ticks import PER_SECOND
+from plan_cases import swapping_case
+from strategies import Case, crowded_cases, medium_cases
+
+
+class Watched(Engine):
+    """Writes down where everybody is in every step."""
+
+    def _leap_over(self, now, first_step):
+        self._note(now)
+        return super()._leap_over(now, first_step)
+
+    def _stand_still(self, now, first_step, plan):
+        self._note(now)
+        return super()._stand_still(now, first_step, plan)
+
+    def _note(self, now):
+        queues = ("running", "prefilling", "waiting", "swapped", "stalled")
+        self.seen[now] = {name: {one.index for one in getattr(self.state, name)} for name in queues}
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "fastgen"])
+@hypothesis_settings(max_examples=5)
+@given(case=st.one_of(crowded_cases(), medium_cases()))
+def test_spans_say_where_every_request_is(policy, case: Case):
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    kind = type("_Watched", (Watched,), {"seen": {}})
+    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    run = simulate(settings, workload, case.cost)
+    requests = requests_table(run)
+    spans = request_spans(requests, stays_table(run))
+    ran: set[int] = set()
+    for now, queues in kind.seen.items():
+        middle = (now + 0.5) / PER_SECOND
+        covering = spans[(spans["start_s"] <= middle) & (middle < spans["end_s"])]
+        states = dict(zip(covering["request"], covering["state"]))
+        assert len(states) == len(covering)
+        for name in queues["running"]:
+            assert states[name] in ("prefill", "decode")
+        for name in queues["waiting"]:
+            flushed = ("stalled",) if policy == "fastgen" else ()
+            assert states[name] in (("queued",) if name not in ran else ("preempted", "prefill", *flushed))
+        for away in ("swapped", "stalled"):
+            assert all(states[name] == away for name in queues[away])
+        ran |= queues["running"] | queues["prefilling"]
+    for request, own in spans.groupby("request"):
+        assert own["start_s"].min() == pytest.approx(requests["arrival_ticks"][request] / PER_SECOND)
+        assert own["end_s"].max() == pytest.approx(requests["finish_ticks"][request] / PER_SECOND)
+        # One state after the other, without gaps.
+        assert own["start_s"].tolist()[1:] == own["end_s"].tolist()[:-1]
+
+
+def test_a_timeline_of_many_requests_draws_some_and_says_so():
+    count = 3 * MOST_REQUESTS
+    requests = requests_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+    requests["arrival_ticks"] = np.arange(count)
+    stays = stays_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+    stays = stays.assign(request=np.arange(count), sequence=np.arange(count), start_ticks=10**9 + np.arange(count))
+    figure = request_timeline(requests, stays.assign(first_token_ticks=2 * 10**9, end_ticks=3 * 10**9), "Many")
+    decode = next(trace for trace in figure.data if trace.name == "decode")
+    drawn = np.unique(decode.y[np.isfinite(decode.y)])
+    assert len(drawn) == MOST_REQUESTS and {0, count - 1} <= set(drawn)
+    assert f"Drawn: {MOST_REQUESTS:,} of {count:,} requests" in figure.layout.title.subtitle.text
+
+
+@pytest.fixture(scope="module")
+def swapped() -> BlockMap:
+    return record(*swapping_case())[1]
+
+
+def test_free_blocks_and_their_longest_run(swapped):
+    free, longest = largest_free_run(swapped, "Free").data
+    held = (swapped.sequence != NOBODY) | (swapped.references > 0)
+    assert free.y.tolist() == (~held).sum(axis=1).tolist()
+    assert longest.y.tolist() == swapped.largest_free_blocks.tolist()
+    assert (longest.y <= free.y).all() and (longest.y < free.y).any()
+
+
+def test_the_histogram_of_free_runs_adds_up(swapped):
+    (bars,) = free_run_histogram(swapped, "Runs").data
+    assert [*bars.x[:3]] == ["1", "2–3", "4–7"]
+    assert sum(bars.y) == pytest.approx(swapped.free_runs.sum() / swapped.num_columns)
+
+
+def test_the_pointer_is_told_what_was_recorded(swapped):
+    _, work = swapping_case()
+    requests = np.repeat(np.arange(len(work)), work.num_sequences)
+    figure = block_map(swapped, "Blocks", requests)
+    layer = next(trace for trace in figure.data if trace.name == "blocks")
+    columns = {at: column for column, at in enumerate((swapped.at_ticks / PER_SECOND).tolist())}
+    for row, block in enumerate(layer.y):
+        for place, at in enumerate(layer.x):
+            column, said = columns[at], layer.text[row][place]
+            holder = int(swapped.sequence[column, block])
+            if holder == NOBODY:
+                assert "request" not in said
+            else:
+                tokens, references = swapped.live_slots[column, block], swapped.references[column, block]
+                assert said.startswith(f"request {requests[holder]}: ")
+                assert f"{tokens} of 4 slots hold tokens, {references} reference" in said
+
+
+def test_marks_of_preemptions_name_the_request(swapped):
+    _, work = swapping_case()
+    requests = np.repeat(np.arange(len(work)), work.num_sequences)
+    marks = next(trace for trace in block_map(swapped, "Blocks", requests).data if trace.name.startswith("preemption"))
+    assert marks.name == f"preemption ({len(swapped.preempted_ticks)})"
+    fates = ("to be computed again", "to the host")
+    assert [(who, fate) for who, fate in marks.customdata] == [
+        (str(requests[sequence]), fates[swapped])
+        for sequence, swapped in zip(swapped.preempted_sequence, swapped.preempted_swapped)
+    ]
+
+
+def test_the_watermark_is_drawn_where_there_is_one():
+    run = simulate(*swapping_case())
+    table = memory_table(run).assign(start_s=lambda each: each["start_ticks"] / PER_SECOND)
+    assert not any("watermark" in (trace.name or "") for trace in ledger_over_time(table, "Without").data)
+    (line,) = (trace for trace in ledger_over_time(table, "With", 8).data if "watermark" in (trace.name or ""))
+    assert set(line.y) == {18 * 4 - 8}
+
+
+GOAL = ["ttft:500", "tpot:50"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """A run of each kind on one load, with all that can be recorded."""
+    folder = tmp_path_factory.mktemp("results")
+    load = ["--num-prompts", "12", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--n", "2"]
+    for policy in ("orca-max", "vllm-sosp23"):
+        recorded = ["--record-blocks", "--record-plan", "--record-steps", "0:200"]
+        assert status(["simulate", "--policy", policy, *load, "--out", str(folder / policy), *recorded]) == DONE
+    benchmark(folder / "bench.json", read_result(folder / "orca-max").requests)
+    asked = ["--goodput", *GOAL, "--measured", str(folder / "bench.json"), "--out", str(folder / "report.html")]
+    assert status(["report", str(folder / "orca-max"), str(folder / "vllm-sosp23"), *asked]) == DONE
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with offline_browser(1400, 1300) as driver:
+        yield driver
+
+
+def look(driver, results: Path, scheme: str = "light") -> None:
+    show(driver, results / "report.html", scheme, 1400)
+    wait(driver, "return [...document.querySelectorAll('.player, .tables')].every((one) => one.dataset.ready)")
+
+
+def test_every_section_is_there_and_every_figure_has_marks(driver, results):
+    look(driver, results)
+    assert driver.get_log("browser") == []
+    assert [url for url in requested_urls(driver) if not url.startswith(("data:", "file:"))] == []
+    titles = driver.execute_script("return [...document.querySelectorAll('h2')].map((title) => title.textContent)")
+    assert titles == [
+        "The block map",
+        "Memory over time",
+        "What the memory was used for",
+        "External fragmentation",
+        "Latency",
+        "Batch and throughput over time",
+        "Requests over time",
+        "Simulated against measured",
+        "Block tables",
+    ]
+    marks = """return [...document.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(
+      ".barlayer .point path, .scatterlayer .js-fill, .scatterlayer .js-line, .scatterlayer .point, image").length)"""
+    found = driver.execute_script(marks)
+    assert len(found) == 2 + 2 + 2 + 4 + 4 + 3 + 2 + 3 and min(found) >= 1
+    assert len(driver.find_elements("css selector", ".tables")) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
+    look(driver, results, scheme)
+    assert poor_texts(texts(driver)) == []
+
+
+def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
+    look(driver, results)
+    shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
+    asked = Asked(shown, None, objectives(GOAL), read_measured(results / "bench.json", shown))
+    figures = [figure for make in SECTIONS[1:-1] for figure in make(asked).figures]
+    names, buttons = [], len(driver.find_elements("css selector", ".csv"))
+    assert buttons == len(shown) + len(figures) == 22
+    for place, figure in enumerate(figures, start=len(shown)):
+        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        wanted = data_of(figure)
+        assert head == list(wanted.columns)
+        assert len(lines) == len(wanted) > 0
+        for column, cells in zip(head, zip(*lines)):
+            numeric = pd.api.types.is_numeric_dtype(wanted[column])
+            assert list(map(float, cells) if numeric else cells) == wanted[column].tolist(), (name, column)
+        names.append(name)
+    assert names[0] == "orca-max-kv-slots-by-bucket.csv" and len(set(names)) == len(names)
+    for place, result in enumerate(shown):
+        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        assert (name, head) == (f"{result.name}.csv", ["Block", "From (s)", "To (s)", "State", "Request", "Sample"])
+        hold_to_map(lines, result)
+
+
+def hold_to_map(lines: list[list[str]], result: Result) -> None:
+    """The rows of a saved block map say of every block and moment what was recorded, in as few rows as can be."""
+    found, request = result.blocks, result.request_of_sequence
+    start_s, seen = (found.start_ticks / PER_SECOND).tolist(), np.zeros(found.bucket.T.shape, dtype=int)
+    row_of, last = {str(block): row for row, block in enumerate(found.block_ids)}, [""]
+    for block, *span, kind, who, sample in lines:
+        begin = bisect_left(start_s, float(span[0]))
+        end = bisect_left(start_s, float(span[1])) if float(span[1]) < start_s[-1] else len(start_s)
+        row = row_of[block]
+        seen[row, begin:end] += 1
+        assert {KIND_LABELS[KINDS[bucket]] for bucket in found.bucket[begin:end, row]} == {kind}
+        holders = found.sequence[begin:end, row]
+        assert {str(request[one]) if one != NOBODY else "" for one in holders} == {who}
+        first = {str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NOBODY else "" for one in holders}
+        assert first == {sample}
+        assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, who, sample])
+        last = [block, *span, kind, who, sample]
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
+    rates = {"series": ["a", "a", "b", "b"], "request_rate": [1.0, 2, 1, 2], "seed": 0, "request_throughput": 0.9}
+    rates |= {"request_goodput": [0.8, 1.1, 0.9, 0.2], "p99_ttft_ms": [20.0, 900, 30, 4000], "p99_tpot_ms": 30.0}
+    speeds = {"tokens_per_s_per_user": [40.0, 30, 35, 20], "tokens_per_s_per_gpu": [90.0, 150, 80, 190]}
+    sweep = Sweep("small", pd.DataFrame(rates | speeds), ["policy"], "ttft:500", 0)
+    show(driver, write_sweep_report(tmp_path / "sweep.html", sweep), scheme, 400)
+    assert driver.get_log("browser") == [] and poor_texts(texts(driver)) == []
+    marks = "return [...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.point').length)"
+    # Two series at two rates; in the front also a ring around each of the three that nobody beats.
+    assert driver.execute_script(marks) == [4, 4, 4, 4 + 3]
+    widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1] == 400
+
+
+def test_each_section_is_made_alone(results):
+    """Of a run without recordings those that need one are left out."""
+    plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
+    made = [make(Asked([plain])) for make in SECTIONS]
+    titles = [section.title for section in made if section is not None]
+    served = ["Latency", "Batch and throughput over time", "Requests over time"]
+    always = ["Memory over time", "What the memory was used for", *served, "Simulated against measured"]
+    assert titles == always
+    # An earlier version kept no gaps between tokens.
+    assert [len(latencies([each]).figures) for each in (plain, replace(plain, gaps=None))] == [4, 3]
+
+
+def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
+    same = replace(read_result(results / "orca-max"), blocks=None, plan=None)
+    load = {**same.about["workload"], "sha256": "another"}
+    other = replace(same, about={**same.about, "workload": load})
+    warning = "These runs did not serve the same requests"
+    assert warning not in write_report(tmp_path / "same.html", Asked([same, same])).read_text()
+    assert warning in write_report(tmp_path / "other.html", Asked([same, other])).read_text()

@@ -1,0 +1,111 @@
+"""What routers choose, rule by rule; and what prefix-affine gains on a trace."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
+from fragmeter.sim.cluster.routing import router
+from fragmeter.sim.engine.settings import settings
+from fragmeter.traces import Pacing, Reading, paced, read_with_content, workload
+
+
+@dataclass
+class Fake:
+    """A replica as a router sees it."""
+
+    num_requests: int = 0
+    outstanding: int = 0
+    kv: int = 0
+
+    def outstanding_tokens(self, now: int) -> int:
+        return self.outstanding
+
+    def kv_tokens(self, now: int) -> int:
+        return self.kv
+
+
+def choices(
+    name: str, replicas: list[Fake], prompts: list[list[int]], most_blocks: int = 100, **thresholds: float
+) -> list[int]:
+    """Where requests with prompts of these blocks go, one after the other, while nothing else changes."""
+    asked = cluster(num_replicas=len(replicas), **thresholds)
+    chooser = router(name, len(replicas), asked, prompts.__getitem__, most_blocks)
+    return [chooser.choose(row, replicas, 0) for row in range(len(prompts))]
+
+
+def test_round_robin_goes_round():
+    assert choices("round-robin", [Fake(), Fake(), Fake()], [[]] * 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_fewest_tokens_and_of_equals_the_first():
+    replicas = [Fake(9, 50, 1), Fake(1, 40, 70), Fake(5, 40, 60)]
+    assert choices("least-outstanding-tokens", replicas, [[]]) == [1]
+    assert choices("kv-aware", replicas, [[]]) == [0]
+    assert choices("kv-aware", [Fake(kv=5), Fake(kv=4), Fake(kv=4)], [[]]) == [1]
+
+
+def test_a_prompt_follows_its_prefix_where_enough_of_it_is_known():
+    """By default more than 30 %: three blocks of ten do not suffice, four do."""
+    first, other = [*range(10)], [*range(100, 110)]
+    three, four = [0, 1, 2, *range(200, 207)], [0, 1, 2, 3, *range(300, 306)]
+    # A new prompt goes where the record is smallest: 0, then 1, which [100] leaves the smaller one.
+    assert choices("prefix-affine", [Fake(), Fake()], [first, other, four]) == [0, 1, 0]
+    assert choices("prefix-affine", [Fake(), Fake()], [first, [100], three]) == [0, 1, 1]
+    assert choices("prefix-affine", [Fake(), Fake()], [first, [100], three], cache_threshold=0.2) == [0, 1, 0]
+
+
+def test_what_matters_is_the_beginning():
+    """Blocks on record behind one that is not are no prefix."""
+    assert choices("prefix-affine", [Fake(), Fake()], [[1, 2, 3, 4], [9], [8, 2, 3, 4]]) == [0, 1, 1]
+
+
+def test_uneven_loads_go_to_the_idlest():
+    """More than 64 requests over the idlest and more than 1.5 times as many; else the prefix counts."""
+    prompt = [1, 2, 3]
+    for busiest, idlest, chosen in ((64, 0, 0), (65, 0, 1), (196, 131, 0), (195, 130, 0), (195, 129, 1)):
+        known, replicas = [Fake(), Fake()], [Fake(busiest), Fake(idlest)]
+        chooser = router("prefix-affine", 2, cluster(num_replicas=2), lambda row: prompt, 100)
+        assert chooser.choose(0, known, 0) == 0
+        assert chooser.choose(1, replicas, 0) == chosen
+
+
+def test_of_equal_matches_and_equal_records_the_idler_one():
+    assert choices("prefix-affine", [Fake(3), Fake(2), Fake(2)], [[1]]) == [1]
+    chooser = router("prefix-affine", 2, cluster(num_replicas=2), lambda row: [1, 2], 100)
+    assert [chooser.choose(0, [Fake(70 * place), Fake(70 - 70 * place)], 0) for place in (0, 1)] == [0, 1]
+    assert chooser.choose(0, [Fake(2), Fake(1)], 0) == 1
+
+
+def test_a_record_forgets_the_end_of_the_prefix_that_was_used_least_recently():
+    """Four blocks: of 1 2 3 and then 7 8, 3 is forgotten, which leaves two of the three."""
+    prompts = [[1, 2, 3], [90, 91, 92, 93], [7, 8], [1, 2, 3]]
+    for threshold, last in ((0.6, 0), (0.7, 1)):
+        asked = cluster(num_replicas=2, cache_threshold=threshold)
+        chooser = router("prefix-affine", 2, asked, prompts.__getitem__, 4)
+        assert [chooser.choose(row, [Fake(0), Fake(1)], 0) for row in range(3)] == [0, 1, 0]
+        # Both records are full now, so the idler one gets what too little is known of.
+        assert chooser.choose(3, [Fake(1), Fake(0)], 0) == last
+
+
+TRACES = os.environ.get("FRAGMETER_TRACES")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRACES is None, reason="FRAGMETER_TRACES names no folder")
+def test_prefix_affine_finds_more_than_round_robin_on_mooncake():
+    """The first 3,000 conversations on four replicas: half as much again, and the first token comes sooner."""
+    trace = read_with_content(Path(TRACES) / "mooncake_conversation.jsonl.gz", Reading(), None).first(3000)
+    work = workload(paced(trace, Pacing(), 0))
+    chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h200", block_size=512)
+    told = {
+        name: cluster_summary(simulate_cluster(chosen, work, cluster(num_replicas=4, router=name)))
+        for name in ("round-robin", "prefix-affine")
+    }
+    hits = {name: content["prefix_cache"]["hit_tokens"] for name, content in told.items()}
+    assert hits["prefix-affine"] > 1.5 * hits["round-robin"]
+    assert told["prefix-affine"]["mean_ttft_ms"] < told["round-robin"]["mean_ttft_ms"]

@@ -1,0 +1,271 @@
+"""The step time by a calibration: sums by hand, curves within their tolerance, and leaps that give the same bits."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrations import LONGER, OPS, calibration, document
+from fragmeter.sim.cost import CalibratedCost, StepCost, cost, profile
+from fragmeter.sim.cost.attention_curves import AttentionCurves
+from fragmeter.sim.cost.curve import Curve, Surface
+from fragmeter.sim.cost.gemms import layer_gemms
+from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.engine.settings import settings as replica
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.spec import Deployment, gpu, model
+from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.ticks import PER_US
+from fragmeter.traces import synthetic_pairs, workload
+
+H100 = gpu("h100-80gb")
+LLAMA = model("llama-3.1-8b")
+LONG_CALLS = OPS["decode_attention"] | {"residuals": LONGER}
+COSTS = [
+    CalibratedCost(calibration(), LLAMA, H100),
+    CalibratedCost(calibration(decode_attention=LONG_CALLS), LLAMA, H100, 2),
+    cost("fitted", model("opt-13b"), gpu("a100-40gb")),
+    cost("fitted", model("llama-3.1-70b"), gpu("h200"), 4),
+    cost("fitted", model("gemma-3-27b"), H100, 2, deployment=Deployment(2, "fp8", "fp8")),
+    cost("fitted", model("mixtral-8x7b"), gpu("h200"), deployment=Deployment(cuda_graphs=True)),
+    cost("fitted", model("gpt-oss-120b"), gpu("h200"), 2, deployment=Deployment(quantization="mxfp4")),
+]
+costs = st.sampled_from(COSTS)
+
+
+def us(ticks: int) -> float:
+    return ticks / PER_US
+
+
+class TestCurve:
+    @settings(deadline=None)
+    @given(st.floats(0, 100), st.floats(0.01, 10), st.floats(0.5, 8), st.integers(2, 10**6))
+    def test_is_within_its_tolerance_everywhere(self, shortest, rate, q, end):
+        def smooth(x):
+            return (shortest**q + (rate * x) ** q) ** (1 / q) + 1
+
+        curve = Curve(smooth, end)
+        x = np.unique(np.geomspace(1, end, 3000).astype(int))
+        found = np.array([us(curve(int(at))) for at in x])
+        assert found == pytest.approx(smooth(x), rel=2e-3, abs=2e-3)
+
+    def test_never_falls_and_its_lines_meet(self):
+        """Over a curve with a dip: it stays where it was until the curve is back."""
+        curve = Curve(lambda x: 10 + x - 30 * ((x > 40) & (x < 60)), 1000)
+        assert all(curve(x) <= curve(x + 1) for x in range(2000))
+        assert us(curve(50)) == pytest.approx(50, rel=0.02)
+        for (base, slope, until), (after, steeper, _) in zip(curve.segments, curve.segments[1:]):
+            assert type(base) is int and type(slope) is int
+            assert base + slope * until == after + steeper * until
+        assert curve.segments[-1][2] is None
+
+    def test_a_straight_line_is_one(self):
+        curve = Curve(lambda x: 2.0 * x + 7, 1 << 20)
+        assert curve.segments == [(7 * PER_US, 2 * PER_US, None)]
+
+
+PROFILED = [("opt-13b", "a100-40gb"), ("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "h200")]
+ATTENTION = [AttentionCurves(profile(card), model(name), 1, 16, "fp16") for name, card in PROFILED]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2), st.integers(1, 256), st.floats(1, 2000))
+def test_attention_is_within_its_tolerance_of_the_fitted_operation(place, batch, length):
+    """A fifth of a percent, at contexts that are no samples of the curve; and as much again where it levels a dip."""
+    (name, card), context = PROFILED[place], round(batch * length)
+    spec = model(name)
+    shape = spec.attention()
+    work = OPERATIONS["decode_attention"](batch, context, shape.heads, shape.kv_heads, shape.head_dim)
+    exact = spec.num_layers * float(profile(card).ops["decode_attention"].us(work))
+    assert us(ATTENTION[place].decode(batch)(context)) == pytest.approx(exact, rel=4e-3)
+
+
+class TestSurface:
+    def test_is_exact_at_nodes_and_close_between(self):
+        surface = Surface(lambda x, y: 3 + x + 0.01 * y)
+        assert surface(0, 0) == 3 * PER_US and surface(15, 7) == round(18.07 * PER_US)
+        assert surface(16, 1024) == round(29.24 * PER_US)
+        for x, y in ((17, 1023), (999, 12_345), (123_456, 7)):
+            assert us(surface(x, y)) == pytest.approx(3 + x + 0.01 * y, rel=1e-6)
+
+    @given(st.integers(1, 10**6), st.integers(1, 10**9))
+    def test_a_curved_one_is_within_half_a_percent(self, x, y):
+        def curved(x, y):
+            return 10 + (x**0.8) * 1e-1 + y**1.2 * 1e-3
+
+        assert us(Surface(curved)(x, y)) == pytest.approx(curved(x, y), rel=5e-3)
+
+
+@settings(deadline=None)
+@given(costs, st.integers(0, 300), st.integers(0, 2_000_000))
+def test_a_line_is_the_step_to_the_tick(step_cost, batch, context):
+    base, slope, until = step_cost.decode_line(batch, context)
+    assert type(base) is int and type(slope) is int and slope >= 0
+    for reached in {context, context + 1, (until or context + 7777) - 1}:
+        if until is None or reached < until:
+            assert base + slope * reached == step_cost.step_ticks(batch, reached, 0, 0)
+
+
+@settings(deadline=None)
+@given(costs, st.integers(1, 300), st.integers(1, 4000))
+def test_more_sequences_and_longer_ones_take_no_less(step_cost, batch, length):
+    """To two percent: a fitted table may dip a little from batch to batch."""
+    here = step_cost.step_ticks(batch, batch * length, 0, 0)
+    assert here <= step_cost.step_ticks(batch, batch * length + 1, 0, 0)
+    assert here <= 1.02 * step_cost.step_ticks(batch + 1, (batch + 1) * length, 0, 0)
+    prompt = step_cost.step_ticks(batch, batch * length, length, length * (length + 1) // 2)
+    assert here < prompt
+    longer = length + 1
+    assert prompt <= 1.02 * step_cost.step_ticks(batch, batch * length, longer, longer * (longer + 1) // 2)
+    chunk = step_cost.step_ticks(batch, batch * length, length, length * (length + 1) // 2 + length * 1000)
+    assert prompt < chunk
+
+
+def test_a_step_by_hand():
+    """Llama-3.1-8B, 4 decodes of 100 tokens: bytes over rates, Pythagoras with the shortest call for GEMMs."""
+
+    def gemm(m, n, k):
+        return (5**2 + (2 * m * n * k / 100e6) ** 2 + (2 * (n * k + m * n + m * k) / 1e6) ** 2) ** 0.5
+
+    def attention(lanes_bytes, flops, q):
+        return (10**q + (flops / 50e6) ** q + (lanes_bytes / 1e6) ** q) ** (1 / q)
+
+    layer = gemm(4, 6144, 4096) + gemm(4, 4096, 4096) + gemm(4, 28_672, 4096) + gemm(4, 4096, 14_336)
+    layer += 2 + 4 * 2 * 8 * 128 * 4 / 1e6 + 8 + 4 * (10 * 4096 + 3 * 14_336) * 2 / 1e6
+    read = 2 * (2 * 400 * 8 * 128 + 2 * 4 * 32 * 128)
+    decode = attention(read, 4 * 400 * 32 * 128, 1.5)
+    rest = gemm(4, 128_256, 4096) + 2 + 2 * 4 * 4096 * 2 / 1e6 + 300 + 4 * 0.5
+    assert us(COSTS[0].step_ticks(4, 400, 0, 0)) == pytest.approx(32 * (layer + decode) + rest, rel=1.5e-3)
+    prompt = 4 * 5050 * 32 * 128 / 50e6 + 10 + 2 * (2 * 100 * 8 * 128 + 2 * 100 * 32 * 128) / 1e6
+    with_prompt = COSTS[0].step_ticks(4, 400, 100, 5050) - COSTS[0].step_ticks(4, 400, 100, 0)
+    bare = 10 + 2 * (2 * 100 * 8 * 128 + 2 * 100 * 32 * 128) / 1e6
+    assert us(with_prompt) == pytest.approx(32 * (prompt - bare), rel=1e-2)
+    assert us(COSTS[0].step_ticks(0, 0, 0, 0)) == 300
+
+
+def test_graphs_pad_the_layers_and_not_the_output_head():
+    """33 decodes run as 40 through the layers; the head, and what goes by rows beside, know 33."""
+    only = {name: {"coefficients": {"t0_us": 1e-3}} for name in OPS}
+    only["gemm"] = {"coefficients": {"t0_us": 1e-3, "flops_per_s": 1e12}}
+    eager, graphs = (
+        CalibratedCost(calibration(**only), LLAMA, H100, deployment=Deployment(cuda_graphs=cuda_graphs))
+        for cuda_graphs in (False, True)
+    )
+    layers = 32 * 2 * (6144 * 4096 + 4096 * 4096 + 28_672 * 4096 + 4096 * 14_336) / 1e6
+    more = graphs.step_ticks(33, 33 * 100, 0, 0) - eager.step_ticks(33, 33 * 100, 0, 0)
+    assert us(more) == pytest.approx((40 - 33) * layers, rel=1e-3)
+
+
+def test_residuals_reach_the_step():
+    """Sequences of 4k tokens take twice as long to attend to, those of 1k as long as without."""
+    plain, longer = (
+        CalibratedCost(calibration(decode_attention=entry), LLAMA, H100)
+        for entry in (OPS["decode_attention"], LONG_CALLS)
+    )
+    assert longer.step_ticks(8, 8 * 1000, 0, 0) == pytest.approx(plain.step_ticks(8, 8 * 1000, 0, 0), rel=1e-3)
+    shape = LLAMA.attention()
+    work = OPERATIONS["decode_attention"](8, 8 * 4096, shape.heads, shape.kv_heads, shape.head_dim)
+    attention = 32 * float(plain.calibration.ops["decode_attention"].us(work))
+    more = us(longer.step_ticks(8, 8 * 4096, 0, 0) - plain.step_ticks(8, 8 * 4096, 0, 0))
+    assert more == pytest.approx(attention, rel=3e-3)
+
+
+def test_gemms_are_those_of_vllm():
+    """Q, K and V in one, gate and up in one; on two ranks half of each."""
+    shapes = [(gemm.n, gemm.k) for gemm in layer_gemms(LLAMA, 0, 1, None)]
+    assert shapes == [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
+    halves = [(gemm.n, gemm.k) for gemm in layer_gemms(LLAMA, 0, 2, None)]
+    assert halves == [(3072, 4096), (4096, 2048), (14_336, 4096), (4096, 7168)]
+    router, *experts = layer_gemms(model("mixtral-8x7b"), 0, 1, None)[2:]
+    assert (router.n, router.k, router.experts) == (8, 4096, None)
+    assert [(gemm.n, gemm.k) for gemm in experts] == [(28_672, 4096), (4096, 14_336)]
+    assert experts[0].weight_bytes == 8 * 28_672 * 4096 * 2
+
+
+def test_experts_that_are_reached_are_read():
+    one, all_of_them = (
+        layer_gemms(model("mixtral-8x7b"), 0, 1, None)[3].work(np.array(tokens)) for tokens in (1, 10_000)
+    )
+    assert one.bytes == pytest.approx(2 * 28_672 * 4096 * 2 + 2 * (28_672 + 4096) * 2)
+    assert all_of_them.bytes == pytest.approx(8 * 28_672 * 4096 * 2 + 20_000 * (28_672 + 4096) * 2)
+    assert one.flops == 2 * 2 * 28_672 * 4096 and one.at["m"] == 1 and all_of_them.at["m"] == 2500
+
+
+def test_full_windows_cost_no_more():
+    spec = model("mistral-7b-v0.1")
+    step_cost = CalibratedCost(calibration(), spec, H100)
+    full = step_cost.step_ticks(8, 8 * 4096, 0, 0)
+    assert step_cost.step_ticks(8, 8 * 4000, 0, 0) < full
+    assert step_cost.step_ticks(8, 8 * 30_000, 0, 0) == pytest.approx(full, rel=1e-3)
+
+
+def test_quantised_weights_and_narrow_kv_move_fewer_bytes():
+    plain, awq, narrow = (
+        CalibratedCost(calibration(), LLAMA, H100, deployment=deployment)
+        for deployment in (Deployment(), Deployment(quantization="awq"), Deployment(kv_dtype="fp8"))
+    )
+    assert awq.step_ticks(1, 100, 0, 0) < 0.5 * plain.step_ticks(1, 100, 0, 0)
+    assert narrow.step_ticks(64, 640_000, 0, 0) < 0.7 * plain.step_ticks(64, 640_000, 0, 0)
+    assert us(plain.swap_out_ticks(3) - 20 * PER_US) == pytest.approx(
+        2 * us(narrow.swap_out_ticks(3) - 20 * PER_US), abs=400
+    )
+
+
+def test_swaps_and_copies_by_hand():
+    """A block of 16 slots: 2 MiB in 64 pieces, K and V of 32 layers."""
+    step_cost = COSTS[0]
+    assert us(step_cost.swap_out_ticks(3)) == pytest.approx(20 + 3 * 2**21 / 20e3 + 3 * 64 * 2, abs=1e-3)
+    assert us(step_cost.swap_in_ticks(3)) == pytest.approx(20 + 3 * 2**21 / 25e3 + 3 * 64 * 3, abs=1e-3)
+    assert us(step_cost.copy_ticks(32)) == pytest.approx(4 + 2 * 2**21 / 0.5e6, abs=1e-3)
+    assert step_cost.swap_out_ticks(0) == step_cost.swap_in_ticks(0) == step_cost.copy_ticks(0) == 0
+
+
+def test_every_coefficient_is_described_with_unit_and_source():
+    for step_cost in COSTS:
+        described = step_cost.describe()
+        assert isinstance(step_cost, StepCost) and described["name"] == step_cost.name
+        terms = {name: entry for name, entry in described.items() if isinstance(entry, dict)}
+        assert all(set(entry) == {"value", "unit", "source"} and entry["source"] for entry in terms.values())
+        assert {"gemm.flops_per_s", "decode_attention.t0_us", "swap_in.each_us", "step.t0_us"} <= set(terms)
+        assert json.loads(json.dumps(described)) == described and len(described["sha256"]) == 64
+    assert COSTS[0].describe()["gemm.q"] == {"value": 2, "unit": "1", "source": "made up"}
+    assert "all_reduce" in COSTS[1].describe() and "all_reduce" not in COSTS[0].describe()
+
+
+def test_what_a_calibration_cannot_cost():
+    with pytest.raises(SettingError, match="cost = 'made-up.json': has no model of block_copy, swap_in; calibrate"):
+        CalibratedCost(calibration(swap_in=None, block_copy=None), LLAMA, H100)
+    with pytest.raises(SettingError, match="cost = 'made-up.json': deepseek-v3 keeps latent vectors"):
+        CalibratedCost(calibration(), model("deepseek-v3"), H100, 8)
+
+
+class TestARun:
+    @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max"])
+    @pytest.mark.parametrize("name", ["fitted", "file"])
+    def test_leap_and_step_are_the_same_bits(self, policy, name, tmp_path):
+        """Invariant 6, over the knots of curves."""
+        path = tmp_path / "calibration.json"
+        path.write_text(json.dumps(document(decode_attention=LONG_CALLS)))
+        chosen = {"cost": "fitted" if name == "fitted" else str(path), "policy": policy}
+        chosen |= (
+            {"model": "opt-13b", "num_gpu_blocks_override": 400}
+            if name == "fitted"
+            else {"model": "llama-3.1-8b", "gpu": "h200"}
+        )
+        work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 150, 0, 2048), 4.0)
+        leapt, stepped = (simulate(replica(**chosen, leap=leap), work) for leap in (True, False))
+        assert summary(leapt) == summary(stepped)
+        assert leapt.book.end_ticks == stepped.book.end_ticks
+        assert leapt.replica.cost.name == ("fitted" if name == "fitted" else "calibrated")
+
+    def test_knots_are_few(self):
+        """Leaps are cut at them: of about 200 samples of a curve most are within the tolerance of a line."""
+        knots, context = 0, 32
+        while (until := COSTS[2].decode_line(32, context)[2]) is not None:
+            knots, context = knots + 1, until
+        assert 3 < knots < 25

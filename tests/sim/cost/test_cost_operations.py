@@ -1,0 +1,191 @@
+"""Operations: closed forms, tables of residuals, and files that say which field is wrong."""
+
+from __future__ import annotations
+
+import json
+from math import exp, log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrations import LONGER, OPS, document
+from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
+from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work
+from fragmeter.sim.spec import gpu_names
+from fragmeter.sim.types.errors import SettingError, UserError
+
+amounts = st.floats(0, 1e18)
+
+
+def test_one_bound_takes_over_from_the_next():
+    """q = 1 adds up, a large q takes the largest, q = 2 is Pythagoras'."""
+    work = Work(flops=4e6, bytes=3e6, count=2)
+    rates = {"flops_per_s": 1e12, "bytes_per_s": 1e12}
+    assert Coefficients(0, **rates, q=2).us(work) == pytest.approx(5)
+    assert Coefficients(0, **rates, q=1).us(work) == pytest.approx(7)
+    assert Coefficients(0, **rates, q=32).us(work) == pytest.approx(4, rel=1e-4)
+    assert Coefficients(12, **rates, q=2).us(work) == pytest.approx(13)
+    assert Coefficients(1, bytes_per_s=1e12, each_us=10, q=1).us(work) == pytest.approx(1 + 3 + 20)
+
+
+def test_the_work_of_a_call_by_hand():
+    gemm = OPERATIONS["gemm"](8, 300, 200)
+    assert (gemm.flops, gemm.bytes) == (2 * 8 * 300 * 200, 2 * (300 * 200 + 8 * 300 + 8 * 200))
+    assert OPERATIONS["gemm"](8, 300, 200, 100).bytes == 100 + 2 * 8 * 500
+    decode = OPERATIONS["decode_attention"](4, 1000, 32, 8, 128)
+    assert (decode.flops, decode.bytes) == (4 * 1000 * 32 * 128, 2 * (2 * 1000 * 8 * 128 + 2 * 4 * 32 * 128))
+    assert decode.at == {"lanes": 32, "length": 250, "group": 4, "block_size": 16}
+    chunk = OPERATIONS["prefill_attention"](10, 10 * 90 + 55, 100, 32, 8, 128)
+    assert (chunk.flops, chunk.bytes) == (4 * 955 * 32 * 128, 2 * (2 * 100 * 8 * 128 + 2 * 10 * 32 * 128))
+    assert chunk.at == {"rows": 320, "keys": 5.5, "head_dim": 128, "prefix": 10}
+    assert OPERATIONS["kv_write"](3, 8, 128).bytes == 3 * 2 * 8 * 128 * 2 * 2
+    assert OPERATIONS["elementwise"](3, 100, 400).bytes == 3 * (1000 + 1200) * 2
+    assert OPERATIONS["embedding"](3, 100).bytes == 3 * 2 * 100 * 2
+    assert OPERATIONS["swap_in"](4096, 4)[1:3] == (4096, 4) and OPERATIONS["step"](7).count == 7
+
+
+@settings(deadline=None)
+@given(amounts, amounts, st.floats(1, 2), st.floats(0.25, 32), st.floats(0, 1e3))
+def test_more_work_never_takes_less_time(flops, size, more, q, shortest):
+    model = OpModel(Coefficients(shortest, 1e12, 1e11, 0.5, q))
+    least = float(model.us(Work(flops, size, 3)))
+    for grown in (Work(flops * more, size, 3), Work(flops, size * more, 3), Work(flops, size, 3 * more)):
+        assert float(model.us(grown)) >= least * (1 - 1e-12)
+
+
+class TestResiduals:
+    TABLE = Residuals(("m", "n"), ((1, 4), (10, 100, 1000)), (0.0, 0.1, 0.2, 1.0, 1.1, 1.2))
+
+    def test_are_interpolated_in_logarithms_and_held_beyond_the_edges(self):
+        assert self.TABLE({"m": 1, "n": 100}) == pytest.approx(0.1)
+        assert self.TABLE({"m": 2, "n": 100}) == pytest.approx(0.6)
+        assert self.TABLE({"m": 4, "n": 10**2.5}) == pytest.approx(1.15)
+        assert self.TABLE({"m": 1000, "n": 1}) == pytest.approx(1.0)
+        assert self.TABLE({"m": 0.001, "n": 1e9}) == pytest.approx(0.2)
+        found = self.TABLE({"m": np.array([1, 2, 4]), "n": 100})
+        assert found == pytest.approx([0.1, 0.6, 1.1])
+
+    def test_multiply_the_time(self):
+        model = OpModel(Coefficients(10), Residuals(("m",), ((1, 4),), (0.0, log(2))))
+        assert model.us(Work(at={"m": 2})) == pytest.approx(10 * exp(log(2) / 2))
+
+
+def test_a_file_comes_back_as_it_was_written():
+    entry = {"coefficients": {"t0_us": 1.5, "bytes_per_s": 1e11}, "residuals": LONGER, "source": "a bench"}
+    found = Calibration(json.dumps(document(decode_attention=entry)).encode(), "made-up.json").ops["decode_attention"]
+    assert found == OpModel(
+        Coefficients(1.5, bytes_per_s=1e11), Residuals(("length",), ((1024, 4096),), (0, log(2))), "a bench"
+    )
+
+
+BAD = {
+    "no json": ("{", "made-up.json: is no calibration: Invalid JSON: EOF"),
+    "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: Input should be 1"),
+    "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': Input should be 'calibration' or 'profile'"),
+    "no source": ({"source": None}, "made-up.json: source = None: Input should be a valid string"),
+    "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': Input should be 'gemm', 'decode_"),
+    "rate": (
+        document(gemm={"coefficients": {"flops_per_s": -1}}),
+        "ops.gemm.coefficients.flops_per_s = -1: Input should",
+    ),
+    "typo": (document(gemm={"coefficients": {"t0": 1}}), "ops.gemm.coefficients.t0 = 1: Unexpected keyword argument"),
+    "nan": (
+        document(step={"coefficients": {"t0_us": float("nan")}}),
+        "ops.step.coefficients.t0_us = nan: Input should",
+    ),
+    "table": (
+        document(gemm={"coefficients": {}, "residuals": LONGER | {"log_ratios": [0]}}),
+        "ops.gemm.residuals = 'a dict': log_ratios must be 2, one a combination of knots, not 1",
+    ),
+    "knots": (
+        document(gemm={"coefficients": {}, "residuals": LONGER | {"knots": [[4, 1]]}}),
+        "knots of length must be two or more, increasing",
+    ),
+    "axis": (
+        document(gemm={"coefficients": {}, "residuals": LONGER}),
+        "made-up.json: ops.gemm.residuals.axes = 'length': one of m, n, k",
+    ),
+    "no coefficients": (
+        document(gemm={"coefficients": {}}),
+        "made-up.json: ops.gemm.coefficients = {'t0_us': 0.0, 'each_us': 0.0, 'q': 1.0}: calls take no time; "
+        "give t0_us or flops_per_s or bytes_per_s above 0",
+    ),
+    "no time": (
+        document(swap_in={"coefficients": {"t0_us": 0, "each_us": 0, "q": 2}}),
+        "calls take no time; give t0_us or bytes_per_s or each_us above 0",
+    ),
+    "a rate of what it does not do": (
+        document(kv_write={"coefficients": {"flops_per_s": 1e12, "each_us": 3}}),
+        "ops.kv_write.coefficients = {'t0_us': 0.0, 'flops_per_s': 1000000000000.0, 'each_us': 3.0, 'q': 1.0}: "
+        "calls take no time; give t0_us or bytes_per_s above 0",
+    ),
+    "a call of an age": (
+        document(step={"coefficients": {"t0_us": 1e300}}),
+        "made-up.json: ops.step.coefficients.t0_us = 1e+300: must be at most 1e+09 microseconds",
+    ),
+    "a block of an age": (
+        document(swap_out={"coefficients": {"each_us": 2e9}}),
+        "ops.swap_out.coefficients.each_us = 2000000000.0: must be at most 1e+09 microseconds",
+    ),
+    "a rate of nothing": (
+        document(embedding={"coefficients": {"bytes_per_s": 1e-300}}),
+        "ops.embedding.coefficients.bytes_per_s = 1e-300: must be from 1e+06 to 1e+21 a second",
+    ),
+    "a rate beyond all": (
+        document(gemm={"coefficients": {"flops_per_s": 1e300}}),
+        "ops.gemm.coefficients.flops_per_s = 1e+300: must be from 1e+06 to 1e+21 a second",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), BAD.values(), ids=BAD)
+def test_a_file_that_is_no_calibration_names_its_field(content, text):
+    whole = content if isinstance(content, str) else json.dumps(document() | content)
+    with pytest.raises(UserError) as error:
+        Calibration(whole.encode(), "made-up.json")
+    assert text in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("operation", OPS)
+@pytest.mark.parametrize("coefficients", [{"t0_us": 1e9, "each_us": 1e9}, {"t0_us": 1e-3}])
+def test_a_call_of_any_operation_may_take_long_or_next_to_nothing(operation, coefficients):
+    entry = {"coefficients": coefficients}
+    read_back = Calibration(json.dumps(document(**{operation: entry})).encode(), "made-up.json").ops[operation]
+    assert read_back.coefficients == Coefficients(**coefficients)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="none.json.: cannot be read: No such file"):
+        read(tmp_path / "none.json")
+
+
+class TestProfiles:
+    def test_every_gpu_has_one(self):
+        assert profile_names() == sorted(gpu_names())
+        with pytest.raises(SettingError, match="no profile of mi300x comes with the package"):
+            profile("mi300x")
+
+    @pytest.mark.parametrize("name", gpu_names())
+    def test_says_where_it_comes_from_and_how_far_off_it_is(self, name):
+        found = profile(name)
+        assert found.kind == "profile" and "aiconfigurator" in found.source
+        assert set(found.ops) == set(OPERATIONS)
+        for operation in ("gemm", "decode_attention", "prefill_attention"):
+            fit = found.ops[operation].fit
+            assert fit["points"] > 3000 and "parquet" in fit["table"]
+            for errors in fit["held_out"].values():
+                assert errors["points"] > 1000
+                assert errors["median_error"] <= 0.10 and abs(errors["bias"]) <= 0.05
+        for operation in set(OPERATIONS) - {"gemm", "decode_attention", "prefill_attention"}:
+            assert "not measured" in found.ops[operation].source
+
+    def test_that_of_the_a100_40gb_differs_by_the_bandwidth_alone(self):
+        small, large = profile("a100-40gb"), profile("a100-80gb")
+        assert "not measured" in small.source
+        for operation in ("gemm", "decode_attention", "prefill_attention"):
+            one, other = small.ops[operation], large.ops[operation]
+            assert one.coefficients.bytes_per_s == pytest.approx(other.coefficients.bytes_per_s * 1555 / 2039)
+            assert one.coefficients.flops_per_s == other.coefficients.flops_per_s
+            assert one.residuals == other.residuals

@@ -1,0 +1,293 @@
+"""The table of what runs read, held against runs: what it says is read changes some, and what it says is not, none."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import fields, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.unread import READ_MAX_TOKENS, Unread
+from fragmeter.sim import Settings, settings, simulate
+from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
+from fragmeter.sim.engine.unread import (
+    ALWAYS,
+    EXEMPT,
+    NOTHING,
+    SOMETIMES,
+    only_read,
+    refuse_unread_in_cluster,
+    why_unread,
+    why_unread_in_cluster,
+)
+from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.types.errors import SettingError, UserError
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.traces import Reading, read_with_content, write
+from fragmeter.traces.readers.readers import fields_read
+from paths import SAMPLES
+from unread_loads import ROWS, SCENES, SHOWN_IN, UNREAD_IN, Scene, load, outcome
+
+#: Values unlike the defaults, of which each that a policy takes is tried.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (2,),
+    "pipeline_parallel_size": (2,),
+    "quantization": ("fp8",),
+    "kv_cache_dtype": ("fp8",),
+    "enforce_eager": (False,),
+    "block_size": (8,),
+    "page_size": (128,),
+    "num_gpu_blocks_override": (150,),
+    "enable_prefix_caching": (False, True),
+    "max_model_len": (130,),
+    "max_num_seqs": (2,),
+    "max_num_batched_tokens": (100,),
+    "watermark": (0.5,),
+    "arena": ("first-fit",),
+    "preemption_mode": ("swap",),
+    "waiting_served_ratio": (4.0,),
+    "max_waiting_tokens": (1,),
+    "output_estimate": (0.2,),
+    "schedule_policy": ("fcfs",),
+    "use_beam_search": (True,),
+    "beam_survival": (0.3,),
+    "shared_prefix_tokens": (16,),
+    "swap_space": (0.03,),
+    "cost": ("fitted",),
+    "step_scale": (2.0,),
+    "disable_hybrid_kv_cache_manager": (True,),
+    "window": ((0.1, 0.5),),
+}
+
+
+def test_every_setting_has_its_place():
+    places = [*ALWAYS, *EXEMPT, *SOMETIMES]
+    assert sorted(places) == sorted(field.name for field in fields(Settings))
+    assert sorted(VALUES) == sorted({*ALWAYS, *SOMETIMES})
+    assert all(EXEMPT.values())
+    assert NOTHING.keys() <= SOMETIMES.keys()
+
+
+@pytest.fixture
+def unrefused(monkeypatch):
+    """Runs are not refused for what they do not read: what they do with it is asked."""
+    monkeypatch.setattr("fragmeter.sim.engine.run.refuse_unread", lambda *asked: None)
+
+
+@cache
+def plain(policy: str, place: int, tables: bool) -> str:
+    return outcome(SCENES[place].settings(policy), SCENES[place].work, tables)
+
+
+def changes(policy: str, place: int, field: str, value: Any, tables: bool) -> bool:
+    """Whether a value makes another run of a scene."""
+    scene = SCENES[place]
+    try:
+        chosen = replace(scene.settings(policy), **{field: value})
+    except SettingError:
+        # Refused as it is: the value is read.
+        return True
+    return outcome(chosen, scene.work, tables) != plain(policy, place, tables)
+
+
+def why(policy: str, scene: Scene, field: str, value: Any) -> str | None:
+    """What the table says; a value that is refused by itself is read."""
+    try:
+        return why_unread(field, replace(scene.settings(policy), **{field: value}), scene.work)
+    except SettingError:
+        return None
+
+
+def hold(policy: str, field: str, everywhere: bool) -> None:
+    """Where it is said not to be read it changes nothing; where it is said to be read, something in some scene.
+
+    Args:
+        everywhere: Whether to try all scenes in which it is said not to be read, and to compare all tables; else the
+            one that shows the setting best, and those of which it is known that nobody reads it there.
+    """
+    cases = [
+        (place, value, why(policy, scene, field, value))
+        for place, scene in enumerate(SCENES)
+        for value in VALUES[field]
+        if getattr(scene.settings(policy), field) != value
+    ]
+    read = [(place, value) for place, value, reason in cases if reason is None]
+    assert any(changes(policy, place, field, value, everywhere) for place, value in read) == bool(read), (
+        f"{field} under {policy} is said to be read, and no scene shows it"
+    )
+    for place, value, reason in cases:
+        name = SCENES[place].name
+        known = bool(read) and field in UNREAD_IN.get(name, ())
+        assert reason is not None or not known or by_itself(policy, field), f"{field} under {policy}: {name}"
+        if reason is not None and (everywhere or known or name == SHOWN_IN.get(field, SCENES[0].name)):
+            changed = changes(policy, place, field, value, everywhere)
+            assert not changed, f"{field} under {policy} is said not to be read ({reason}): {name}"
+
+
+def by_itself(policy: str, field: str) -> bool:
+    """Whether a policy refuses what the table need not."""
+    return field == "use_beam_search" and why(policy, SCENES[0], field, True) is None
+
+
+@pytest.mark.usefixtures("unrefused")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_not_read_changes_nothing_and_what_is_read_does(policy):
+    for field in VALUES:
+        hold(policy, field, everywhere=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unrefused")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_so_it_is_in_every_scene_and_in_every_table(policy):
+    for field in VALUES:
+        hold(policy, field, everywhere=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unrefused")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_entry_that_is_wrong_either_way_is_found(policy, monkeypatch):
+    """Each setting is said to be read where it is not, and not to be where it is."""
+    for flipped in SOMETIMES:
+        said = {why_unread(flipped, scene.settings(policy), scene.work) for scene in SCENES}
+        wrong = "made up" if None in said else None
+        with monkeypatch.context() as patched, pytest.raises(AssertionError, match=f"{flipped} under {policy}"):
+            patched.setitem(SOMETIMES, flipped, lambda *asked, wrong=wrong: wrong)
+            hold(policy, flipped, everywhere=False)
+
+
+def test_what_is_not_read_is_refused_by_the_library_and_dropped_on_demand():
+    work, asked = load(), settings(policy="vllm-v1", swap_space=4.0, watermark=0, max_num_seqs=7)
+    with pytest.raises(SettingError, match=r"^swap_space = 4.0: vllm-v1 never swaps; use vllm-sosp23 or vllm-v0 with"):
+        simulate(asked, work)
+    assert only_read(asked, work) == settings(policy="vllm-v1", watermark=0, max_num_seqs=7)
+    assert simulate(only_read(asked, work), work).settings.swap_space == Settings.swap_space
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_defaults_and_what_asks_for_nothing_are_never_refused(policy):
+    simulate(settings(policy=policy, **NOTHING), load())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_max_tokens_are_read_by_who_reserves(policy):
+    """``--max-tokens`` is of the requests: the same load, told and not."""
+    scenes = [scene for scene in SCENES if scene.name in ("sessions", "grown")]
+    changed = any(
+        outcome(scene.settings(policy), scene.work, False)
+        != outcome(scene.settings(policy), replace(scene.work, max_tokens=None), False)
+        for scene in scenes
+    )
+    assert changed == (policy in READ_MAX_TOKENS)
+    seen = Unread()
+    seen.see(Inputs(settings=settings(policy=policy), requests=Requests(max_tokens="true")), load())
+    assert ("max_tokens" in seen.read) == changed
+
+
+#: Of each field of ``Cluster`` a value unlike the default, and what else there must be.
+CLUSTERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "num_replicas": (2, {}),
+    "router": ("kv-aware", {"num_replicas": 2}),
+    "cache_threshold": (0.9, {"num_replicas": 3, "router": "prefix-affine"}),
+    "balance_abs_threshold": (0, {"num_replicas": 3, "router": "prefix-affine"}),
+    "balance_rel_threshold": (9.0, {"num_replicas": 3, "router": "prefix-affine", "balance_abs_threshold": 1}),
+    "prefill_replicas": (2, {"prefill_replicas": 1, "decode_replicas": 2}),
+    "decode_replicas": (2, {"prefill_replicas": 2, "decode_replicas": 1}),
+    "decode_router": ("round-robin", {"prefill_replicas": 1, "decode_replicas": 2}),
+    "kv_transfer_bandwidth": (0.1, {"prefill_replicas": 1, "decode_replicas": 2}),
+    "kv_transfer_latency": (30.0, {"prefill_replicas": 1, "decode_replicas": 2}),
+}
+#: One replica, routers without thresholds, and one that decodes.
+OTHERS = (
+    {},
+    {"router": "prefix-affine"},
+    {"num_replicas": 2, "router": "least-outstanding-tokens"},
+    {"prefill_replicas": 1, "decode_replicas": 1},
+    {"prefill_replicas": 2, "decode_replicas": 1, "router": "prefix-affine", "balance_abs_threshold": 1},
+)
+
+
+@pytest.mark.parametrize("field", CLUSTERS)
+def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeypatch):
+    monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *asked: None)
+    told = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
+    base = settings(policy="vllm-v1", num_gpu_blocks_override=100, max_model_len=600)
+    value, more = CLUSTERS[field]
+    shown: dict[str, bool] = {}
+    for work, others in product((told, load()), (more, *OTHERS)):
+        try:
+            asked, plain = cluster(**others | {field: value}), cluster(**others)
+        except SettingError:
+            # Refused by itself.
+            continue
+        if asked == plain:
+            continue
+        # The name of the router is told, and no result.
+        summaries = [cluster_summary(simulate_cluster(base, work, each)) | {"router": None} for each in (asked, plain)]
+        if why_unread_in_cluster(field, asked, work) is None:
+            shown[str(others)] = shown.get(str(others), False) or summaries[0] != summaries[1]
+        else:
+            assert summaries[0] == summaries[1], others
+            with pytest.raises(SettingError):
+                refuse_unread_in_cluster(asked, work)
+    assert shown and all(shown.values()), shown
+
+
+def test_every_field_of_a_cluster_is_tried():
+    assert sorted(CLUSTERS) == sorted(field.name for field in fields(Cluster))
+
+
+NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix in (".csv", ".json", ".jsonl"))
+#: Of each field of ``Reading`` values of which one makes a difference where it is read.
+READINGS: dict[str, tuple[Any, ...]] = {
+    "skip_bad": (True,),
+    "tokenizer": (Path("no-such-tokenizer.json"),),
+    "timed_trace_chunk_hash_size": (16, 512),
+    "timed_trace_sec_multiplier": (3.0,),
+    "max_inflated_bytes": (1,),
+}
+
+
+def read_of(path: Path, longest: int | None, **reading: Any) -> str:
+    """A trace as it is read, or why it cannot be; rows of more than ``longest`` tokens are bad ones."""
+    try:
+        trace = read_with_content(path, Reading(**reading), longest)
+    except UserError as error:
+        return str(error)
+    content = () if trace.content is None else [getattr(trace.content, name) for name in trace.content.columns()]
+    columns = [getattr(trace, name) for name in ("prompt_tokens", "output_tokens", "arrival_ticks", "delay_ticks")]
+    return repr([None if column is None else np.asarray(column).tolist() for column in (*columns, *content)])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ragpulse/0_trace.jsonl", *(f"{name}.gz" for name in NAMES), "own.parquet"])
+def test_a_trace_reads_what_is_said_to_be_read_and_nothing_else(name, tmp_path):
+    path = SAMPLES / name
+    if name.endswith(".gz"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress((SAMPLES / name.removesuffix(".gz")).read_bytes()))
+    elif name == "own.parquet":
+        path = tmp_path / name
+        write(read_with_content(SAMPLES / "mooncake.jsonl"), path)
+    said = fields_read(path)
+    for field, values in READINGS.items():
+        longest = 400 if field == "skip_bad" else None
+        changed = any(read_of(path, longest) != read_of(path, longest, **{field: value}) for value in values)
+        # Not all samples have a longer row.
+        assert changed == (field in said) or (field == "skip_bad" and not changed), field
+
+
+def test_bad_rows_of_every_trace_can_be_skipped(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("prompt_tokens,output_tokens\n3,4\n900,4\n")
+    assert read_of(path, 400) != read_of(path, 400, skip_bad=True) and "skip_bad" in fields_read(path)
+
+
+def test_every_field_of_a_reading_is_tried():
+    assert sorted(READINGS) == sorted(field.name for field in fields(Reading))

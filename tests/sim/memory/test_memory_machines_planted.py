@@ -1,0 +1,213 @@
+"""Bugs planted on purpose, one or two an allocator: random operations find each of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from unittest import mock
+
+import hypothesis
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from fragmeter.sim.memory import (
+    BatchMemory,
+    BlockPool,
+    BuddyArena,
+    BuddyMemory,
+    ChunkedMemory,
+    ContiguousMemory,
+    CopyingMemory,
+    DeferredMemory,
+    DialogueContiguousMemory,
+    DialogueMemory,
+    PagedMemory,
+    RadixMemory,
+    ReservedMemory,
+    SharingMemory,
+    SlotRadixMemory,
+)
+from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
+from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
+from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
+from fragmeter.sim.memory.paged.deferred import Regions
+from fragmeter.sim.memory.paged.dialogue import Start
+from fragmeter.sim.memory.paged.hybrid_tables import HybridTables
+from fragmeter.sim.memory.paged.paged import BlockTables
+from fragmeter.sim.memory.paged.radix_slots import SlotTree
+from fragmeter.sim.memory.paged.sharing_tables import SharingTables
+from fragmeter.sim.memory.paged.skipped import SkippedBlocks
+from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from fragmeter.sim.types.errors import SimulationFault
+from machines import MACHINES
+
+begins, make_free = DialogueMemory._start, DialogueMemory._make_free
+release_in_order, split, drop = HashedBlockPool.release, RadixTree._split, HybridTables.drop
+
+
+def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
+    return pool._further.pop(block, None) is not None
+
+
+def frees_the_beginning_first(pool: HashedBlockPool, table: list[int]) -> None:
+    release_in_order(pool, table[::-1])
+
+
+def splits_without_the_locks(tree: RadixTree, *split_at):
+    upper = split(tree, *split_at)
+    upper.locks = 0
+    return upper
+
+
+def does_not_merge(arena: BuddyArena, start: int, blocks: int) -> None:
+    arena.free_lists[blocks][start] = None
+
+
+def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
+    return max((place for place, length in enumerate(arena._lengths) if length >= blocks), default=None)
+
+
+def grows_table_by_table(tables: BlockTables, clock: int) -> None:
+    steps = range(tables._grown_until, clock)
+    for sequence, table in tables.tables.items():
+        table += tables.pool.take_many(sum(sequence in tables._members[step % tables._block_size] for step in steps))
+    tables._grown_until = max(clock, tables._grown_until)
+
+
+def stalls_in_the_count_only(memory: ChunkedMemory, sequence, clock: int) -> None:
+    memory.partial[sequence] = -(-sequence.held_tokens(clock) // memory.block_size)
+
+
+def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
+    pages = []
+    while len(pages) < count:
+        pages.append((regions.deferred or list(regions.spare.values()))[0].pop(0))
+        regions.deferred = [region for region in regions.deferred if region]
+        regions.spare = {sequence: spare for sequence, spare in regions.spare.items() if spare}
+    regions.cached -= len(pages)
+    return pages
+
+
+def settles_at_once(memory: DeferredMemory, clock: int, limit: int) -> int:
+    return limit
+
+
+def sees_no_window_fill(skipped: SkippedBlocks, clock: int) -> int:
+    return 1 << 40
+
+
+def counts_whoever_left(skipped: SkippedBlocks, sequence, clock: int) -> int:
+    blocks = skipped.so_far(sequence, clock)
+    skipped.prompts.pop(sequence, None)
+    return blocks
+
+
+def gives_its_first_pages_back_first(tables: HybridTables, sequence) -> None:
+    tables.tables[sequence] = tuple(table[::-1] for table in tables.tables[sequence])
+    drop(tables, sequence)
+
+
+def never_copies(tables: SharingTables, clock: int) -> None:
+    tables._copiers.clear()
+    BlockTables.grow_until(tables, clock)
+
+
+def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
+    if memory.free < slots:
+        memory.free += memory.tree.evict(slots - memory.free)
+
+
+def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
+    node, _ = memory.tree.insert(memory._string(sequence, tokens), memory.tick())
+    memory.free += tokens - memory.holdings[sequence].tokens
+    return node
+
+
+def keeps_its_own_slots(memory: SlotRadixMemory, sequence, tokens: int):
+    node, table = RadixMemory._insert(memory, sequence, tokens), memory.tables.tables[sequence]
+    memory.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
+    return node
+
+
+def names_a_half_full_block(memory: DialogueMemory, sequence) -> Start:
+    start = begins(memory, sequence)
+    return start if start.copied is None else Start([*start.shared, start.copied], None, start.parent)
+
+
+def gives_up_what_was_used_last(memory: DialogueMemory, blocks: int) -> None:
+    memory.kept = OrderedDict(reversed(memory.kept.items()))
+    make_free(memory, blocks)
+    memory.kept = OrderedDict(reversed(memory.kept.items()))
+
+
+def takes_no_room(transaction: ContiguousTransaction, tokens: int) -> None:
+    slots = transaction.memory.slots_of(tokens)
+    transaction.places.append((tokens, slots, transaction.memory.take_place(slots)))
+
+
+def keeps_the_pieces_of_a_trial(transaction: ContiguousTransaction, slots: int, pieces: int) -> bool:
+    memory = transaction.memory
+    return all(memory.has_place(slots) and memory.take_place(slots) is not None for _ in range(pieces))
+
+
+def spares_nobody(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
+    return [parent for parent in memory.kept if parent not in memory._promised]
+
+
+def takes_whatever_piece_there_is(transaction: DialogueTransaction, sequence, tokens: int):
+    return transaction.memory.piece_to_take(sequence)
+
+
+def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
+    memory.arena.free(grant.start, grant.slots // memory.block_size)
+
+
+PLANTED = [
+    ("BlockPool", BlockPool, "_drop_further", frees_what_two_more_tables_name),
+    ("HashedBlockPool", HashedBlockPool, "release", frees_the_beginning_first),
+    ("RadixTree", RadixTree, "_split", splits_without_the_locks),
+    ("BuddyArena", BuddyArena, "free", does_not_merge),
+    ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
+    ("BestFitArena", BestFitArena, "_choose", FirstFitArena._choose),
+    ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
+    ("PagedMemory", PagedMemory, "take_back", PagedMemory.admit),
+    ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),
+    ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
+    ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
+    ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
+    ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
+    ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
+    ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
+    ("SharingMemory", SharingTables, "grow_until", never_copies),
+    ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
+    ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
+    ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
+    ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),
+    ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
+    ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
+    ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
+    ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
+    ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
+    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_nobody),
+    ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
+    ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
+    ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
+    ("BuddyMemory", BuddyMemory, "stranded_slots", ContiguousMemory.stranded_slots),
+    ("BuddyMemory", BuddyMemory, "give_place", keeps_the_longest_run),
+    ("BatchMemory", BatchMemory, "release", ContiguousMemory.release),
+]
+
+
+def test_every_machine_has_a_bug_to_find():
+    assert {allocator for allocator, *_ in PLANTED} == MACHINES.keys()
+
+
+@pytest.mark.parametrize(
+    ("allocator", "owner", "method", "broken"), PLANTED, ids=[f"{bug[0]}-{bug[3].__qualname__}" for bug in PLANTED]
+)
+def test_random_operations_find(allocator, owner, method, broken):
+    few = hypothesis.settings.get_profile("machines")
+    # The smallest example is of no interest. Mostly far fewer will do; but hypothesis draws constants of the modules
+    # that are loaded, so that which example finds it changes with them.
+    quick = hypothesis.settings(few, max_examples=3000, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
+    with mock.patch.object(owner, method, broken), pytest.raises((AssertionError, SimulationFault, KeyError)):
+        run_state_machine_as_test(MACHINES[allocator], settings=quick)

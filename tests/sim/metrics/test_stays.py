@@ -1,0 +1,89 @@
+"""The table of stays: who computes when, held to an engine that is watched step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from engine_runs import settings_of, workload_of
+from fragmeter.sim import Settings, Workload, simulate
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.metrics.stays import stays_table
+from strategies import Case, crowded_cases, medium_cases
+
+
+class Watched(Engine):
+    """Writes down who runs, and whose prefill goes on, in every step."""
+
+    seen: list[tuple[int, set[int], set[int]]]
+
+    def _leap_over(self, now, first_step):
+        self._note(now)
+        return super()._leap_over(now, first_step)
+
+    def _stand_still(self, now, first_step, plan):
+        self._note(now)
+        return super()._stand_still(now, first_step, plan)
+
+    def _note(self, now):
+        running = {sequence.index for sequence in self.state.running}
+        self.seen.append((now, running, {sequence.index for sequence in self.state.prefilling}))
+
+
+@pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "fastgen", "sarathi", "orca-max", "static"])
+@hypothesis_settings(max_examples=5)
+@given(case=st.one_of(crowded_cases(), medium_cases()))
+def test_stays_are_what_a_watched_engine_does(policy, case: Case):
+    settings = settings_of(policy, case.pool, case.limits)
+    workload = workload_of(case.requests, case.limits.max_model_len)
+    kind = type("_Watched", (Watched,), {"seen": []})
+    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    run = simulate(settings, workload, case.cost)
+    stays = stays_table(run)
+    requests = requests_table(run)
+    undisturbed = set(requests.index[(requests["recomputed"] + requests["swapped"]).fillna(0) == 0])
+    # Of steps that begin together all but the last take no time.
+    last = {now: sides for now, *sides in kind.seen}
+    for now, (running, prefilling) in last.items():
+        there = stays[(stays["start_ticks"] <= now) & (now < stays["end_ticks"])]["sequence"]
+        assert running <= set(there) <= running | prefilling
+        # Whoever prefills is on its way to a stay, unless it is pushed out before.
+        assert prefilling & undisturbed <= set(there)
+    for request, own in stays.groupby("request"):
+        assert own["start_ticks"].min() >= requests["first_scheduled_ticks"][request]
+        assert own["first_token_ticks"].min() == requests["first_token_ticks"][request]
+        assert own["end_ticks"].max() == requests["finish_ticks"][request]
+        assert own["ended"].tolist()[-1] == "finished" and (own["ended"] == "finished").sum() == 1
+        assert own["begun"].iloc[0] == "prefilled" and "prefilled" not in own["begun"].tolist()[1:]
+        for ended, begun in zip(own["ended"], own["begun"].iloc[1:]):
+            # Who stands still may be flushed later.
+            known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
+            assert begun in known[ended]
+    cut = stays[stays["ended"].isin(["preempted", "swapped"])].groupby("request").size()
+    told = requests["recomputed"] + requests["swapped"]
+    assert all(count <= told[request] for request, count in cut.items())
+
+
+def test_a_stay_begins_with_the_first_chunk_of_its_prompt():
+    """Ten tokens in chunks of four: the stay begins with the first, and its token comes after the third."""
+    settings = Settings(
+        policy="vllm-v1",
+        model="toy-opt",
+        block_size=4,
+        num_gpu_blocks_override=20,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+    )
+    run = simulate(settings, Workload("one", np.array([7]), np.array([10]), np.array([3])))
+    chunks = run.book.chunks["start_ticks"].tolist()
+    assert len(chunks) == 2 and chunks[0] == 7
+    (stay,) = stays_table(run).itertuples()
+    assert stay.start_ticks == 7 and stay.first_token_ticks > chunks[1]
+    assert (stay.begun, stay.ended) == ("prefilled", "finished")

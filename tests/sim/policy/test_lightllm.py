@@ -1,0 +1,50 @@
+"""LightLLM's estimate: exact with true lengths, pausing the latest with wrong ones, and paged memory underneath."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.metrics.summary import summary
+from fragmeter.traces import synthetic_pairs, workload
+
+SLOTS = 12_000
+
+
+def served(**fields) -> Run:
+    """Three hundred requests at once, whose true lengths are told, in a pool that they overfill."""
+    work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 300, 0, 2048), np.inf)
+    chosen = settings(num_gpu_blocks_override=SLOTS, block_size=1, max_num_seqs=200, watermark=0.0, **fields)
+    return simulate(chosen, replace(work, max_tokens=work.output_tokens))
+
+
+def test_true_lengths_never_overcommit_and_fill_the_pool():
+    run = served(policy="lightllm")
+    assert not len(run.book.cuts["clock"])
+    assert max(run.book.rows["held"] + run.book.rows["width"] * (run.book.rows["steps"] - 1)) <= SLOTS
+    # Who is sure of the peak packs more than who adds up everybody's completion, though those end at different times.
+    sure, sum_of_completions = (summary(served(policy=name)) for name in ("lightllm", "trtllm-no-evict"))
+    assert sure["mean_batch"] > 1.1 * sum_of_completions["mean_batch"]
+
+
+def test_a_wrong_estimate_pauses_the_latest():
+    run = served(policy="lightllm", output_estimate=0.3)
+    stays, cuts, end = run.book.stays, run.book.cuts, run.book.stay_end
+    assert len(cuts["clock"]) > 20
+    for victim, clock in zip(cuts["index"].tolist(), cuts["clock"].tolist()):
+        stay_on = (stays["start_clock"] < clock) & (end > clock)
+        assert victim > stays["index"][stay_on].max(initial=-1)
+
+
+def test_under_paged_admission_it_is_paged_with_blocks_of_one_tick_for_tick():
+    """Estimating that nobody generates anything leaves the question whether the prompt fits now."""
+    estimate, paged = served(policy="lightllm", output_estimate=1e-3), served(policy="trtllm-max-util")
+    assert len(paged.book.cuts["clock"]) > 20
+    for table in ("stays", "cuts"):
+        mine, theirs = getattr(estimate.book, table), getattr(paged.book, table)
+        assert all((mine[name] == theirs[name]).all() for name in theirs)
+    assert estimate.accounts.window() == paged.accounts.window()
+    assert summary(estimate)["waste"] == summary(paged)["waste"]
