@@ -15,11 +15,12 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
 
-.PHONY: help reproduce claims test test-all test-lowest smoke smoke-lowest benchmark docs screenshots clean
+.PHONY: help check format reproduce claims test test-all test-lowest smoke smoke-lowest benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
+	@echo "make check        lint, and whether every file is formatted; make format mends what can be mended"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
@@ -38,6 +39,18 @@ $(VENV)/.core: setup.cfg pyproject.toml
 $(VENV)/.test: $(VENV)/.core
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable '.[test,kernels]'
 	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def test_setup_cfg_lists_every_folder_with_modules():
     listed = set(config["options"]["packages"].split())
     there = {".".join(("fragmeter", *path.parent.relative_to(ROOT).parts)) for path in modules()}
     assert listed == there | {"fragmeter"}
+
+
+def test_contributing_says_what_is_in_every_folder():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = {path.parent.relative_to(ROOT) for path in modules() if path.parent.parent != ROOT}
+    for folder in folders:
+        assert f"`{folder}`" in page or f"`{folder.name}`" in page, folder
+    for named in re.findall(r"`((?:sim|traces|gpu|experiments|reports|docs|tests)/[^`]*)`", page):
+        assert (ROOT / named).exists(), named
 
 
 def test_package_data_is_declared():
