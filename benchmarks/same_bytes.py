@@ -122,7 +122,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 #: Figures that draw nothing, and take no seeds.
-SEEDLESS = ("table1", "fig1", "fig3", "step-time", "anyscale")
+SEEDLESS = ("table1", "fig1", "fig3", "fig19a", "step-time", "anyscale")
 
 
 def run(folder: Path, all_seeds: bool, only: str) -> int:
