@@ -19,7 +19,12 @@ from fragmeter.experiments.cli.app import DONE, status
 from paths import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-PAGES = [ROOT / "README.md", ROOT / "gpu" / "RUNBOOK.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "gpu" / "RUNBOOK.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -32,6 +37,19 @@ def needs(text: str) -> list[pytest.MarkDecorator]:
     torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
     computes = re.search(r"devices\.open|calibrate --device cpu|validate --quick", text)
     return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes)
+
+
+def outputs(page: Path) -> dict[str, list[str]]:
+    """The output that a page prints below a command; ``...`` stands for any lines."""
+    found: dict[str, list[str]] = {}
+    for block in blocks(page, "console"):
+        command = ""
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                command = line.removeprefix("$ ")
+            else:
+                found.setdefault(command, []).append(line)
+    return found
 
 
 #: Each once, though several pages name it.
@@ -100,7 +118,21 @@ def test_the_command_runs(command, asked):
     assert program == "fragmeter"
     if arguments[0] == "report":
         make_results(asked, arguments)
-    assert asked(arguments).strip()
+    printed = asked(arguments)
+    assert printed.strip()
+    for page in PAGES:
+        assert has(printed, outputs(page).get(command, [])), f"{page.name}: {command}"
+
+
+def has(printed: str, shown: list[str]) -> bool:
+    """Whether a command prints the lines that a page shows, in that order, with gaps only where the page says so."""
+    pattern = "".join("(?:.*\n)*" if line == "..." else re.escape(line.rstrip()) + " *\n" for line in shown)
+    return re.fullmatch(pattern, printed if printed.endswith("\n") else printed + "\n") is not None if shown else True
+
+
+def test_a_wrong_number_in_a_shown_output_is_seen():
+    assert has("a 1\nb 2 \nc 3\n", ["a 1", "...", "c 3"]) and has("a 1\nb 2\n", ["a 1", "b 2"])
+    assert not has("a 1\nb 2\n", ["a 1"]) and not has("a 1\nb 2\n", ["...", "b 3"])
 
 
 def with_files(folder: Path) -> None:
@@ -159,6 +191,12 @@ def test_make_targets_of_the_documentation_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z-]+)", page.read_text())}
     assert {"reproduce", "test"} <= named <= targets
+
+
+def test_the_front_page_is_short_and_the_map_is_whole():
+    assert (ROOT / "README.md").stat().st_size <= 9_000
+    listed = (ROOT / "docs" / "index.md").read_text()
+    assert all(f"]({page.name})" in listed for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
 def test_links_and_pictures_are_there():
