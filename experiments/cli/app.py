@@ -54,6 +54,7 @@ VERBS = {
     "plan": "Find what to buy and how to set it; say whether a vllm serve line starts.",
     "validate": "Hold what is simulated against a device, or against a benchmark of a real server.",
     "traces": "Look at request traces, and convert them.",
+    "list": "List the policies, models and GPUs that flags take.",
     "calibrate": "Measure what the operations of a step take on a device.",
     "doctor": "Say what works on this machine, and why not.",
 }

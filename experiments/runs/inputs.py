@@ -40,7 +40,7 @@ class Requests:
     """What is asked of the server.
 
     Attributes:
-        trace: Requests, in any form that we know (README.md lists them); our own columns are prompt_tokens and
+        trace: Requests, in any form that we know (docs/traces.md lists them); our own columns are prompt_tokens and
             output_tokens, and arrival_s, or --request-rate in its stead. hash_ids or session_id may say which prompts
             begin alike. Or a load that traces synth has fitted.
         dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default

@@ -29,11 +29,11 @@ class Settings:
     """One replica: its policy, its memory, its model and GPUs, and how it is simulated.
 
     Attributes:
-        policy: Scheduler and allocator, by the name of a system.
-        model: Preset, or path to a Hugging Face ``config.json``. Layers with a sliding window shorter than
+        policy: Scheduler and allocator, by the name of a system; ``fragmeter list policies`` lists them.
+        model: Preset (``fragmeter list models``), or path to a Hugging Face ``config.json``. Layers with a sliding window shorter than
             ``max_model_len`` keep what it needs under vllm-sosp23, vllm-v0 and vllm-v1. Under the other policies,
             where sequences share blocks, and with chunked attention (Llama 4) all layers keep every token.
-        gpu: Preset.
+        gpu: Preset: a100-40gb, a100-80gb, h100-80gb or h200.
         tensor_parallel_size: GPUs that share the model and the pool.
         pipeline_parallel_size: Stages that the layers are divided into, each on ``tensor_parallel_size`` GPUs.
         quantization: Number format of the weights; None takes the checkpoint's, which for the presets is 16 bit

@@ -13,9 +13,12 @@ import fragmeter
 from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.gpu.devices.probe import GpuReport, probe
+from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.spec import gpu_names
+from fragmeter.sim.spec.model import model_names
 from fragmeter.traces import read
 
-VERBS = ["reproduce", "simulate", "sweep", "compare", "validate", "traces", "doctor"]
+VERBS = ["reproduce", "simulate", "sweep", "compare", "validate", "traces", "list", "doctor"]
 
 
 def printed(capsys: pytest.CaptureFixture, *tokens: object) -> str:
@@ -37,9 +40,33 @@ def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
     assert "Start with: fragmeter reproduce all --out results" in text
 
 
-@pytest.mark.parametrize("verb", [[verb] for verb in VERBS[:5]] + [["traces", "stats"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "verb", [[verb] for verb in VERBS[:5]] + [["traces", "stats"], ["list"], ["doctor"]], ids=" ".join
+)
 def test_every_verb_takes_json(verb, capsys):
     assert "--json" in printed(capsys, *verb, "--help")
+
+
+class TestList:
+    def test_names_what_the_flags_take(self, capsys):
+        for kind, names in (("policies", POLICIES), ("models", model_names()), ("gpus", gpu_names())):
+            rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
+            assert [next(iter(row.values())) for row in rows] == [*names]
+            shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]
+            assert shown[-len(rows) :] == [*names]
+
+    def test_numbers_of_a_row(self, capsys):
+        rows = json.loads(printed(capsys, "list", "models", "--json", "-"))["models"]
+        llama = next(row for row in rows if row["model"] == "llama-3.1-8b")
+        # 2 tensors x 32 layers x 8 heads x 128 x 2 bytes.
+        assert llama["kv_kib_per_token"] == 128 and llama["parameters_billion"] == 8.03
+
+    def test_the_help_of_simulate_names_every_gpu(self, capsys):
+        text = " ".join(printed(capsys, "simulate", "--help").replace("│", " ").split())
+        assert all(name in text for name in gpu_names()) and "fragmeter list policies" in text
+
+    def test_another_kind_is_refused(self, capsys):
+        assert status(["list", "cards"]) == MISTAKE and "policies" in capsys.readouterr().err
 
 
 class TestTraces:

@@ -1,0 +1,120 @@
+"""``fragmeter list``: policies, models and GPUs by the names that flags take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+
+from ...sim.cost.calibration import PROFILES
+from ...sim.policy import CACHING_POLICIES, POLICIES
+from ...sim.spec import gpu, model
+from ...sim.spec.gpu import gpu_names
+from ...sim.spec.model import model_names
+from ..runs.output import JsonTarget, Report
+
+Kind = Literal["policies", "models", "gpus"]
+_GIB, _KIB = 2**30, 2**10
+#: What each policy models.
+SYSTEMS = {
+    "static": "naive static batches",
+    "fastertransformer": "FasterTransformer, SOSP'23",
+    "orca": "Orca, OSDI'22",
+    "orca-max": "Orca (Max), SOSP'23",
+    "orca-pow2": "Orca (Pow2), SOSP'23",
+    "orca-oracle": "Orca (Oracle), SOSP'23",
+    "vllm-sosp23": "vLLM, SOSP'23",
+    "vllm-v0": "vLLM 0.2 to 0.6",
+    "vllm-v1": "vLLM 0.33, V1",
+    "sarathi": "Sarathi-Serve, OSDI'24",
+    "tgi": "Text Generation Inference",
+    "trtllm-no-evict": "TensorRT-LLM",
+    "trtllm-max-util": "TensorRT-LLM",
+    "lightllm": "LightLLM",
+    "fastgen": "DeepSpeed-FastGen",
+    "vattention": "vAttention, ASPLOS'25",
+    "sglang": "SGLang 0.5.9",
+}
+
+
+def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
+    """List what --policy, --model or --gpu takes.
+
+    Args:
+        kind: What to list.
+    """
+    report = Report(json)
+    rows = _ROWS[kind]()
+    report.console.print(_table(rows))
+    report.data({kind: rows})
+
+
+def _policies() -> Sequence[dict[str, Any]]:
+    return [
+        {
+            "policy": name,
+            "system": SYSTEMS[name],
+            "max_num_seqs": policy.default_max_num_seqs,
+            "max_num_batched_tokens": policy.default_max_num_batched_tokens,
+            "prefix_caching": name in CACHING_POLICIES,
+        }
+        for name, policy in POLICIES.items()
+    ]
+
+
+def _models() -> Sequence[dict[str, Any]]:
+    specs = [model(name) for name in model_names()]
+    return [
+        {
+            "model": spec.name,
+            "parameters_billion": round(spec.num_params / 1e9, 2),
+            "layers": spec.num_layers,
+            "max_model_len": spec.max_model_len,
+            "kv_kib_per_token": spec.slot_bytes() / _KIB,
+            "quantization": spec.quantization,
+        }
+        for spec in specs
+    ]
+
+
+def _gpus() -> Sequence[dict[str, Any]]:
+    specs = [gpu(name) for name in gpu_names()]
+    return [
+        {
+            "gpu": spec.name,
+            "memory_gib": round(spec.memory_bytes / _GIB, 2),
+            "memory_gb_per_s": spec.memory_bytes_per_s / 1e9,
+            "fp16_tflops": spec.fp16_flops_per_s / 1e12,
+            "fitted_profile": (PROFILES / f"{spec.name}.json").is_file(),
+        }
+        for spec in specs
+    ]
+
+
+_ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
+    "policies": _policies,
+    "models": _models,
+    "gpus": _gpus,
+}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        text = any(isinstance(value, str | bool) for value in values)
+        wraps = name not in ("policy", "model", "gpu", "system")
+        table.add_column(name.replace("_", " "), justify="left" if text else "right", no_wrap=not wraps)
+    for row in rows:
+        table.add_row(*map(_shown, row.values()))
+    return table
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else value
