@@ -37,6 +37,9 @@ from .summaries import print_summary
 #: Refused requests that are named on the terminal.
 REFUSED_SHOWN = 5
 
+#: Requests/s of a drawn dataset, where no flag says when requests arrive.
+DEFAULT_RATE = 1.0
+
 
 def simulate(
     settings: SETTINGS = Settings(),
@@ -54,6 +57,7 @@ def simulate(
 ) -> None:
     """Serve a trace on a simulated replica, or on several, and write what happened.
 
+    Without a trace, requests are drawn from --dataset, and arrive at 1 request/s unless a flag says when.
     Flags and units are vLLM's wherever vLLM has one.
 
     Args:
@@ -75,6 +79,9 @@ def simulate(
     require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")
+    unpaced = requests.trace is None and pacing == Pacing()
+    if unpaced:
+        pacing = Pacing(request_rate=DEFAULT_RATE)
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
@@ -85,7 +92,7 @@ def simulate(
         with _progress(len(work)) as progress:
             served = simulate_cluster(settings, work, cluster, progress=progress)
         _keep(partial(write_cluster, served), out, inputs.describe(work))
-        _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out)
+        _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out, unpaced)
         return
     with _progress(len(work)) as progress:
         run, plan = _served(settings, work, wanted, progress)
@@ -98,7 +105,7 @@ def simulate(
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
     _keep(partial(write, run, recordings=recordings), out, inputs.describe(work))
-    _tell(settings, work, summary(run), lengths if requests.trace else None, report, out)
+    _tell(settings, work, summary(run), lengths if requests.trace else None, report, out, unpaced)
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None:
@@ -153,12 +160,24 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
 
 
 def _tell(
-    chosen: Settings, work: Workload, content: dict[str, Any], trace: Trace | None, report: Report, out: Path | None
+    chosen: Settings,
+    work: Workload,
+    content: dict[str, Any],
+    trace: Trace | None,
+    report: Report,
+    out: Path | None,
+    unpaced: bool,
 ) -> None:
-    """The summary; ``trace`` is where the requests are from, if it is a file."""
+    """Print the summary.
+
+    Args:
+        trace: The file that the requests are from, if there is one.
+        unpaced: Whether no flag says when requests arrive.
+    """
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
-    report.say(f"{work.name}, {len(work):,} requests")
+    rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if unpaced else ""
+    report.say(f"{work.name}, {len(work):,} requests{rate}")
     print_summary(content, report.console)
     for text in (*_thrashing_told(content["work"]), *_refused_told(content, trace), *left_out_told(trace)):
         report.say(text)

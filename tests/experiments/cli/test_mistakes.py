@@ -105,7 +105,7 @@ MISTAKES = {
         "window = (9.0, 3.0): must end after it starts",
     ),
     "no arrivals": (
-        ["simulate", "--num-prompts", "5"],
+        ["compare", "--set", "block_size=8", "--set", "block_size=16", "--num-prompts", "5"],
         "request_rate = None: Synthetic sharegpt has no arrivals; give a request rate",
     ),
     "rate": (

@@ -47,6 +47,14 @@ def test_every_verb_takes_json(verb, capsys):
     assert "--json" in printed(capsys, *verb, "--help")
 
 
+def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
+    told = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--json", "-"))
+    asked = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--request-rate", "1", "--json", "-"))
+    assert told == asked
+    printed_lines = printed(capsys, "simulate", "--num-prompts", "20").splitlines()
+    assert "Synthetic sharegpt, 20 requests; no arrivals are given, so 1 request/s" in printed_lines[1]
+
+
 class TestList:
     def test_names_what_the_flags_take(self, capsys):
         for kind, names in (("policies", POLICIES), ("models", model_names()), ("gpus", gpu_names())):
