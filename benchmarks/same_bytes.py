@@ -169,7 +169,7 @@ def compare(before: Path, after: Path) -> int:
         {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         for folder in (before, after)
     ]
-    names = [{HASH.sub(b"#", name.encode()).decode(): path for name, path in side.items()} for side in sides]
+    names = [{known_by(name, path): path for name, path in side.items()} for side in sides]
     differing = []
     for name in sorted(names[0].keys() | names[1].keys()):
         paths = [side.get(name) for side in names]
@@ -183,6 +183,11 @@ def compare(before: Path, after: Path) -> int:
     print(*differing, sep="\n")
     print(f"{len(names[0])} files before, {len(names[1])} after, {len(differing)} differ (before: {digest[:12]})")
     return int(bool(differing))
+
+
+def known_by(name: str, path: Path) -> str:
+    """The name of a file; of one that is named by the hash of what it follows from, that of its content in its place."""
+    return HASH.sub(hashlib.sha256(content(path)).hexdigest()[:12].encode(), name.encode()).decode()
 
 
 def first_difference(before: Path, after: Path) -> str:
