@@ -155,6 +155,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ],
     ("plan",): [Base((), {"--serve": SERVE, "--gpu": "h200"}), Base((), GOODPUT, ("prices.json",))],
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
+    ("list",): [Base(("policies",)), Base(("models",)), Base(("cards",))],
     ("traces", "list"): [Base()],
     ("traces", "get"): [Base(("no-set",))],
     ("traces", "stats"): [Base(("trace.csv",), {}, ("trace.csv",))],

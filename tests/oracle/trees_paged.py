@@ -6,7 +6,7 @@ were promised when all are decided: so what one of them counts on is still there
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .families import Asked, Family, Member
 from .families_blocks import Blocks
@@ -126,10 +126,14 @@ class TreeSosp23(GroupedSosp23):
             return self.blocks.kept[parent]
         return None
 
+    def is_held(self, block: int, parent: int) -> bool:
+        """Whether somebody else, running or kept, names a block of the parent's table."""
+        others = [table for family, table in self.blocks.kept.items() if family.index != parent]
+        return bool(self.blocks.holders[block]) or any(block in table for table in others)
+
     def is_named(self, block: int, parent: Family) -> bool:
         """Whether somebody else, running, kept or admitted, names a block of the parent's table."""
-        others = [table for family, table in self.blocks.kept.items() if family is not parent]
-        return bool(self.blocks.holders[block]) or any(block in table for table in others) or block in self.claimed()
+        return self.is_held(block, parent.index) or block in self.claimed()
 
     def stored_tokens(self, family: Family) -> int:
         """Tokens stored before this step."""
@@ -163,8 +167,10 @@ class TreeSosp23(GroupedSosp23):
         self.decided.families.append(family)
 
     def begin(self, family: Family, start: Start) -> None:
-        """An admission is carried out."""
+        """An admission is carried out, after those before it in the step."""
         member = family.leader
+        if start.in_place and start.copied is not None and not self.is_held(start.copied, family.asked.parent):
+            start = replace(start, named=(*start.named, start.copied), copied=None)
         for block in start.named:
             self.blocks.name(member, block)
         if start.in_place:

@@ -92,7 +92,8 @@ def _request(path: str | PathLike[str], row: int, request: Any, failed: bool) ->
 def _about(benchmark: Mapping[str, Any]) -> dict[str, Any]:
     strategy = _within(benchmark, "config", "strategy") or _within(benchmark, "args", "strategy")
     # How many streams there are at once: a closed loop.
-    streams = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(strategy.get("type_"))
+    kind = str(strategy.get("type_"))
+    streams = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(kind)
     return {
         "duration": benchmark.get("duration"),
         "request_rate": strategy.get("rate") if streams is None else inf,

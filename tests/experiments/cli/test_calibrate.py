@@ -18,6 +18,7 @@ from fragmeter.gpu.calibrate import calibrate
 from fragmeter.sim.cost.calibrated import CalibratedCost
 from fragmeter.sim.cost.calibration import read
 from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.output.interrupts import INTERRUPTED
 from fragmeter.sim.spec import gpu, model
 
 
@@ -81,7 +82,7 @@ def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys)
     for before in (None, "what was there"):
         if before:
             out.write_text(before)
-        assert cli.status(["calibrate", "--quick", "--out", str(out)]) == cli.INTERRUPTED
+        assert cli.status(["calibrate", "--quick", "--out", str(out)]) == INTERRUPTED
         assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
     assert capsys.readouterr().err == "fragmeter: interrupted; what is finished stays\n" * 2
 

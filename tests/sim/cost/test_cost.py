@@ -233,6 +233,15 @@ def test_gemms_are_bound_by_memory_and_then_by_flops():
     assert step_cost.gemm_ticks(4096) == pytest.approx(4096 * 2 * params / (312e12 * 0.88) * PER_SECOND, rel=1e-6)
 
 
+def test_the_head_is_bound_by_memory_and_then_by_flops():
+    """OPT-13B's head: 50,272 tokens of 5,120 values; a row is read and its logits are written."""
+    step_cost, vocabulary, hidden = ROOFLINES[0], 50_272, 5120
+    read = 2 * (vocabulary * hidden + 7 * (hidden + vocabulary)) / (1555e9 * 0.695)
+    assert step_cost.head_ticks(7) == pytest.approx(read * PER_SECOND, rel=1e-6)
+    computed = 2 * vocabulary * hidden * 8192 / (312e12 * 0.88)
+    assert step_cost.head_ticks(8192) == pytest.approx(computed * PER_SECOND, rel=1e-6)
+
+
 def test_tensor_parallel_halves_the_gemms_and_adds_all_reduces():
     spec, card = model("llama-2-7b"), gpu("a100-80gb")
     one, two = RooflineCost(spec, card), RooflineCost(spec, card, 2)

@@ -127,6 +127,24 @@ def test_a_group_that_is_computed_again_finds_the_full_blocks_of_its_prompt():
     )
 
 
+def test_of_two_that_roll_back_in_one_step_the_last_one_writes_in_place():
+    """Blocks of two. B names A's first block. C rolls A back to one token of it, D rolls B back: C copies the block,
+    four ticks, since B names it; then nobody but D does."""
+    story(
+        "vllm-v0",
+        [
+            Asked(0, 3, 1),
+            Asked(1000, 3, 1, 1, 0, 2),
+            Asked(2000, 2, 1, 1, 0, 1, True),
+            Asked(2000, 2, 1, 1, 1, 1, True),
+        ],
+        Pool(12, 2),
+        (0, 103, None, 1, 3, 0, 3, 4, 0, 0, 0),
+        (1000, 101, None, 1, 1, 0, 3, 4, 0, 2, 0),
+        (2000, 106, None, 2, 2, 4, 4, 4, 0, 0, 0),
+    )
+
+
 def test_two_forks_of_one_step_count_the_blocks_that_both_name_once():
     """Four blocks, two of them kept: both children name these and take one each."""
     story(

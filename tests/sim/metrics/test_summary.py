@@ -22,6 +22,9 @@ from strategies import long_cases
 
 POLICIES = ("static", "fastertransformer", "orca", "orca-pow2", "vllm-sosp23")
 
+#: A batch finishes when its longest output does.
+TOGETHER = ("static", "fastertransformer")
+
 
 def token_ticks(run) -> dict[int, list[int]]:
     """When each token of each request came out, one by one."""
@@ -42,7 +45,17 @@ def test_metrics_equal_those_of_the_list_of_all_tokens(case, policy, leap):
     arrival = run.workload.arrival_ticks
     gaps = np.array([gap for out in tokens.values() for gap in np.diff(out)], dtype=np.float64)
     ttft = np.array([tokens[index][0] - arrival[index] for index in times.index], dtype=np.float64)
-    for name, values in (("itl", gaps), ("ttft", ttft)):
+    finish = times.finish_ticks.astype(np.float64)
+    assert policy in TOGETHER or finish.tolist() == [tokens[index][-1] for index in times.index]
+    e2el = finish - arrival[times.index]
+    longer = [place for place, index in enumerate(times.index) if len(tokens[index]) > 1]
+    tpot = np.array(
+        [
+            (finish[place] - tokens[index][0]) / (len(tokens[index]) - 1)
+            for place, index in ((place, times.index[place]) for place in longer)
+        ]
+    )
+    for name, values in (("itl", gaps), ("ttft", ttft), ("tpot", tpot), ("e2el", e2el)):
         values = (values if len(values) else np.zeros(1)) / 1e9
         assert said[f"mean_{name}_ms"] == pytest.approx(values.mean(), rel=1e-9, abs=1e-15)
         assert said[f"std_{name}_ms"] == pytest.approx(values.std(), rel=1e-6, abs=1e-12)

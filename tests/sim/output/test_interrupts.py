@@ -54,8 +54,12 @@ def assert_goes_on(out: Path, in_peace: Path) -> None:
     [
         pytest.param(signal.SIGTERM, TERMINATED, "terminated", False, id="SIGTERM to the program"),
         pytest.param(signal.SIGINT, INTERRUPTED, "interrupted", True, id="Ctrl-C to its workers, too"),
-        pytest.param(signal.SIGTERM, TERMINATED, "terminated", True, id="SIGTERM to its workers, too", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, INTERRUPTED, "interrupted", False, id="SIGINT to the program", marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGTERM, TERMINATED, "terminated", True, id="SIGTERM to its workers, too", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            signal.SIGINT, INTERRUPTED, "interrupted", False, id="SIGINT to the program", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_signal_keeps_what_is_finished_and_ends_the_workers(number, status, said, to_all, in_peace, tmp_path):

@@ -154,14 +154,27 @@ def blocks_of(moment: Moment, size: int) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("policy", ["vllm-sosp23", *BATCHES, *CHUNKED])
-@hypothesis_settings(max_examples=8)
-@given(case=cases)
-def test_every_block_is_what_the_walk_finds(policy, case: Case):
+def test_every_block_is_what_the_walk_finds(policy):
     """The bucket that most of its slots are in, the first of those who hold it, its tokens and references."""
+    seen = 0
+
+    @hypothesis_settings(max_examples=8)
+    @given(case=cases)
+    def hold(case: Case) -> None:
+        nonlocal seen
+        seen += moments_held(policy, case)
+
+    hold()
+    # In some cases no step is as long as a column of the map.
+    assert seen >= 8
+
+
+def moments_held(policy: str, case: Case) -> int:
+    """Hold the map of a run to the walk; how many moments could be."""
     settings = settings_of(policy, case.pool, case.limits)
     moments, size = walked(policy, case), case.pool.block_size
     if not moments:
-        return
+        return 0
     with mock.patch.object(FasterTransformer, "max_batch_tokens", case.limits.ft_max_tokens):
         _, found = record(settings, workload_of(case.requests, case.limits.max_model_len), case.cost)
     seen = 0
@@ -181,8 +194,7 @@ def test_every_block_is_what_the_walk_finds(policy, case: Case):
             assert found.sequence[column, row] == min(named, default=NOBODY)
             assert found.references[column, row] == len(named)
             assert found.live_slots[column, row] == counts["live"]
-    # Some runs are over within the moment at which they begin.
-    assert seen or len(moments) == 1
+    return seen
 
 
 def story() -> tuple[Settings, Workload]:
