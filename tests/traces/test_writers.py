@@ -143,6 +143,10 @@ class TestReuse:
     def test_of_prompts_of_which_nothing_is_known(self):
         assert stats(FULL)["reuse"] is None
 
+    def test_of_prompts_without_a_block(self):
+        content = PromptContent([0, 0, 0], [], [])
+        assert reused_tokens(Trace("hand", [5, 5], [3, 3], content=content)) is None
+
     @pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
     def test_mooncakes_is_what_a_public_simulator_says(self):
         found = stats(read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz"))

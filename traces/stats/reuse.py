@@ -21,6 +21,8 @@ def reused_tokens(trace: Trace) -> tuple[str, np.ndarray] | None:
         return None
     if len(trace.content.ids):
         return "hash_ids", _by_pieces(trace.content)
+    if trace.content.session_id is None:
+        return None
     return "session_id", _by_sessions(trace, trace.content.session_id)
 
 
