@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from ..sim.workload.content import NO_SESSION, PromptContent
 from ..sim.workload.dialogue import NO_PARENT, Dialogue
 from .parsing.times import to_seconds
 from .types.trace import Trace
+
+#: Of one column of the file.
+Values: TypeAlias = "np.ndarray | pd.Series | list[np.ndarray]"
 
 
 def write(trace: Trace, path: str | PathLike[str]) -> None:
@@ -52,7 +56,7 @@ def _form(path: str | PathLike[str]) -> Callable[[pd.DataFrame], bytes]:
 
 
 def _frame(trace: Trace) -> pd.DataFrame:
-    columns = {"prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
+    columns: dict[str, Values] = {"prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
     if trace.arrival_ticks is not None:
         columns = {"arrival_s": to_seconds(trace.arrival_ticks), **columns}
     if trace.delay_ticks is not None:
@@ -68,8 +72,8 @@ def _frame(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _content(content: PromptContent) -> dict[str, pd.Series | list[np.ndarray]]:
-    columns = {}
+def _content(content: PromptContent) -> dict[str, Values]:
+    columns: dict[str, Values] = {}
     if content.session_id is not None:
         sessions = pd.Series(content.session_id, dtype="Int64")
         columns["session_id"] = sessions.where(content.session_id != NO_SESSION)

@@ -102,14 +102,19 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
     """
     if pacing.rate_scale is not None:
         return replace(trace, arrival_ticks=_scaled(trace, pacing.rate_scale))
-    if pacing.request_rate is None and pacing.rate_curve is None:
-        if pacing.max_concurrency is not None and trace.arrival_ticks is None:
-            return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
-        return trace
-    gaps = unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
     if pacing.rate_curve is not None:
+        gaps = _gaps(trace, pacing, seed)
         return replace(trace, arrival_ticks=along(read_curve(pacing.rate_curve), gaps, pacing.rate_curve))
-    return replace(trace, arrival_ticks=at_rate(pacing.request_rate, gaps))
+    if pacing.request_rate is not None:
+        return replace(trace, arrival_ticks=at_rate(pacing.request_rate, _gaps(trace, pacing, seed)))
+    if pacing.max_concurrency is not None and trace.arrival_ticks is None:
+        return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
+    return trace
+
+
+def _gaps(trace: Trace, pacing: Pacing, seed: int) -> np.ndarray:
+    """Gaps between arrivals, float64 [n], 1 in the mean."""
+    return unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
 
 
 def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
@@ -129,7 +134,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
             remedy = "is of users; say how many by max_concurrency, or give a trace with sessions"
             raise SettingError("think_time", think_s, remedy)
         return None
-    if think_s is None and sessions is not None:
+    if think_s is None and sessions is not None and trace.delay_ticks is not None:
         think_ticks = _before_next_turn(trace.delay_ticks, sessions)
     else:
         drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)

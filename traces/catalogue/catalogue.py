@@ -40,7 +40,10 @@ def describe() -> list[Entry]:
     return [
         Entry(
             name,
-            *(summary[field] for field in ("description", "source", "licence", "n")),
+            summary["description"],
+            summary["source"],
+            summary["licence"],
+            summary["n"],
             summary["prompt_tokens"]["mean"],
             summary["output_tokens"]["mean"],
         )

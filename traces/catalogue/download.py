@@ -171,7 +171,7 @@ def _file(url: str, folder: Path) -> Path:
     try:
         return Path(pooch.retrieve(url, known_hash=None, fname=name, path=folder, downloader=downloader))
     except requests.HTTPError as error:
-        status = error.response.status_code
+        status = None if error.response is None else error.response.status_code
         raise UserError(f"{url}: the origin answers {status}; look there for where it has gone") from None
     except (requests.RequestException, OSError) as error:
         kind = type(error).__name__

@@ -105,7 +105,8 @@ def _about(benchmark: Mapping[str, Any]) -> dict[str, Any]:
 def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """An object in an object; an empty one where it is not there."""
     for name in names:
-        document = document.get(name)
-        if not isinstance(document, dict):
+        inner = document.get(name)
+        if not isinstance(inner, dict):
             return {}
+        document = inner
     return document

@@ -15,7 +15,7 @@ ai-dynamo/aiperf, pull requests 299 and 452.
 from dataclasses import replace
 
 from ...sim.types import ticks
-from ..parsing.form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Clock, Form
+from ..parsing.form import MILLISECONDS, VLLM_BLOCK_TOKENS, Clock, Form
 from ..parsing.reading import Reading
 
 MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_length"}), {"timestamp": MILLISECONDS})
@@ -23,10 +23,10 @@ MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_leng
 
 def timed(block_tokens: int, reading: Reading) -> Form:
     """The form of a file whose blocks have so many tokens, and whose unit of time its user may name."""
-    title, clock = "Mooncake", MILLISECONDS
+    title, unit_ticks = "Mooncake", ticks.PER_MS
     if block_tokens == VLLM_BLOCK_TOKENS:
-        title, clock = "vLLM timed_trace", SECONDS
+        title, unit_ticks = "vLLM timed_trace", ticks.PER_SECOND
     if reading.timed_trace_sec_multiplier is not None:
-        clock = Clock(round(reading.timed_trace_sec_multiplier * ticks.PER_SECOND))
-    delays = {"delay": clock.unit_ticks}
-    return replace(MOONCAKE, title=title, clocks={"timestamp": clock}, block_tokens=block_tokens, delays=delays)
+        unit_ticks = round(reading.timed_trace_sec_multiplier * ticks.PER_SECOND)
+    clocks, delays = {"timestamp": Clock(unit_ticks)}, {"delay": unit_ticks}
+    return replace(MOONCAKE, title=title, clocks=clocks, block_tokens=block_tokens, delays=delays)

@@ -62,8 +62,8 @@ def _first_round(table: Table, row: int, conversation: Any) -> tuple[str, str]:
         turns = next((conversation[name] for name in _TURNS if name in conversation), None)
     if not isinstance(turns, list):
         raise table.error(row, "conversation", conversation, "must have a list of conversations; correct or drop it")
-    texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [turn["value"] for turn in turns[:2] if isinstance(turn, dict) and isinstance(turn.get("value"), str)]
+    if len(texts) < len(turns[:2]):
         raise table.error(row, "conversations", turns[:2], "must be turns with a text as value; correct or drop it")
     return (texts[0], texts[1]) if len(texts) == 2 and all(texts) else ("", "")
 

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 
 from ...sim.output.files import as_utf8, is_stream
 from ...sim.types.errors import TraceError
 from .lines import Block, filled_lines
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -106,7 +109,7 @@ class TraceFile:
             return self._limited(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), "zstd")
         return iter(lambda: raw.read(PIECE_BYTES), b"")
 
-    def _limited(self, inflating: BinaryIO, kind: str) -> Iterator[bytes]:
+    def _limited(self, inflating: gzip.GzipFile | pa.CompressedInputStream, kind: str) -> Iterator[bytes]:
         left = self.max_inflated_bytes
         while True:
             try:
@@ -159,13 +162,14 @@ class _Pieces(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """See ``io.RawIOBase``; 0 when there are no more pieces."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
                 return 0
             self._rest = piece
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        view = memoryview(buffer)
+        size = min(len(view), len(self._rest))
+        view[:size], self._rest = self._rest[:size], self._rest[size:]
         return size

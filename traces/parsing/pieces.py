@@ -78,7 +78,7 @@ def likely_block_tokens(counts: Iterable[tuple[int, int]]) -> int:
     for ids, prompt_tokens in counts:
         for size in fits:
             fits[size] += ids == -(-prompt_tokens // size)
-    return max(fits, key=fits.get)
+    return max(fits, key=fits.__getitem__)
 
 
 def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass, replace
 from os import PathLike
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +45,7 @@ def shown(value: object) -> object:
     return _Text(" ".join(_Short().repr(value).split()))
 
 
-Column = pa.Array | pa.ChunkedArray
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,6 +89,6 @@ def pickle_table(path: str | PathLike[str], batch: Sequence[Pair]) -> Table:
 
 
 def _is_pair(pair: object) -> bool:
-    if type(pair) not in (tuple, list) or len(pair) != 2:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return False
     return all(type(tokens) is int and abs(tokens) < 2**63 for tokens in pair)

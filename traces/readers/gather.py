@@ -104,12 +104,10 @@ class Gathering:
             raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
         lines = np.concatenate(self._lines)
         columns = self._columns()
-        sessions = columns.pop(SESSION, None)
-        ids = [columns.pop(field, None) for field in ("pieces", "ids", "tokens")]
         tree = self._dialogue(columns, lines)
+        content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
         left_out = LeftOut(self._failed, self._bad, None if self._first_bad is None else str(self._first_bad))
-        content, rows = _content(ids, sessions), Rows(self._unit, lines)
         return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
 
     def _columns(self) -> Arrays:
@@ -140,10 +138,12 @@ def _absent(field: str, rows: int) -> np.ndarray:
     return np.full(rows, {SESSION: NO_SESSION, "delay_ticks": 0}.get(field, np.nan))
 
 
-def _content(ids: list[np.ndarray | None], sessions: np.ndarray | None) -> PromptContent | None:
-    pieces, numbers, tokens = ids
+def _content(columns: Arrays) -> PromptContent | None:
+    """What prompts are made of; its columns leave the others."""
+    sessions = columns.pop(SESSION, None)
     if sessions is not None and (sessions == NO_SESSION).all():
         sessions = None
-    if pieces is not None:
+    if "pieces" in columns:
+        pieces, numbers, tokens = (columns.pop(field) for field in ("pieces", "ids", "tokens"))
         return PromptContent(np.concatenate([[0], np.cumsum(pieces)]), numbers, tokens, sessions)
     return None if sessions is None else PromptContent.of_sessions(sessions)

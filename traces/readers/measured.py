@@ -61,27 +61,26 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured:
         remedy = "is no result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
         raise TraceError(path, None, None, None, remedy)
     client, requests = result.client, {request.row: request for request in result.requests}
-    answered = [requests[row] for row in trace.rows.lines.tolist()]
+    answered = [requests[trace.rows.number(row)] for row in range(len(trace))]
     ttft_s = _latencies(result, answered, client.ttft)
     if not ttft_s.any():
         remedy = f"is 0 throughout: the answers were not streamed; benchmark with {client.streaming}"
         raise TraceError(path, None, client.ttft.name, 0, remedy)
-    gaps_s = num_gaps = None
+    gaps_s, e2el_s = None, ttft_s
     if client.gaps is not None and (client.e2el is None or _has(answered, client.gaps)):
         gaps_s, num_gaps = _gaps(result, answered, client.gaps)
-    if client.e2el is None:
         sums = np.bincount(np.repeat(np.arange(len(num_gaps)), num_gaps), gaps_s, len(num_gaps))
         e2el_s = ttft_s + sums
-    else:
+    if client.e2el is not None:
         e2el_s = _latencies(result, answered, client.e2el)
-    limit = _number(result, "max_concurrency", None)
+    limit = _number(result, "max_concurrency")
     return Measured(
         ttft_s=ttft_s,
         e2el_s=e2el_s,
         gaps_s=gaps_s,
-        duration_s=_number(result, "duration", None),
+        duration_s=_number(result, "duration"),
         request_rate=_rate(result),
-        burstiness=_number(result, "burstiness", 1.0),
+        burstiness=_number(result, "burstiness") or 1.0,
         max_concurrency=None if limit is None else int(limit),
         model_id=result.about["model_id"] if isinstance(result.about.get("model_id"), str) else None,
     )
@@ -138,13 +137,13 @@ def _require_time(result: BenchmarkResult, row: int, latency: Latency, value: An
 
 def _rate(result: BenchmarkResult) -> float | None:
     # vLLM writes a text, SGLang the number.
-    return inf if result.about.get("request_rate") in ("inf", inf) else _number(result, "request_rate", None)
+    return inf if result.about.get("request_rate") in ("inf", inf) else _number(result, "request_rate")
 
 
-def _number(result: BenchmarkResult, name: str, missing: float | None) -> float | None:
+def _number(result: BenchmarkResult, name: str) -> float | None:
     value = result.about.get(name)
     if value is None:
-        return missing
+        return None
     if type(value) not in (int, float) or not 0 < value < _MOST:
         raise result.error(None, name, value, "must be a number above 0; fetch the file again")
     return value

@@ -70,9 +70,11 @@ def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
     n = load.requests if n is None else n
     if n < 1:
         raise SettingError("num_prompts", n, "must be 1 or more")
-    lengths = _drawn_lengths(load, n, stream(seed, f"load lengths {load.name}"))
-    arrivals = load.arrivals and _drawn_arrivals(load.arrivals, n, stream(seed, f"load arrivals {load.name}"))
-    return Trace(f"Synthetic {load.name}", *lengths, arrivals)
+    prompts, outputs = _drawn_lengths(load, n, stream(seed, f"load lengths {load.name}"))
+    arrivals = None
+    if load.arrivals is not None:
+        arrivals = _drawn_arrivals(load.arrivals, n, stream(seed, f"load arrivals {load.name}"))
+    return Trace(f"Synthetic {load.name}", prompts, outputs, arrivals)
 
 
 def _drawn_lengths(load: Load, n: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from importlib.resources import files
+from typing import TypedDict
 
 import numpy as np
 
@@ -23,9 +23,36 @@ _FEWEST_PER_BLOCK = 1024
 _DRAWS_BEFORE_GIVING_UP = 1_000_000
 
 
+class MarginalSummary(TypedDict):
+    """Prompts or outputs: 33 quantiles, and the mean within each of the strata between them."""
+
+    mean: float
+    quantiles: list[float]
+    stratum_means: list[float]
+
+
+class Summary(TypedDict):
+    """One embedded set of ``n`` pairs."""
+
+    description: str
+    source: str
+    licence: str
+    n: int
+    prompt_tokens: MarginalSummary
+    output_tokens: MarginalSummary
+    rank_grid16: list[list[int]]
+
+
+class Summaries(TypedDict):
+    """The embedded sets by name, and the levels of their quantiles."""
+
+    quantile_levels: list[float]
+    sets: dict[str, Summary]
+
+
 @functools.cache
-def length_summaries() -> Mapping[str, object]:
-    """The embedded summaries: ``quantile_levels`` and ``sets`` by name."""
+def length_summaries() -> Summaries:
+    """The embedded summaries."""
     return json.loads((files(__package__) / "data" / "length_summaries.json").read_text("utf-8"))
 
 
@@ -69,23 +96,24 @@ def synthetic_pairs(set_name: str, n: int, seed: int, max_model_len: int) -> Len
         raise SettingError(field, error.value, error.remedy) from None
 
 
-def _summary(set_name: str) -> Mapping[str, object]:
+def _summary(set_name: str) -> Summary:
     sets = length_summaries()["sets"]
     if set_name not in sets:
         raise SettingError("set", set_name, f"choose one of {', '.join(sets)}")
     return sets[set_name]
 
 
-def _draw(summary: Mapping[str, object], n: int, rng: np.random.Generator) -> np.ndarray:
+def _draw(summary: Summary, n: int, rng: np.random.Generator) -> np.ndarray:
     """int64 [2, n]: prompts above outputs."""
     grid = np.array(summary["rank_grid16"])
     upper_counts = np.cumsum(grid)
     cells = np.searchsorted(upper_counts, rng.integers(upper_counts[-1], size=n), side="right")
     ranks = (np.array(np.divmod(cells, len(grid))) + rng.random((2, n))) / len(grid)
-    return np.array([_tokens(summary[field], u) for field, u in zip(("prompt_tokens", "output_tokens"), ranks)])
+    marginals = summary["prompt_tokens"], summary["output_tokens"]
+    return np.array([_tokens(marginal, u) for marginal, u in zip(marginals, ranks)])
 
 
-def _tokens(marginal: Mapping[str, list[float]], u: np.ndarray) -> np.ndarray:
+def _tokens(marginal: MarginalSummary, u: np.ndarray) -> np.ndarray:
     """The lengths at ranks ``u`` (float64 [n] in [0, 1))."""
     levels = length_summaries()["quantile_levels"]
     return np.rint(inverse(levels, marginal["quantiles"], marginal["stratum_means"], u)).astype(np.int64)

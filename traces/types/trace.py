@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 import numpy as np
@@ -11,6 +11,8 @@ from ...sim.types.errors import SettingError, TraceError
 from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import Dialogue
 from .pairs import LengthPairs, frozen_column
+
+_COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,7 @@ class Trace:
     delay_ticks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for field in ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks"):
+        for field in _COLUMNS:
             values = getattr(self, field)
             if values is None:
                 continue
@@ -90,12 +92,10 @@ class Trace:
 
     def first(self, requests: int) -> Trace:
         """The first requests alone."""
-        lengths = self.prompt_tokens, self.output_tokens
-        columns = (*lengths, self.arrival_ticks, self.max_tokens, self.delay_ticks, self.n)
+        columns = {field: values[:requests] for field in _COLUMNS if (values := getattr(self, field)) is not None}
         content = None if self.content is None else self.content.first(requests)
-        *cut, delays, n = (None if column is None else column[:requests] for column in columns)
         dialogue = None if self.dialogue is None else self.dialogue.first(requests)
-        return Trace(self.name, *cut, self.rows, content, n, dialogue, self.left_out, delays)
+        return replace(self, **columns, content=content, dialogue=dialogue)
 
     @property
     def pairs(self) -> LengthPairs:
