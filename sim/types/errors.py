@@ -20,7 +20,8 @@ class FragmeterError(Exception):
 
     def __reduce__(self) -> tuple:
         # As it is, from a worker process too: the arguments that made it are not the text that it has.
-        return copyreg.__newobj__, (type(self), *self.args), vars(self)
+        newobj = copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed leaves it out
+        return newobj, (type(self), *self.args), vars(self)
 
 
 class UserError(FragmeterError):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ..memory.contiguous.contiguous import Grant
+    from ..workload.groups import Group
 
 #: What a stay on the device starts with: a first prefill, one that computes again what was lost, a
 #: return from the host, or a fork of a sibling that has been prefilled.
@@ -33,7 +37,7 @@ class Sequence:
         lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
             are ``clock + lag``.
         finish_clock: Decode clock at which its last token is out.
-        grant: What the memory gave it: a chunk of a contiguous arena, else None.
+        grant: What a memory of reservations gave it; other memories set none.
         group: The sequences of one request that share its prompt, where there are several, else None.
     """
 
@@ -41,6 +45,10 @@ class Sequence:
         "computed_tokens", "finish_clock", "generated_tokens", "grant", "group", "index", "kind", "lag",
         "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
     )  # fmt: skip
+    # Set when it starts, and by the memory.
+    finish_clock: int
+    lag: int
+    grant: Grant
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
         self.index = self.order = index
@@ -50,7 +58,7 @@ class Sequence:
         self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
         self.start_clock = NOT_DECODING
         self.kind = FRESH
-        self.group = None
+        self.group: Group | None = None
 
     @property
     def target_tokens(self) -> int:
