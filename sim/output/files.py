@@ -26,11 +26,6 @@ from typing import Any, BinaryIO
 
 from ..types.errors import SettingError, UserError
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
-
 AnyPath = str | os.PathLike[str]
 #: The name of standard output.
 STDOUT = "-"
@@ -170,10 +165,12 @@ def hold(descriptor: int, without_locks: bool = False) -> bool:
         False where another process holds it.
     """
     try:
+        import fcntl  # not on Windows
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (OSError, AttributeError):
+    except (OSError, ImportError):
         return without_locks
     return True
 

@@ -470,7 +470,7 @@ def test_an_old_result_gets_its_name_back_unless_its_command_lives(locks, tmp_pa
     old.mkdir()
     (old / "a").write_text("1")
     if locks == "none":
-        monkeypatch.setattr(files, "fcntl", None)
+        monkeypatch.setitem(sys.modules, "fcntl", None)
     holder = os.open(old, os.O_RDONLY)
     if locks == "of a living process":
         assert files.hold(holder)
