@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
 from .content import turns_before
 from .groups import Grouping
@@ -78,6 +79,8 @@ class ClosedLoop:
 
     def __init__(self, workload: Workload, refused: np.ndarray, maker: Maker) -> None:
         users = workload.users
+        if users is None:
+            raise SimulationFault("a closed loop without users")
         self._maker, self._served = maker, np.flatnonzero(~refused)
         self._left = list(maker.answering)
         self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
@@ -86,15 +89,17 @@ class ClosedLoop:
         self._ready = None if users.max_concurrency is None else [0] * min(users.max_concurrency, len(workload))
         #: Turns whose time is known, with it; a heap.
         self._due: list[tuple[int, int]] = []
-        self._turn_after, self._beginning = self._chained(workload)
+        self._turn_after, self._beginning = self._chained(workload, users.session_id)
         self._first_turn = next(self._beginning, _NOTHING)
         self._sent_ticks = workload.arrival_ticks.copy()
         self._order = self.delivered = 0
         self._look()
 
-    def _chained(self, workload: Workload) -> tuple[dict[int, int], Iterator[tuple[int, int]]]:
+    def _chained(
+        self, workload: Workload, session_id: np.ndarray | None
+    ) -> tuple[dict[int, int], Iterator[tuple[int, int]]]:
         """The turn after each that has one, and arrivals and rows of the first turns; of those that are served."""
-        rows, session_id = self._served, workload.users.session_id
+        rows = self._served
         before = np.full(len(rows), -1) if session_id is None else turns_before(session_id[rows])
         later, first = before >= 0, rows[before < 0]
         after = dict(zip(rows[before[later]].tolist(), rows[later].tolist(), strict=True))

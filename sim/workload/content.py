@@ -123,13 +123,14 @@ class TokenRuns:
             getattr(content, field).tolist() for field in ("offsets", "ids", "tokens")
         )
         self._prompts, self._outputs = prompt_tokens.tolist(), output_tokens.tolist()
-        known_by_turns = content.session_id is not None and not len(content.ids)
+        before = np.full(len(content), -1)
         # Where pieces say more, sessions say nothing.
-        self._before = turns_before(content.session_id) if known_by_turns else np.full(len(content), -1)
-        history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[self._before])
+        if content.session_id is not None and not len(content.ids):
+            before = turns_before(content.session_id)
+        history = np.minimum(prompt_tokens, (prompt_tokens + output_tokens)[before])
         # Tokens of each prompt that are not its own.
-        self._known = np.where(self._before < 0, content.piece_tokens(), history).tolist()
-        self._before = self._before.tolist()
+        self._known = np.where(before < 0, content.piece_tokens(), history).tolist()
+        self._before = before.tolist()
         self._same_as = range(len(content)) if content.same_as is None else content.same_as.tolist()
 
     @classmethod

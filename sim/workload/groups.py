@@ -132,34 +132,35 @@ class GroupState(State):
 
     def fork(self, sibling: Sequence, clock: int) -> None:
         """A sibling decodes from step ``clock`` on; it has the leader's prompt, and a first token of its own."""
-        group = sibling.group
-        self.forking.pop(group, None)
         self._begin(sibling)
         sibling.kind = FORKED
         sibling.computed_tokens = sibling.prompt_tokens
         self.start(sibling, clock)
 
-    @staticmethod
-    def _begin(sibling: Sequence) -> None:
+    def _begin(self, sibling: Sequence) -> None:
         """A sibling has its first token, drawn where the leader's prefill ended."""
-        sibling.group.forked = True
+        if sibling.group is not None:
+            self.forking.pop(sibling.group, None)
+            sibling.group.forked = True
         sibling.generated_tokens = 1
         sibling.start_tokens = sibling.prompt_tokens + 1
 
     def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """See ``State``; siblings that had not begun wait from now on beside a leader that is computed again."""
-        unforked = [sequence for sequence in preempted if sequence.group is not None and not sequence.group.forked]
+        groups = [sequence.group for sequence in preempted]
+        unforked = [group for group in groups if group is not None and not group.forked]
         super().push_out(preempted, swapped_out)
         for sequence in preempted + swapped_out:
-            self.forking.pop(sequence.group, None)
-        for leader in unforked:
-            place = self.waiting.index(leader) + 1
-            for sibling in leader.group.siblings:
+            if sequence.group is not None:
+                self.forking.pop(sequence.group, None)
+        for group in unforked:
+            place = self.waiting.index(group.leader) + 1
+            for sibling in group.siblings:
                 self._begin(sibling)
                 sibling.kind = RECOMPUTED
                 self.waiting.insert(place, sibling)
                 place += 1
-        for sequence in chain(preempted, *(leader.group.siblings for leader in unforked)):
+        for sequence in chain(preempted, *(group.siblings for group in unforked)):
             sequence.computed_tokens = self._shared_tokens(sequence)
 
     def _shared_tokens(self, sequence: Sequence) -> int:

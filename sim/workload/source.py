@@ -16,7 +16,6 @@ from .workload import Workload
 NEVER = 1 << 100
 #: Requests that are made into Python numbers at a time.
 _CHUNK = 65_536
-_NOBODY = (NEVER, None)
 
 
 class Source(Protocol):
@@ -50,7 +49,9 @@ class OpenLoop:
         self._rows = np.flatnonzero(~refused)
         self._max_model_len = max_model_len
         self._coming = self._arrivals()
-        self.next_ticks, self._next = next(self._coming, _NOBODY)
+        #: After the last one, in the row beyond the workload.
+        self._nobody = NEVER, Sequence(len(workload), 0, 0, 0)
+        self.next_ticks, self._next = next(self._coming, self._nobody)
 
     def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
         """All that are served, and their times of arrival."""
@@ -72,12 +73,12 @@ class OpenLoop:
     @property
     def delivered(self) -> int:
         """Requests that have arrived so far."""
-        return self._next.index if self._next else len(self._workload)
+        return self._next.index
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
-        ticks = self.next_ticks
+        ticks, nobody = self.next_ticks, self._nobody
         while ticks <= now:
             waiting.append(self._next)
-            ticks, self._next = next(self._coming, _NOBODY)
+            ticks, self._next = next(self._coming, nobody)
         self.next_ticks = ticks

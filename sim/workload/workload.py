@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,12 +113,10 @@ class Workload:
         if not self.shares:
             return self
         rows = np.repeat(np.arange(len(self)), self.num_sequences)
-        columns = (getattr(self, field) for field in ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens"))
-        repeated = (None if column is None else column[rows] for column in columns)
+        columns = {field: getattr(self, field)[rows] for field in self.columns() if field != "n"}
         content = (self.content or PromptContent.unknown(len(self))).repeated(self.num_sequences)
         users = self.users and self.users.repeated(self.num_sequences)
-        # No request that asks for several has a parent.
-        return Workload(self.name, *repeated, content, users=users)
+        return replace(self, **columns, content=content, n=None, users=users)
 
     def __len__(self) -> int:
         return len(self.arrival_ticks)
