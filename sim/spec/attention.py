@@ -69,8 +69,10 @@ class HeadAttention(NamedTuple):
     kv_heads: int
     head_dim: int
 
-    #: K and V are tensors of their own, copied one by one.
-    kv_tensors = 2
+    @property
+    def kv_tensors(self) -> int:
+        """Tensors that are copied one by one: K and V."""
+        return 2
 
     @property
     def slot_elements(self) -> int:
@@ -142,7 +144,10 @@ class LatentAttention(NamedTuple):
     heads: int
     latent: Latent
 
-    kv_tensors = 1
+    @property
+    def kv_tensors(self) -> int:
+        """See ``HeadAttention``; here K and V are one."""
+        return 1
 
     @property
     def slot_elements(self) -> int:

@@ -33,9 +33,7 @@ _FEATURES = {
 }
 
 
-def count(
-    config: Config, name: str, key: str, default: int | None = None, least: int = 1, most: int = MOST_COUNT
-) -> int:
+def count(config: Config, name: str, key: str, default: object = None, least: int = 1, most: int = MOST_COUNT) -> int:
     """A whole number from ``least`` to ``most``; null counts as absent."""
     value = config.get(key)
     value = default if value is None else value
