@@ -174,8 +174,8 @@ def _start(points: Points) -> dict[str, float]:
     for name, amount in (("flops_per_s", work.flops), ("bytes_per_s", work.bytes)):
         if np.any(amount):
             found[name] = float(np.max(amount / us)) * 1e6
-    if np.ptp(np.broadcast_to(work.count, us.shape)) > 0:
-        return found | {"each_us": float(np.ptp(us) + 0.01 * us.min()) / float(np.max(work.count))}
+    if np.ptp(np.broadcast_to(work.pieces, us.shape)) > 0:
+        return found | {"each_us": float(np.ptp(us) + 0.01 * us.min()) / float(np.max(work.pieces))}
     # Without points enough q would follow their noise.
     return found | ({"q": 2.0} if len(us) >= 6 else {})
 

@@ -54,6 +54,7 @@ def cost(
     """
     if name == "paper":
         return _paper(model, gpu, tensor_parallel, block_size, scale, deployment)
+    found: StepCost
     if name == "roofline":
         found = RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
     else:

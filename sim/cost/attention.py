@@ -28,9 +28,9 @@ ELEMENT_BYTES = 2
 
 
 class _Group(NamedTuple):
-    """A KV group: tokens of its window (None: all), ticks to read and to compute one, ticks of a prompt's pair."""
+    """A KV group: tokens of its window (0: all), ticks to read and to compute one, ticks of a prompt's pair."""
 
-    window: int | None
+    window: int
     read: int
     flops: int
     pair: int
@@ -56,7 +56,7 @@ class AttentionCost:
         self._prefill_per_token = ticks(layers * shape.prefill_flops * per_token, flops)
         self._groups = [
             _Group(
-                group.span.tokens or None,
+                group.span.tokens,
                 read(model.group_slot_bytes(group, kv_dtype, tensor_parallel)),
                 ticks(group.num_layers * shape.decode_flops, flops * share.gemm_flops),
                 ticks(group.num_layers * shape.prefill_flops * per_pair, flops),
@@ -100,14 +100,14 @@ class AttentionCost:
         """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs, where windows leave that many."""
         ticks = self._prefill_per_token * tokens
         for group in self._groups:
-            ticks += group.pair * (pairs if group.window is None else min(pairs, group.window * tokens))
+            ticks += group.pair * (min(pairs, group.window * tokens) if group.window else pairs)
         return ticks
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; a group with a window has it in the name of its coefficients."""
         published = f"data sheet of the GPU; {shares.PUBLISHED}"
         floor = f"{shares.PUBLISHED}: {shares.ATTENTION_FLOOR_US} us a call"
-        terms = {"attention_read_per_decode": coefficient(self._read_per_decode, "ticks", published)}
+        terms: dict[str, object] = {"attention_read_per_decode": coefficient(self._read_per_decode, "ticks", published)}
         for group in self._groups:
             where = f"_window_{group.window}" if group.window else ""
             terms[f"attention_read_per_context{where}"] = coefficient(group.read, "ticks", published)

@@ -10,7 +10,7 @@ import numpy as np
 from ..spec.shape import ModelSpec, dtype_bits
 from .calibration import Calibration
 from .curve import Curve, Surface
-from .operations import OPERATIONS
+from .operations import OPERATIONS, OpName
 
 
 class AttentionCurves:
@@ -19,7 +19,7 @@ class AttentionCurves:
     def __init__(
         self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
     ) -> None:
-        shape = model.attention(tensor_parallel)
+        shape = model.head_attention(tensor_parallel)
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
         self._decode_us = _asked(calibration, "decode_attention", *heads, block_size, kv_element_bytes)
         self._prefill_us = _asked(calibration, "prefill_attention", *heads, kv_element_bytes)
@@ -40,10 +40,10 @@ class AttentionCurves:
         return curve
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
-        us = 0
+        us = np.zeros(context.shape)
         for layers, window in self._groups:
             read = context if window is None else np.minimum(context, batch * window)
-            us = us + layers * self._decode_us(batch, np.maximum(read, batch))
+            us += layers * self._decode_us(batch, np.maximum(read, batch))
         return us
 
     def _prefill(self, tokens: int, pairs: int) -> float:
@@ -55,7 +55,7 @@ class AttentionCurves:
         return us if tokens else 0.0
 
 
-def _asked(calibration: Calibration, name: str, *shape: float) -> Callable[..., np.ndarray]:
+def _asked(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
     """Microseconds of an operation of one shape."""
     model, work = calibration.ops[name], OPERATIONS[name]
     return lambda *amounts: model.us(work(*amounts, *shape))

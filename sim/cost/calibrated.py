@@ -21,7 +21,7 @@ from .calibration import Calibration
 from .curve import TICKS_PER_NS, Curve
 from .gemms import layer_gemms
 from .links import Links
-from .operations import OPERATIONS, Work
+from .operations import OPERATIONS, OpName, Work
 
 #: Tokens of a step up to which its curve bends.
 MOST_TOKENS = 1 << 17
@@ -83,7 +83,7 @@ class CalibratedCost:
     def _token_us(self, tokens: np.ndarray) -> np.ndarray:
         """All layers without attention, and the embedding."""
         model, us = self.model, self._us
-        shape, tokens = model.attention(self.tensor_parallel), np.maximum(tokens, 1)
+        shape, tokens = model.head_attention(self.tensor_parallel), np.maximum(tokens, 1)
         kv_element_bytes = dtype_bits(self.deployment.kv_dtype) / 8
         one = us("kv_write", operations.kv_write(tokens, shape.kv_heads, shape.head_dim, kv_element_bytes))
         layers = [one] * model.num_layers
@@ -100,7 +100,7 @@ class CalibratedCost:
         )
         return self._us("gemm", head) + self._us("step", operations.step(rows))
 
-    def _us(self, name: str, work: Work) -> np.ndarray:
+    def _us(self, name: OpName, work: Work) -> np.ndarray:
         return self.calibration.ops[name].us(work)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
@@ -151,7 +151,7 @@ class CalibratedCost:
         """See ``StepCost``; slots are copied in blocks."""
         return self._transfer_ticks("block_copy", slots * self._slot_bytes, -(-slots // self._block_size))
 
-    def _transfer_ticks(self, name: str, size: int, blocks: int) -> int:
+    def _transfer_ticks(self, name: OpName, size: int, blocks: int) -> int:
         return _ticks(self._us(name, operations.transfer(size, blocks * self._pieces))) if blocks else 0
 
     def describe(self) -> dict[str, object]:

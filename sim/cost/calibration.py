@@ -16,14 +16,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..types.errors import SettingError, UserError
-from .operations import AXES, OPERATIONS, Coefficients, OpModel, smallest_call
+from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
 #: Of a shortest call, and of each of what a call counts: a thousand seconds. Longer ones are of another unit.
 MOST_US = 1e9
 #: Of rates: no computer is as slow, and a bound that no measured call came near may be fitted far above any real one.
 LEAST_PER_S, MOST_PER_S = 1e6, 1e21
-OpName = Literal[tuple(OPERATIONS)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
@@ -109,14 +108,14 @@ def profile(gpu: str) -> Calibration:
     return read(PROFILES / f"{gpu}.json")
 
 
-def _check_axes(where: str, operation: str, model: OpModel) -> None:
+def _check_axes(where: str, operation: OpName, model: OpModel) -> None:
     known = AXES.get(operation, ())
     for axis in model.residuals.axes if model.residuals else ():
         if axis not in known:
             raise SettingError(where, axis, f"one of {', '.join(known)}" if known else f"{operation} has no axes")
 
 
-def _check_times(where: str, operation: str, coefficients: Coefficients) -> None:
+def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> None:
     """That a call takes some time, and none that no device takes."""
     for field_name in ("t0_us", "each_us"):
         if (us := getattr(coefficients, field_name)) > MOST_US:
@@ -128,7 +127,7 @@ def _check_times(where: str, operation: str, coefficients: Coefficients) -> None
             raise SettingError(f"{where}.{field_name}", rate, remedy)
     work = smallest_call(operation)
     if not coefficients.us(work) > 0:
-        kinds = {"flops_per_s": work.flops, "bytes_per_s": work.bytes, "each_us": work.count}
+        kinds = {"flops_per_s": work.flops, "bytes_per_s": work.bytes, "each_us": work.pieces}
         known = ["t0_us", *(kind for kind, amount in kinds.items() if amount)]
         given = {name: value for name, value in vars(coefficients).items() if value is not None}
         raise SettingError(where, given, f"calls take no time; give {' or '.join(known)} above 0")

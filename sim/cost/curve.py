@@ -42,7 +42,7 @@ class Curve:
         times = np.maximum.accumulate(np.rint(us(grid) * 1e3).astype(np.int64)) * TICKS_PER_NS
         keep = _knots(grid, times.astype(float))
         self.segments = _segments(grid[keep].tolist(), times[keep].tolist())
-        self._ends = [until for *_, until in self.segments[:-1]]
+        self._ends = [until for *_, until in self.segments if until is not None]
 
     def segment(self, x: int) -> Segment:
         """The line that holds at ``x``."""

@@ -11,7 +11,7 @@ from ..spec.matrix import Matrix, matrix_bytes
 from ..spec.shape import ModelSpec
 from ..spec.weights import layer_matrices
 from . import operations
-from .operations import ELEMENT_BYTES, Work
+from .operations import ELEMENT_BYTES, Amount, Work
 
 
 class Gemm(NamedTuple):
@@ -29,7 +29,7 @@ class Gemm(NamedTuple):
         share = self.experts.used / self.experts.count
         rows, reached = tokens * self.experts.used, 1 - (1 - share) ** tokens
         moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
-        at = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
+        at: dict[str, Amount] = {"m": np.maximum(tokens * share, 1), "n": self.n, "k": self.k}
         return Work(2 * rows * self.n * self.k, moved, at=at)
 
 
@@ -38,7 +38,7 @@ def layer_gemms(model: ModelSpec, layer: int, tensor_parallel: int, quantization
     query, kv, output, *mlp = layer_matrices(model, layer, tensor_parallel)
     found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
     for matrix in mlp:
-        if matrix.part == "expert":
+        if matrix.part == "expert" and model.experts is not None:
             each = matrix.copies // model.experts.count
             single = _gemm((matrix._replace(copies=each),), quantization)
             found.append(single._replace(weight_bytes=matrix_bytes(matrix, quantization), experts=model.experts))

@@ -1,6 +1,6 @@
 """How long one operation takes: a few coefficients, and a small table of what these leave.
 
-    t = ((t0^q + (flops / flops_per_s)^q + (bytes / bytes_per_s)^q)^(1/q) + each * count) * e^residual
+    t = ((t0^q + (flops / flops_per_s)^q + (bytes / bytes_per_s)^q)^(1/q) + each * pieces) * e^residual
 
 ``t0`` is the shortest call, ``q`` how sharply one bound takes over from the next (1: they add up; the
 larger, the closer to the largest of them). Residuals are logarithms of measured over modelled time on
@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from math import prod
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -37,13 +37,13 @@ class Work(NamedTuple):
 
     Attributes:
         flops, bytes: Multiplications and additions, and bytes moved.
-        count: Blocks, copies or rows that each take time of their own.
+        pieces: Blocks, copies or rows that each take time of their own.
         at: Where on the axes of the residuals the call lies.
     """
 
     flops: Amount = 0
     bytes: Amount = 0
-    count: Amount = 0
+    pieces: Amount = 0
     at: Mapping[str, Amount] = {}
 
 
@@ -127,16 +127,28 @@ def transfer(bytes: Amount, blocks: Amount = 1) -> Work:
 
     ``blocks`` counts the pieces that are copied: a block of one layer's K, or V, each.
     """
-    return Work(bytes=bytes, count=blocks)
+    return Work(bytes=bytes, pieces=blocks)
 
 
 def step(rows: Amount) -> Work:
     """Host work and launches of a step over ``rows`` sequences, as far as no other operation has them."""
-    return Work(count=rows)
+    return Work(pieces=rows)
 
 
+OpName = Literal[
+    "gemm",
+    "decode_attention",
+    "prefill_attention",
+    "kv_write",
+    "elementwise",
+    "embedding",
+    "block_copy",
+    "swap_out",
+    "swap_in",
+    "step",
+]
 #: What a call of each operation takes as arguments, and the work that it is.
-OPERATIONS: dict[str, Callable[..., Work]] = {
+OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
@@ -150,7 +162,7 @@ OPERATIONS: dict[str, Callable[..., Work]] = {
 }
 
 
-def smallest_call(operation: str) -> Work:
+def smallest_call(operation: OpName) -> Work:
     """The work of a call whose every size is one: what kinds of work the operation has."""
     sizes = inspect.signature(OPERATIONS[operation]).parameters.values()
     return OPERATIONS[operation](*(1 for size in sizes if size.default is inspect.Parameter.empty))
@@ -171,7 +183,7 @@ class Coefficients:
     Attributes:
         t0_us: Shortest call.
         flops_per_s, bytes_per_s: Rates that long calls come to; None where the operation has no such work.
-        each_us: Time of each of the call's ``count``.
+        each_us: Time of each of the call's ``pieces``.
         q: See the module.
     """
 
@@ -183,16 +195,16 @@ class Coefficients:
 
     def us(self, work: Work) -> np.ndarray:
         """Microseconds of every call, before residuals."""
-        calls = np.broadcast_shapes(*map(np.shape, (work.flops, work.bytes, work.count)))
+        calls = np.broadcast_shapes(*map(np.shape, (work.flops, work.bytes, work.pieces)))
         terms = [np.full(calls, self.t0_us, float)]
         for amount, per_s in ((work.flops, self.flops_per_s), (work.bytes, self.bytes_per_s)):
             if per_s is not None:
                 terms.append(np.asarray(amount, float) / per_s * 1e6)
-        terms = np.stack(np.broadcast_arrays(*terms))
+        bounds = np.stack(np.broadcast_arrays(*terms))
         # Divided by the largest, so that no power overflows.
-        largest = np.maximum(terms.max(axis=0), 1e-12)
-        smooth = largest * np.sum((terms / largest) ** self.q, axis=0) ** (1 / self.q)
-        return smooth + self.each_us * np.asarray(work.count, float)
+        largest = np.maximum(bounds.max(axis=0), 1e-12)
+        smooth = largest * np.sum((bounds / largest) ** self.q, axis=0) ** (1 / self.q)
+        return smooth + self.each_us * np.asarray(work.pieces, float)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

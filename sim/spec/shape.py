@@ -90,9 +90,13 @@ class ModelSpec:
 
     def attention(self, tensor_parallel: int = 1) -> HeadAttention | LatentAttention:
         """The attention of one layer as each of ``tensor_parallel`` ranks computes it."""
-        heads = self.heads_per_rank(tensor_parallel)
         if self.latent:
-            return LatentAttention(self.hidden_size, heads, self.latent)
+            return LatentAttention(self.hidden_size, self.heads_per_rank(tensor_parallel), self.latent)
+        return self.head_attention(tensor_parallel)
+
+    def head_attention(self, tensor_parallel: int = 1) -> HeadAttention:
+        """As ``attention``, of a model that keeps K and V."""
+        heads = self.heads_per_rank(tensor_parallel)
         return HeadAttention(self.hidden_size, heads, self.kv_heads_per_rank(tensor_parallel), self.head_dim)
 
     def kv_groups(self, layers: Iterable[int] | None = None) -> tuple[KvGroup, ...]:

@@ -21,7 +21,7 @@ amounts = st.floats(0, 1e18)
 
 def test_one_bound_takes_over_from_the_next():
     """q = 1 adds up, a large q takes the largest, q = 2 is Pythagoras'."""
-    work = Work(flops=4e6, bytes=3e6, count=2)
+    work = Work(flops=4e6, bytes=3e6, pieces=2)
     rates = {"flops_per_s": 1e12, "bytes_per_s": 1e12}
     assert Coefficients(0, **rates, q=2).us(work) == pytest.approx(5)
     assert Coefficients(0, **rates, q=1).us(work) == pytest.approx(7)
@@ -43,7 +43,7 @@ def test_the_work_of_a_call_by_hand():
     assert OPERATIONS["kv_write"](3, 8, 128).bytes == 3 * 2 * 8 * 128 * 2 * 2
     assert OPERATIONS["elementwise"](3, 100, 400).bytes == 3 * (1000 + 1200) * 2
     assert OPERATIONS["embedding"](3, 100).bytes == 3 * 2 * 100 * 2
-    assert OPERATIONS["swap_in"](4096, 4)[1:3] == (4096, 4) and OPERATIONS["step"](7).count == 7
+    assert OPERATIONS["swap_in"](4096, 4)[1:3] == (4096, 4) and OPERATIONS["step"](7).pieces == 7
 
 
 @settings(deadline=None)
