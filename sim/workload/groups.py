@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 from random import Random
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,13 @@ from ..types.sequence import FORKED, RECOMPUTED, Sequence
 from ..types.state import State
 from .source import OpenLoop
 from .workload import Workload
+
+
+class Lineage(Protocol):
+    """Which beam goes on from which."""
+
+    def replaced(self, beams: int) -> list[tuple[int, int]]:
+        """(beam that dies, survivor that it becomes a copy of), in order, in one step of so many beams."""
 
 
 class Ancestry:
@@ -42,7 +50,7 @@ class Ancestry:
         self._random = Random(entropy.tobytes())
 
     def replaced(self, beams: int) -> list[tuple[int, int]]:
-        """(beam that dies, survivor that it becomes a copy of), in order, in one step of so many beams."""
+        """See ``Lineage``."""
         draw = self._random.random
         lives = [draw() < self._survival for _ in range(beams)]
         survivors = [beam for beam in range(beams) if lives[beam]] or [int(draw() * beams)]
@@ -68,7 +76,7 @@ class Group:
 
     __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
 
-    def __init__(self, members: tuple[Sequence, ...], ancestry: Ancestry | None = None) -> None:
+    def __init__(self, members: tuple[Sequence, ...], ancestry: Lineage | None = None) -> None:
         self.members = members
         self.ancestry = ancestry
         self.forked = False
@@ -178,7 +186,7 @@ class Grouping:
         ancestry: Makes the ancestry of a request's beams from its row; None for samples.
     """
 
-    def __init__(self, prefix_tokens: int = 0, ancestry: Callable[[int], Ancestry] | None = None) -> None:
+    def __init__(self, prefix_tokens: int = 0, ancestry: Callable[[int], Lineage] | None = None) -> None:
         self._prefix_tokens, self._ancestry = prefix_tokens, ancestry
 
     def leader(self, request: int, members: tuple[Sequence, ...]) -> Sequence:
