@@ -17,7 +17,6 @@ holder, c, F, R and R + padding, each of which cuts the block in two.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -47,12 +46,14 @@ class Occupancy(Protocol):
     """A pool in one step.
 
     Attributes:
-        num_blocks: Blocks of the pool, and of pieces that lie beyond it.
         census: int64 [9], slots of the pool by bucket.
     """
 
-    num_blocks: int
     census: np.ndarray
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, and of pieces that lie beyond it."""
 
     def rows(self, shown: np.ndarray) -> Rows:
         """The blocks of these ids, int64, ascending."""
@@ -64,7 +65,6 @@ class Occupancy(Protocol):
 class Holder(NamedTuple):
     """A sequence on the device: c, and whether its output is done while its batch goes on."""
 
-    index: int
     sequence: Sequence
     computed: int
     ended: bool
@@ -72,18 +72,18 @@ class Holder(NamedTuple):
 
 def holders(memory: Any, state: State, clock: int) -> list[Holder]:
     """Everybody on the device, by index; ``clock`` steps will then have decoded."""
-    return sorted(_on_device(memory, state, clock), key=itemgetter(0))
+    return sorted(_on_device(memory, state, clock), key=lambda holder: holder.sequence.index)
 
 
 def _on_device(memory: Any, state: State, clock: int) -> Iterator[Holder]:
     reserves = isinstance(memory, ContiguousMemory)
     for sequence in state.running:
         computed = sequence.start_tokens + clock - 1 - sequence.start_clock
-        yield Holder(sequence.index, sequence, computed, reserves and sequence.finish_clock < clock)
+        yield Holder(sequence, computed, reserves and sequence.finish_clock < clock)
         if reserves and sequence.group is not None and leads(sequence) and not sequence.group.forked:
-            yield from (Holder(sibling.index, sibling, 0, False) for sibling in sequence.group.siblings)
+            yield from (Holder(sibling, 0, False) for sibling in sequence.group.siblings)
     for sequence in (*state.prefilling, *state.stalled):
-        yield Holder(sequence.index, sequence, sequence.computed_tokens, False)
+        yield Holder(sequence, sequence.computed_tokens, False)
 
 
 def limits_of(memory: Any, held: list[Holder]) -> list[tuple[int, int, int, int]]:

@@ -50,7 +50,7 @@ class Pieces:
         self.census[_FREE] = self.num_slots - self.census.sum()
         is_own = order < len(own)
         self._start, self._stop = self._from[is_own], self._from[is_own] + slots[order][is_own]
-        self._sequence = np.array([*(holder.index for holder in held), NOBODY], dtype=np.int32)
+        self._sequence = np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32)
         self._sequence[:-1] = self._sequence[order[is_own]]
         is_busy = order < len(own) + len(cached)
         self._busy = self._from[is_busy], self._from[is_busy] + slots[order][is_busy]

@@ -24,7 +24,7 @@ What this costs is bounded, whatever the pool and the load:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -142,7 +142,7 @@ class _Watcher:
         policy: Any,
         memory: Any,
         cost: StepCost,
-        edges: tuple[int, ...],
+        edges: Iterable[int],
         leap: bool,
         state: Any,
     ) -> Engine:
@@ -179,7 +179,7 @@ class _Watcher:
         """What was seen."""
         columns, shown = self._columns, self._shown
         if shown is None:
-            shown = _spread(max(column.seen.num_blocks for column in columns), self._most_rows)
+            shown = _spread(max(column.num_blocks for column in columns), self._most_rows)
         rows = [column.rows(shown) for column in columns]
         grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
         at = np.array([moment.at_ticks for moment in self._chosen])
@@ -209,14 +209,13 @@ class _Column:
     """One moment: its rows, or what they follow from as long as it is not known which are shown."""
 
     def __init__(self, seen: Occupancy, shown: np.ndarray | None) -> None:
-        self.seen = seen if shown is None else None
-        self._rows = None if shown is None else seen.rows(shown)
-        self.census = seen.census
+        self._seen: Occupancy | Rows = seen if shown is None else seen.rows(shown)
+        self.num_blocks, self.census = seen.num_blocks, seen.census
         self.free_runs, self.largest_free = _runs(seen.free_lengths())
 
     def rows(self, shown: np.ndarray) -> Rows:
         """The blocks that are shown."""
-        return self.seen.rows(shown) if self._rows is None else self._rows
+        return self._seen if isinstance(self._seen, Rows) else self._seen.rows(shown)
 
 
 def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:

@@ -27,7 +27,7 @@ class TableReader:
         self.memory, self.layout = memory, layout
         # A pinned prefix is as a table that is live throughout.
         self.pinned = layout.pinned_slots()[:: memory.block_size] // memory.block_size
-        self._known: dict[Sequence, tuple[Any, array[int]]] = {}
+        self._known: dict[Sequence, tuple[list[int], array[int]]] = {}
 
     def look(self, held: list[Holder]) -> Tables:
         """The pool, with these sequences on the device, in order of their index."""
@@ -35,15 +35,15 @@ class TableReader:
         tables = []
         for holder in held:
             table = self.layout.table(holder.sequence)
-            if not rewrites:
-                # Preempted and admitted again it has another one.
-                before, blocks = known.get(holder.sequence, (None, None))
-                if before is not table:
-                    blocks = array("q")
-                blocks.extend(table[len(blocks) :])
-                self._known[holder.sequence] = table, blocks
-                table = blocks
-            tables.append(np.array(table, dtype=np.int64))
+            if rewrites:
+                tables.append(np.array(table, dtype=np.int64))
+                continue
+            before = known.get(holder.sequence)
+            # Preempted and admitted again it has another one.
+            blocks = before[1] if before is not None and before[0] is table else array("q")
+            blocks.extend(table[len(blocks) :])
+            self._known[holder.sequence] = table, blocks
+            tables.append(np.array(blocks, dtype=np.int64))
         return Tables(self, held, tables)
 
 
@@ -62,7 +62,7 @@ class Tables:
         tables = [*tables, pinned]
         limits = [*limits_of(memory, held), 4 * [len(pinned) * size]]
         self._limits = np.maximum.accumulate(np.array(limits, dtype=np.int64).T)
-        self._sequence = np.array([*(holder.index for holder in held), NOBODY], dtype=np.int32)
+        self._sequence = np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32)
         self._blocks = np.concatenate(tables)
         lengths = np.array([len(table) for table in tables])
         self._first = lengths.cumsum() - lengths

@@ -21,11 +21,10 @@ from ...types.errors import SettingError
 from ...types.sequence import CARRY_ON
 from ...types.sequence import Plan as Decision
 from ...types.state import State
-from ...workload.groups import Group
+from ...workload.groups import Group, Lineage
 from ...workload.source import Source
 from ...workload.workload import Workload
-from .form import PAGED
-from .layouts import layout_of
+from .layouts import PagedLayout, layout_of
 from .names import TokenNames
 from .recorded import SCHEMA_VERSION, Plan
 from .recorder import Recorder
@@ -77,14 +76,14 @@ class _Window:
 
     def engine(self, env: simpy.Environment, source: Source, policy: Policy, memory: Any, *others: Any) -> Engine:
         """The engine that serves the workload, and is watched."""
-        self._layout = layout_of(memory, policy.name)
+        layout = self._layout = layout_of(memory, policy.name)
         if self._shuffle_ids:
-            if self._layout.name != PAGED:
+            if not isinstance(layout, PagedLayout):
                 raise SettingError("shuffle_ids", True, f"{policy.name} hands out no block ids; leave it out")
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_STREAM,))
-            self._layout.shuffle(np.random.default_rng(seeds))
+            layout.shuffle(np.random.default_rng(seeds))
         names = TokenNames(self._workload.sequences, self._settings.shared_prefix_tokens)
-        self.recorder = Recorder(self._layout, names, *self._steps)
+        self.recorder = Recorder(layout, names, *self._steps)
         return _WatchedEngine(self.recorder, env, source, policy, memory, *others)
 
     def meta(self, run: Run) -> dict[str, Any]:
@@ -111,8 +110,8 @@ class _WatchedEngine(Engine):
     """An engine that shows a recorder every step before it runs, and leaps when that has seen enough."""
 
     def __init__(self, recorder: Recorder, *served: Any) -> None:
-        *most, self._leaps, state = served
-        super().__init__(*most, leap=False, state=state)
+        super().__init__(*served)
+        self._leaps, self.leap = self.leap, False
         self._recorder = recorder
         self._decision = CARRY_ON
 
@@ -123,8 +122,9 @@ class _WatchedEngine(Engine):
         return super()._carry_out(plan, now)
 
     def _watch(self, group: Group | None) -> None:
-        if group is not None and group.ancestry is not None and not isinstance(group.ancestry, _WatchedAncestry):
-            group.ancestry = _WatchedAncestry(group, self.state, self._recorder)
+        ancestry = None if group is None else group.ancestry
+        if group is not None and ancestry is not None and not isinstance(ancestry, _WatchedAncestry):
+            group.ancestry = _WatchedAncestry(ancestry, group, self.state, self._recorder)
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         steps, ticks, leap = super()._leap_over(now, first_step)
@@ -145,11 +145,11 @@ class _WatchedEngine(Engine):
 class _WatchedAncestry:
     """Tells a recorder of the beams that die, which is known of the draws alone."""
 
-    def __init__(self, group: Group, state: State, recorder: Recorder) -> None:
-        self._group, self._ancestry, self._state, self._recorder = group, group.ancestry, state, recorder
+    def __init__(self, ancestry: Lineage, group: Group, state: State, recorder: Recorder) -> None:
+        self._ancestry, self._group, self._state, self._recorder = ancestry, group, state, recorder
 
     def replaced(self, beams: int) -> list[tuple[int, int]]:
-        """See ``Ancestry``."""
+        """See ``Lineage``."""
         replaced = self._ancestry.replaced(beams)
         self._recorder.branch(self._group, replaced, self._group.leader.held_tokens(self._state.clock))
         return replaced
