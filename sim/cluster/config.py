@@ -75,7 +75,12 @@ class Cluster:
     @property
     def size(self) -> int:
         """Replicas in all."""
-        return self.prefill_replicas + self.decode_replicas if self.disaggregated else self.num_replicas
+        return self.num_arriving + (self.decode_replicas or 0)
+
+    @property
+    def num_arriving(self) -> int:
+        """Replicas at which requests arrive: those that prefill."""
+        return self.prefill_replicas or self.num_replicas
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting, for ``run.json``."""

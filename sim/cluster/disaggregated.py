@@ -109,6 +109,8 @@ class PrefillEngine(RoutedEngine):
         others: As for ``RoutedEngine``.
     """
 
+    source: PrefillMailbox
+
     def __init__(
         self, env: simpy.Environment, number: int, hand_over: Callable[[int, Sequence, int], int | None], *others: Any
     ) -> None:
@@ -121,7 +123,7 @@ class PrefillEngine(RoutedEngine):
     def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
         """See ``Engine``; whose prompt goes elsewhere keeps its blocks until it is there."""
         for sequence in leaving:
-            until = self._hand_over(self.number, sequence, self.env.now)
+            until = self._hand_over(self.number, sequence, int(self.env.now))
             if until is None:
                 self.memory.release((sequence,), clock)
                 continue
@@ -195,7 +197,7 @@ class HandOver:
         decoder.env.schedule(alarm, URGENT, delay)
 
     def _arrive(self, decoder: RoutedEngine, row: int, sequence: Sequence) -> None:
-        now = decoder.env.now
+        now = int(decoder.env.now)
         decoder.send(now, self._sent[decoder.number].number(row, sequence))
         self._to_come -= 1
         if not self._to_come:

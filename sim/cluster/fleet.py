@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,14 +48,14 @@ class Fleet:
         self._replicas, self._sent = replicas, sent
         self._lengths = Lengths(workload, replicas[0].max_model_len)
         self._hand_over: HandOver | None = None
-        if cluster.disaggregated:
-            self.engines = self._disaggregated(cluster)
-            self._arrive_at(self.engines[: cluster.prefill_replicas], choose)
-        elif choose.looks:
-            self.engines = [self._routed(number) for number in range(len(replicas))]
-            self._arrive_at(self.engines, choose)
-        else:
+        self.engines: Sequence[Engine]
+        if not cluster.disaggregated and not choose.looks:
             self.engines = self._split(choose)
+            return
+        every = range(len(replicas))
+        engines = self._disaggregated(cluster) if cluster.disaggregated else [*map(self._routed, every)]
+        self.engines = engines
+        self._arrive_at(engines[: cluster.num_arriving], choose)
 
     def _parts(self, number: int) -> tuple[Any, ...]:
         """What an engine serves with."""
@@ -78,7 +78,7 @@ class Fleet:
 
     def _disaggregated(self, cluster: Cluster) -> list[RoutedEngine]:
         """Engines that prefill, and then those that decode."""
-        first, chosen = cluster.prefill_replicas, self._settings
+        first, chosen = cluster.num_arriving, self._settings
         decoders = [self._routed(number) for number in range(first, cluster.size)]
         dtype = "fp16" if chosen.kv_cache_dtype == "auto" else chosen.kv_cache_dtype
         self._hand_over = HandOver(
@@ -98,7 +98,7 @@ class Fleet:
 
     def _arrivals(self, engines: list[RoutedEngine], choose: Router) -> Generator[simpy.Event, None, None]:
         """Requests arrive, each before anything else that happens at its tick, and are sent to a replica."""
-        env, alarm, now = self.env, Alarm(self.env), self.env.now
+        env, alarm, now = self.env, Alarm(self.env), int(self.env.now)
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
         prefills = self._hand_over is not None
         for row, ticks in zip(self._rows.tolist(), arrivals, strict=True):

@@ -36,8 +36,9 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
     table = asked_and_served(run.workload, run.refused, cluster_times(run))
     arrived = run.rows[: run.num_arriving]
     rows = np.concatenate(arrived)
-    if run.runs[0].replica.cache_log is not None:
-        found = [cached_tokens(part, part.replica.cache_log) for part in run.runs[: run.num_arriving]]
+    logs = [(part, part.replica.cache_log) for part in run.runs[: run.num_arriving]]
+    found = [cached_tokens(part, log) for part, log in logs if log is not None]
+    if found:
         table["cached_tokens"] = known_of(requests, rows, np.concatenate(found))
     table["smallest_pool_blocks"] = run.smallest_pool_blocks
     at = known_of(requests, rows, np.repeat(np.arange(len(arrived)), [len(own) for own in arrived]))

@@ -20,11 +20,11 @@ then sees the replica as it was before the boundary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import simpy
-from simpy.core import NORMAL
+from simpy.core import NORMAL, EventPriority
 
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine
@@ -111,6 +111,9 @@ class RoutedEngine(Engine):
         policy, memory, cost, edges, leap: See ``Engine``.
     """
 
+    source: Mailbox
+    state: RoutedState
+
     def __init__(
         self,
         env: simpy.Environment,
@@ -123,7 +126,7 @@ class RoutedEngine(Engine):
         leap: bool = True,
     ) -> None:
         super().__init__(env, source, policy, memory, cost, edges, leap, RoutedState(policy.preempted_first))
-        self.number, self.priority = number, NORMAL + number
+        self.number, self.priority = number, EventPriority(NORMAL + number)
         # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is
         # a rest, whether an arrival ends it, and how many start in a step in which the others pause.
         self._since = self._until = self._steps = self._starting = 0
@@ -131,7 +134,7 @@ class RoutedEngine(Engine):
         self._resting = self._wakes = False
         # Requests on their way.
         self._expected = 0
-        self._alarm: Alarm | None = None
+        self._alarm: simpy.Event = Alarm(env)
 
     def expect(self, sequence: Sequence) -> None:
         """A request is on its way here; from now on routers count it."""
@@ -144,7 +147,7 @@ class RoutedEngine(Engine):
         self.source.send(now, sequence)
         if self._resting:
             self._wake_up(now)
-        elif self._wakes and self._steps > 1:
+        elif self._wakes and self._steps > 1 and self._leap is not None:
             start, _, first, second, growth, *others = self._leap
             steps = steps_until(now - start, first, second, growth)
             until = start + ticks_of(steps, first, second, growth)
@@ -160,7 +163,14 @@ class RoutedEngine(Engine):
     def num_requests(self) -> int:
         """Requests that were sent and are not done; in a static batch also those that have ended."""
         state = self.state
-        queues = (self.source, state.waiting, state.swapped, state.prefilling, state.running, state.stalled)
+        queues: tuple[Sized, ...] = (
+            self.source,
+            state.waiting,
+            state.swapped,
+            state.prefilling,
+            state.running,
+            state.stalled,
+        )
         return self._expected + sum(map(len, queues))
 
     def outstanding_tokens(self, now: int) -> int:
@@ -180,7 +190,7 @@ class RoutedEngine(Engine):
 
     def _steps_over(self, now: int) -> int:
         """Steps of the leap under way that were over before ``now``."""
-        if self._steps < 2:
+        if self._steps < 2 or self._leap is None:
             return 0
         start, _, first, second, growth, *_ = self._leap
         return steps_until(now - start, first, second, growth) - 1
@@ -208,7 +218,7 @@ class RoutedEngine(Engine):
         """Set the alarm, unless only the router knows when."""
         self._alarm = alarm
         if self._until < SOMEDAY:
-            self.env.schedule(alarm, priority, ticks)
+            self.env.schedule(alarm, EventPriority(priority), ticks)
 
     def _begin(
         self,

@@ -34,7 +34,9 @@ from .config import Cluster
 class Seen(Protocol):
     """What a router sees of a replica; ``now`` is the time of the arrival."""
 
-    num_requests: int
+    @property
+    def num_requests(self) -> int:
+        """Requests in hand."""
 
     def outstanding_tokens(self, now: int) -> int:
         """Tokens of prompts and outputs so far of the requests in hand."""
@@ -152,10 +154,11 @@ def router(name: str, count: int, cluster: Cluster, names_of: Callable[[int], li
 
 def decode_router(cluster: Cluster) -> Router:
     """The router of requests that have been prefilled."""
-    return _plain(cluster.decode_router, cluster.decode_replicas)
+    return _plain(cluster.decode_router, cluster.size - cluster.num_arriving)
 
 
 def _plain(name: str, count: int) -> Router:
     if name == "round-robin":
         return RoundRobin(count)
-    return {"least-outstanding-tokens": LeastOutstandingTokens, "kv-aware": KvAware}[name]()
+    looking: dict[str, Callable[[], Router]] = {"least-outstanding-tokens": LeastOutstandingTokens, "kv-aware": KvAware}
+    return looking[name]()

@@ -8,7 +8,7 @@ it leaves is a run like any other, of the requests that it was sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,7 +66,7 @@ class ClusterRun:
     @property
     def num_arriving(self) -> int:
         """Replicas at which requests arrive: those that prefill."""
-        return self.cluster.prefill_replicas or self.cluster.num_replicas
+        return self.cluster.num_arriving
 
     def only_decodes(self, number: int) -> bool:
         """Whether requests come to a replica when they have been prefilled."""
@@ -117,7 +117,7 @@ def simulate_cluster(
     fleet = Fleet(settings, cluster, workload, rows, replicas, sent, _router(cluster, first, workload, whole))
     with no_cycle_collection():
         _run(fleet.env, fleet.engines, workload, progress)
-    end_ticks = max(engine.end_ticks for engine in fleet.engines)
+    end_ticks = int(max(engine.end_ticks for engine in fleet.engines))
     where = tuple(np.array(part.rows, dtype=np.int64) for part in sent)
     runs = tuple(
         finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
@@ -132,7 +132,7 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
     if workload.users is not None:
         _refuse(workload.users)
     if workload.shares:
-        raise SettingError("n", int(workload.n.max()), remedy)
+        raise SettingError("n", int(workload.num_sequences.max()), remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise SettingError("parent", "given", remedy)
     if is_grouped(settings, workload):
@@ -164,7 +164,7 @@ def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, 
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
     # Where requests only decode, their prompts come from elsewhere.
     decodes = replace(settings, enable_prefix_caching=False)
-    prefilling = cluster.prefill_replicas or cluster.size
+    prefilling = cluster.num_arriving
     return [
         first,
         *(build(settings, first.cost, part) for part in sent[1:prefilling]),
@@ -174,14 +174,21 @@ def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, 
 
 def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: TokenRuns | None) -> Router:
     """The router of requests that arrive."""
-    size, count = max(replica.block_size, LEAST_NAMED_TOKENS), cluster.prefill_replicas or cluster.num_replicas
-    names = BlockNames(whole or workload.token_runs(), size) if cluster.router == "prefix-affine" else None
+    size = max(replica.block_size, LEAST_NAMED_TOKENS)
+    names_of: Callable[[int], list[int]] = _nameless
+    if cluster.router == "prefix-affine":
+        names_of = BlockNames(whole or workload.token_runs(), size).of_prompt
     most_blocks = replica.memory.capacity_slots // size
-    return router(cluster.router, count, cluster, lambda row: names.of_prompt(row), most_blocks)
+    return router(cluster.router, cluster.num_arriving, cluster, names_of, most_blocks)
+
+
+def _nameless(row: int) -> list[int]:
+    """Names for a router that compares no prompts."""
+    return []
 
 
 def _run(
-    env: simpy.Environment, engines: list[Engine], workload: Workload, progress: Callable[[int], None] | None
+    env: simpy.Environment, engines: Sequence[Engine], workload: Workload, progress: Callable[[int], None] | None
 ) -> None:
     if progress is not None:
         for tick in milestones(workload):

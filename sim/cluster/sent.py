@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
 from ..workload.content import Run as TokenRun
 from ..workload.content import TokenRuns
@@ -51,15 +52,29 @@ class Sent:
 
     def runs(self, request: int) -> tuple[TokenRun, ...]:
         """The prompt of the replica's request of that number."""
-        return self._whole.runs(self.rows[request])
+        return self._known().runs(self.rows[request])
 
     def output_runs(self, request: int) -> tuple[TokenRun, ...]:
         """Its output."""
-        return self._whole.output_runs(self.rows[request])
+        return self._known().output_runs(self.rows[request])
+
+    def _known(self) -> TokenRuns:
+        if self._whole is None:
+            raise SimulationFault("nobody knows what prompts are made of")
+        return self._whole
 
 
-def part_of(workload: Workload, rows: np.ndarray, **columns: np.ndarray) -> Workload:
-    """Some requests, without what their prompts are made of; ``columns`` stand in for those of the workload."""
-    fields = ("arrival_ticks", "prompt_tokens", "output_tokens", "max_tokens")
-    own = {field: None if getattr(workload, field) is None else getattr(workload, field)[rows] for field in fields}
-    return Workload(workload.name, **(own | columns))
+def part_of(
+    workload: Workload,
+    rows: np.ndarray,
+    arrival_ticks: np.ndarray | None = None,
+    output_tokens: np.ndarray | None = None,
+) -> Workload:
+    """Some requests, without what their prompts are made of; columns that are given stand in for the workload's."""
+    return Workload(
+        workload.name,
+        workload.arrival_ticks[rows] if arrival_ticks is None else arrival_ticks,
+        workload.prompt_tokens[rows],
+        workload.output_tokens[rows] if output_tokens is None else output_tokens,
+        None if workload.max_tokens is None else workload.max_tokens[rows],
+    )

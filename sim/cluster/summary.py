@@ -99,7 +99,8 @@ def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
 
 def _together(windows: list[Window]) -> Window:
     """One span of time, and what was in it on all replicas."""
-    slot_steps, slot_ticks = Counter(), Counter()
+    slot_steps: Counter[str] = Counter()
+    slot_ticks: Counter[str] = Counter()
     for window in windows:
         slot_steps.update(window.slot_steps)
         slot_ticks.update(window.slot_ticks)
@@ -114,7 +115,8 @@ def _together(windows: list[Window]) -> Window:
 
 
 def _work(run: ClusterRun) -> Work:
-    tokens, ticks = Counter(), Counter()
+    tokens: Counter[str] = Counter()
+    ticks: Counter[str] = Counter()
     for part in run.runs:
         done = work(part.book)
         tokens.update(done.tokens)
