@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fragmeter.sim.recording.blocks import load
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from browser import offline_browser, wait
 

@@ -15,7 +15,7 @@ from .synthesis.load import Load, read_load, write_load
 from .synthesis.sosp23 import paper_workload
 from .synthesis.summaries import sample, synthetic_pairs
 from .types.pairs import LengthPairs
-from .types.trace import Trace, check_fits
+from .types.trace import Trace, check_fits, require_count
 from .writers import check_target, write
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "read_hashed",
     "read_load",
     "read_with_content",
+    "require_count",
     "sample",
     "stats",
     "stream",

@@ -25,6 +25,7 @@ from ...traces import (
     paced,
     read_load,
     read_with_content,
+    require_count,
     synthetic_pairs,
     users,
     workload,
@@ -96,8 +97,8 @@ class Inputs:
             UserError: A trace that cannot be read, or what cannot be asked.
         """
         asked, settings = self.requests, self.settings
-        if asked.num_prompts is not None and asked.num_prompts < 1:
-            raise SettingError("num_prompts", asked.num_prompts, "must be 1 or more")
+        if asked.num_prompts is not None:
+            require_count(asked.num_prompts)
         max_model_len = settings.max_model_len or model(settings.model).max_model_len
         if asked.trace is None:
             name, count = asked.dataset or DEFAULT_DATASET, asked.num_prompts or DEFAULT_PROMPTS

@@ -15,7 +15,7 @@ from ...sim.types import ticks
 from ...sim.types.errors import SettingError
 from ..arrivals.streams import stream
 from ..parsing.times import LATEST_S, to_ticks
-from ..types.trace import Trace
+from ..types.trace import Trace, require_count
 from .load import GRID, VERSION, Arrivals, Load, Marginal
 
 #: Gaps after which correlations are looked at, and those in which they may fade.
@@ -65,11 +65,10 @@ def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
     """``n`` requests with the load's lengths and arrivals; None draws as many as the trace had.
 
     Raises:
-        SettingError: A number below 1, or arrivals over more than 97 days.
+        SettingError: A number that cannot be, or arrivals over more than 97 days.
     """
     n = load.requests if n is None else n
-    if n < 1:
-        raise SettingError("num_prompts", n, "must be 1 or more")
+    require_count(n)
     prompts, outputs = _drawn_lengths(load, n, stream(seed, f"load lengths {load.name}"))
     arrivals = None
     if load.arrivals is not None:

@@ -22,6 +22,7 @@ from ...sim.output.files import as_utf8, write_whole
 from ...sim.types.errors import TraceError
 from ..parsing.files import TraceFile
 from ..parsing.table import shown
+from ..types.trace import MOST_REQUESTS
 from .marginal import inverse, summary
 
 VERSION = 1
@@ -96,7 +97,7 @@ class Load:
 
     fragmeter_load: Annotated[int, Field(ge=VERSION, le=VERSION)]
     name: Annotated[str, AfterValidator(as_utf8)]
-    requests: Annotated[int, Field(ge=1, le=2**31)]
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
     prompt_tokens: Marginal
     output_tokens: Marginal
     rank_grid: tuple[tuple[Annotated[int, Field(ge=0, le=2**31)], ...], ...]

@@ -12,6 +12,8 @@ from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import Dialogue
 from .pairs import LengthPairs, frozen_column
 
+#: Requests of a trace.
+MOST_REQUESTS = 2**31
 _COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks")
 
 
@@ -116,3 +118,15 @@ def check_fits(trace: Trace, max_model_len: int, path: str | PathLike[str]) -> N
         remedy = f"longer than the model's {max_model_len} tokens; shorten or drop the request, or take a longer model"
         field, unit = "prompt_tokens + output_tokens", trace.rows.unit
         raise TraceError(path, trace.rows.number(row), field, int(total_tokens[row]), remedy, unit)
+
+
+def require_count(num_prompts: int) -> None:
+    """Refuse a number of requests that no trace can have.
+
+    Raises:
+        SettingError: It is below 1 or above ``MOST_REQUESTS``.
+    """
+    if num_prompts < 1:
+        raise SettingError("num_prompts", num_prompts, "must be 1 or more")
+    if num_prompts > MOST_REQUESTS:
+        raise SettingError("num_prompts", num_prompts, f"must be at most {MOST_REQUESTS}; ask for fewer")
