@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import fragmeter
@@ -235,8 +236,12 @@ class TestDoctor:
         assert found["fragmeter"] == fragmeter.__version__
 
 
-def test_more_than_the_memory_holds_is_refused(capsys):
-    assert status(["simulate", "--num-prompts", "99999999999999"]) == MISTAKE
+def test_more_than_the_memory_holds_is_refused(monkeypatch, capsys):
+    def allocate(*_: object) -> None:
+        np.empty(2**50)
+
+    monkeypatch.setattr("fragmeter.experiments.runs.inputs.synthetic_pairs", allocate)
+    assert status(["simulate"]) == MISTAKE
     told = capsys.readouterr().err
     assert told.startswith("fragmeter: more memory than this machine has")
     assert told.endswith("ask for fewer requests, or for less time\n") and told.count("\n") == 1
