@@ -142,9 +142,9 @@ def run(folder: Path, all_seeds: bool, only: str) -> int:
         done = subprocess.run(
             [sys.executable, "-m", "fragmeter", *filled], capture_output=True, text=True, env=environment, check=False
         )
-        told = done.stdout.replace(str(folder), "OUT").replace(str(SAMPLES), "TRACES")
+        printed = done.stdout.replace(str(folder), "OUT").replace(str(SAMPLES), "TRACES")
         complaint = done.stderr.replace(str(folder), "OUT").replace(str(SAMPLES), "TRACES")
-        (out / "console.txt").write_text(f"{done.returncode}\n{told}\n{complaint}")
+        (out / "console.txt").write_text(f"{done.returncode}\n{printed}\n{complaint}")
         return f"{done.returncode} {name}"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -15,8 +15,9 @@ _READ = (".json", ".parquet", ".npz")
 def named_files(**arguments: Any) -> dict[str, list[Path]]:
     """Files that arguments of a command name, by the name of the argument or of its field.
 
-    In texts, values of ``name=value`` and of lists with commas are looked at, too, such as ``trace=a.csv,b.csv``. A folder
-    stands for the tables and documents in it; a page that was written into it is no input.
+    Values of ``name=value`` and of lists with commas count too, such as ``trace=a.csv,b.csv``. A result folder stands for
+    the tables and documents in it, and not for a page that was written into it; a text that names a folder, as --model
+    may, stands for the config.json in it: --policy orca-max does not read a folder of that name.
     """
     found: dict[str, list[Path]] = {}
     for name, argument in arguments.items():
@@ -30,9 +31,10 @@ def _paths(name: str, value: Any) -> Iterator[tuple[str, Path]]:
     if isinstance(value, Path):
         yield name, value
     elif isinstance(value, str):
-        for part in (value, *re.split("[=,]", value)):
-            if part and _exists(Path(part)):
-                yield name, Path(part)
+        for part in filter(None, (value, *re.split("[=,]", value))):
+            for path in (Path(part), Path(part, "config.json")):
+                if _is_file(path):
+                    yield name, path
     elif is_dataclass(value):
         for field in fields(value):
             yield from _paths(field.name, getattr(value, field.name))
@@ -41,9 +43,9 @@ def _paths(name: str, value: Any) -> Iterator[tuple[str, Path]]:
             yield from _paths(name, one)
 
 
-def _exists(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.is_file()
     except (OSError, ValueError):  # too long, or with a null byte
         return False
 

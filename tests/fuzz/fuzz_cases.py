@@ -287,7 +287,7 @@ def outputs(rng: Rng, folder: Path) -> Case:
     os.mkfifo("fifo")
     copied("run", "trace.csv")
     out, data = rng.choice(OUTPUTS), rng.choice([*OUTPUTS, "trace.csv", "./trace.csv", "run", "run/run.json"])
-    # A report does not read the trace: whoever names it as the output wants it replaced.
+    # A report does not read the trace, so as its output the trace may be replaced.
     other = "out.pftrace" if data in ("trace.csv", "./trace.csv") else data
     run = ["simulate", "--trace", "trace.csv", *_SMALL_POOL]
     tokens = rng.choice([

@@ -200,6 +200,10 @@ LACKING = {
         '{"metadata": {"request_start_ns": 1, "request_end_ns": 2}, "start_perf_ns": 3, "responses": []}',
         "row 1: metrics = None: is missing; give profile_export.jsonl, not its raw export",
     ),
+    "an empty array before a record": (
+        '[] {"metadata": {"request_start_ns": 1}}',
+        "has no request that was answered; give another trace",
+    ),
     "genai-perf": (
         '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}',
         "is of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",

@@ -34,8 +34,10 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
     marks = set(_MARKS.findall(head))
     if not head.startswith((b"{", b"[")) or not marks:
         return None
-    if b"request_start_ns" in marks and is_aiperf(next(elements(file)).value):
-        return read_aiperf(file)
+    if b"request_start_ns" in marks:
+        first = next(elements(file), None)
+        if first is not None and is_aiperf(first.value):
+            return read_aiperf(file)
     if head.startswith(b"["):
         return None
     document = _document(file)
@@ -67,8 +69,11 @@ def _document(file: TraceFile) -> dict[str, Any]:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        complaint = error.msg if isinstance(error, json.JSONDecodeError) else "brackets too deep or numbers too long"
-        line = getattr(error, "lineno", None)
+        complaint, line = "brackets too deep or numbers too long", None
+        if isinstance(error, json.JSONDecodeError):
+            complaint, line = error.msg, error.lineno
+        elif isinstance(error, UnicodeDecodeError):
+            complaint = "no UTF-8 text"
     first, *others = filter(None, text.splitlines())
     document = _object(first)
     if document is None:

@@ -309,6 +309,18 @@ class TestNothingRunsBeforeOutputsAreWritable:
         for _ in range(2):
             assert status(["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "page.html")]) == DONE
 
+    def test_a_folder_may_have_the_name_of_a_policy(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for _ in range(2):
+            assert status([*SIMULATE, "--policy", "orca-max", "--out", "orca-max"]) == DONE
+
+    def test_the_config_in_the_folder_of_a_model_is_an_input(self, never_run, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "llama").mkdir()
+        (tmp_path / "llama" / "config.json").write_text("mine")
+        assert "choose another place" in refused(capsys, *SIMULATE, "--model", "llama", "--json", "llama/config.json")
+        assert (tmp_path / "llama" / "config.json").read_text() == "mine"
+
     def test_streams_may_be_shared(self):
         require_apart({"json": "/dev/null", "out": "/dev/null"}, {"trace": ["/dev/stdin"]})
 
