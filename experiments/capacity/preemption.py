@@ -97,7 +97,8 @@ def _row(settings: Settings, work: Workload) -> dict[str, Any]:
     done, counts = told["work"], told["preemptions"]
     return {
         "policy": settings.policy,
-        "preemption_mode": settings.preemption_mode,
+        # V1 knows no other.
+        "preemption_mode": settings.as_dict().get("preemption_mode", "recompute"),
         "recomputed": counts["recompute"],
         "swapped": counts["swap"],
         "recomputed_tokens": done["tokens"]["recomputed"],

@@ -9,7 +9,8 @@ from functools import lru_cache
 import numpy as np
 
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import FITTED_BEAM_SURVIVAL, settings
+from ...sim.engine.settings import settings
+from ...sim.policy.options import FITTED_BEAM_SURVIVAL
 from ...sim.recording.plans import Plan, record
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.dialogue import NO_PARENT, Dialogue

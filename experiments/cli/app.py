@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 import traceback
@@ -25,6 +26,7 @@ from cyclopts import App, CycloptsError
 from ... import __version__
 from ...sim.engine.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
+from ...sim.policy.registry import installed, policy
 from ...sim.types.errors import UserError
 from ..runs.output import Terminal
 from .whole_numbers import whole_numbers
@@ -94,6 +96,7 @@ def _leave(status: int, *_: object) -> NoReturn:
 def status(tokens: Sequence[str]) -> int:
     """Run the command line; the exit status."""
     try:
+        _know_policies(tokens)
         app(tokens)
     except CycloptsError as error:
         return _refuse(_one_line(error))
@@ -111,6 +114,14 @@ def status(tokens: Sequence[str]) -> int:
     except Exception as error:
         return _fault(error)
     return DONE
+
+
+def _know_policies(tokens: Sequence[str]) -> None:
+    """Import the policies of other packages that a command line names: their options are flags, too."""
+    for text in re.findall(r"policy=(\S+)", " ".join(tokens).replace("--policy ", "--policy=")):
+        for name in text.split(","):
+            if ":" in name or name in installed():
+                policy(name)
 
 
 def _one_line(error: CycloptsError) -> str:

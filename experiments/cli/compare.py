@@ -12,12 +12,11 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
-from ...sim.engine.settings import Settings
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading
 from ..runs.grid import Point, changed, known_name
-from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
@@ -28,6 +27,7 @@ from ..runs.unread import given
 from ..sweep.paired import Difference, differences
 from ..sweep.waste_cost_table import BASIS, check, page, tables, waste_costs
 from ..sweep.waste_cost_table import Side as WasteSide
+from .replica_flags import SETTINGS, SettingsFlags
 from .sweep import WORKERS
 
 COMPARISON = Group("Comparison", sort_key=-1)
@@ -62,7 +62,7 @@ class Side:
 
 def compare(
     *folders: Annotated[Path, Parameter(group=COMPARISON)],
-    settings: SETTINGS = Settings(),
+    replica: SETTINGS = SettingsFlags(),
     reading: READING = Reading(),
     pacing: PACING = Pacing(),
     requests: REQUESTS = Requests(),
@@ -91,8 +91,9 @@ def compare(
         price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
         out: With --waste, a file for the page with the picture.
     """
+    settings = replica.settings()
     report = Report(json, out=out)
-    read = named_files(folders=folders, settings=settings, requests=requests, pacing=pacing, reading=reading, sets=sets)
+    read = named_files(folders=folders, settings=replica, requests=requests, pacing=pacing, reading=reading, sets=sets)
     require_apart({"out": out, "json": json}, read)
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     if waste:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ...sim.cost.calibration import PROFILES
-from ...sim.policy import CACHING_POLICIES, POLICIES
+from ...sim.policy import policies
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import gpu_names
 from ...sim.spec.model import model_names
@@ -17,26 +17,6 @@ from ..runs.output import JsonTarget, Report
 
 Kind = Literal["policies", "models", "gpus"]
 _GIB, _KIB = 2**30, 2**10
-#: What each policy models.
-SYSTEMS = {
-    "static": "naive static batches",
-    "fastertransformer": "FasterTransformer, SOSP'23",
-    "orca": "Orca, OSDI'22",
-    "orca-max": "Orca (Max), SOSP'23",
-    "orca-pow2": "Orca (Pow2), SOSP'23",
-    "orca-oracle": "Orca (Oracle), SOSP'23",
-    "vllm-sosp23": "vLLM, SOSP'23",
-    "vllm-v0": "vLLM 0.2 to 0.6",
-    "vllm-v1": "vLLM 0.33, V1",
-    "sarathi": "Sarathi-Serve, OSDI'24",
-    "tgi": "Text Generation Inference",
-    "trtllm-no-evict": "TensorRT-LLM",
-    "trtllm-max-util": "TensorRT-LLM",
-    "lightllm": "LightLLM",
-    "fastgen": "DeepSpeed-FastGen",
-    "vattention": "vAttention, ASPLOS'25",
-    "sglang": "SGLang 0.5.9",
-}
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
@@ -55,12 +35,12 @@ def _policies() -> Sequence[dict[str, Any]]:
     return [
         {
             "policy": name,
-            "system": SYSTEMS[name],
+            "system": policy.system,
             "max_num_seqs": policy.default_max_num_seqs,
             "max_num_batched_tokens": policy.default_max_num_batched_tokens,
-            "prefix_caching": name in CACHING_POLICIES,
+            "prefix_caching": policy.caches_prefixes,
         }
-        for name, policy in POLICIES.items()
+        for name, policy in policies().items()
     ]
 
 

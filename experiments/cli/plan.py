@@ -223,12 +223,10 @@ def _memory_table(launch: Launch, found: Capacity) -> Table:
 
 def _simulate(settings: Settings) -> str:
     """The command that simulates what was reckoned."""
-    default = Settings()
     words = ["fragmeter", "simulate"]
-    for name, value in settings.as_dict().items():
-        if value != getattr(default, name):
-            flag = name.replace("_", "-")
-            words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    for name, value in settings.given().items():
+        flag = name.replace("_", "-")
+        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return shlex.join(words)
 
 

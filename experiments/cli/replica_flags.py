@@ -1,38 +1,81 @@
-"""The flags of a replica, for verbs that ask which of them were given: those of ``simulate``, without defaults."""
+"""The flags of a replica: the settings that all policies share, and the options that policies declare."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
+from docstring_parser import parse
 
-from ...sim.engine.settings import Settings
+from ...sim.cost import COST_NAMES
+from ...sim.engine.settings import SHARED, Settings, default_of, settings
+from ...sim.policy.options import help_of
+from ...sim.policy.registry import declaring, options_by_policy, policies
+from ...sim.spec import gpu_names, model_names
 
-#: Settings that such verbs have flags of their own for.
+#: Settings that verbs which ask what was given have flags of their own for.
 OWN = ("model", "seed")
-_TYPES = get_type_hints(Settings)
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What every such flag's holder can say."""
+class _Flags:
+    """Base of generated flags."""
 
     def given(self) -> dict[str, Any]:
-        """The settings that the user named, and their values."""
+        """The settings that the user named, and their values, of flags that have no defaults."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+    def settings(self) -> Settings:
+        """The settings, of flags that have defaults.
+
+        Raises:
+            SettingError: A value cannot be.
+        """
+        return settings(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def _shared_help() -> dict[str, str]:
+    """Help of the shared settings, with the names that a flag takes."""
+    described = {each.arg_name: each.description or "" for each in parse(Settings.__doc__ or "").params}
+    names = {"policy": policies(), "model": model_names(), "gpu": gpu_names(), "cost": COST_NAMES}
+    return described | {name: f"{described[name]} One of {', '.join(values)}." for name, values in names.items()}
+
+
+def _declared() -> Mapping[str, tuple[Any, str]]:
+    """Type and help of every flag by its name."""
+    types, helps = get_type_hints(Settings), _shared_help()
+    found = {name: (types[name], helps[name]) for name in SHARED}
+    for name, readers in options_by_policy().items():
+        declared = declaring(name)
+        assert declared is not None
+        found[name] = get_type_hints(declared)[name], f"{help_of(declared, name)} Policies: {', '.join(readers)}."
+    return found
+
+
+def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type:
+    """A dataclass of all flags.
+
+    Args:
+        has_defaults: Whether a flag that was not given has its default, else None.
+    """
+    made: list[tuple[str, Any, Any]] = []
+    for field, (kind, text) in _declared().items():
+        if field not in without:
+            hint = kind if has_defaults else kind | None
+            default = default_of(field) if has_defaults else None
+            made.append((field, Annotated[hint, Parameter(help=text)], default))
+    namespace = {"__doc__": "The replica.", "__module__": __name__}
+    return make_dataclass(name, made, bases=(_Flags,), namespace=namespace, frozen=True)
 
 
 if TYPE_CHECKING:
-    ReplicaFlags = _Given
+    ReplicaFlags = SettingsFlags = _Flags
 else:
-    ReplicaFlags = make_dataclass(
-        "ReplicaFlags",
-        [(field.name, _TYPES[field.name] | None, None) for field in fields(Settings) if field.name not in OWN],
-        bases=(_Given,),
-        namespace={"__doc__": Settings.__doc__, "__module__": __name__},
-        frozen=True,
-    )
+    SettingsFlags = _flags("SettingsFlags", has_defaults=True)
+    ReplicaFlags = _flags("ReplicaFlags", has_defaults=False, without=OWN)
+SETTINGS = Annotated[SettingsFlags, Parameter(name="*", negative_iterable="", group=Group("Replica", sort_key=0))]
 REPLICA = Annotated[
     ReplicaFlags, Parameter(name="*", negative_iterable="", group=Group("Replica, with --against", sort_key=3))
 ]

@@ -26,12 +26,13 @@ from ...sim.recording.plans import Plan, record
 from ...sim.types.errors import SettingError, UserError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace
-from ..runs.inputs import CLUSTER, PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.trace_flags import READING, left_out_told
 from ..runs.unread import refuse_unread
 from .recording_flags import WantedPlan, wanted_plan
+from .replica_flags import SETTINGS, SettingsFlags
 from .summaries import print_summary
 
 #: Refused requests that are named on the terminal.
@@ -42,7 +43,7 @@ DEFAULT_RATE = 1.0
 
 
 def simulate(
-    settings: SETTINGS = Settings(),
+    replica: SETTINGS = SettingsFlags(),
     reading: READING = Reading(),
     pacing: PACING = Pacing(),
     requests: REQUESTS = Requests(),
@@ -70,12 +71,13 @@ def simulate(
         record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
             block map of ``fragmeter report``. The run is served once more for it.
     """
+    settings = replica.settings()
     report = Report(json)
     if out is not None:
         check_target(out)
     wanted = wanted_plan(record_plan, record_steps, shuffle_ids, out)
     plan_file = None if wanted is None else wanted.file
-    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading)
+    read = named_files(settings=replica, requests=requests, pacing=pacing, reading=reading)
     require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")

@@ -10,14 +10,13 @@ from cyclopts import Group, Parameter
 from rich import box
 from rich.table import Table
 
-from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
 from ...traces import Pacing, Reading
 from ..runs.grid import axes, points
-from ..runs.inputs import PACING, REQUESTS, SETTINGS, Inputs, Requests
+from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
@@ -27,6 +26,7 @@ from ..runs.sweeping import Swept, sweep_points
 from ..runs.trace_flags import READING
 from ..sweep.searching import Wanted, check_found, limits, search_axes
 from ..sweep.searching import search as searched
+from .replica_flags import SETTINGS, SettingsFlags
 
 SWEEP = Group("Sweep", sort_key=-1)
 GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
@@ -45,7 +45,7 @@ _BEST_SHOWN, DEFAULT_TRIALS = 10, 50
 
 
 def sweep(
-    settings: SETTINGS = Settings(),
+    replica: SETTINGS = SettingsFlags(),
     reading: READING = Reading(),
     pacing: PACING = Pacing(),
     requests: REQUESTS = Requests(),
@@ -79,8 +79,9 @@ def sweep(
             row has the requests/s that meet them all, request_goodput.
         out: Folder for sweep.parquet and the finished points.
     """
+    settings = replica.settings()
     report = Report(json)
-    read = named_files(settings=settings, requests=requests, pacing=pacing, reading=reading, grid=grid)
+    read = named_files(settings=replica, requests=requests, pacing=pacing, reading=reading, grid=grid)
     require_apart({"out": out, "json": json}, read)
     folder = OutputFolder(out, SWEEP_FOLDER)
     goal = None if goodput is None else objectives(goodput)

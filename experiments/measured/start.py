@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def replica(server: Server, model_id: str | None) -> Settings:
         raise UserError(f"serve: by the reckoning it does not start: {refused.text} Paste its --startup-log.")
     if answer.replicas > 1:
         raise SettingError("--data-parallel-size", answer.replicas, "one replica is simulated; benchmark one")
-    return settings(**{**asdict(answer.settings()), **server.given})
+    return settings(**{**answer.settings().as_dict(), **server.given})
 
 
 def _dated(line: ServeLine, vllm: str | None) -> ServeLine:

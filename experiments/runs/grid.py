@@ -9,7 +9,8 @@ from itertools import product
 
 from pydantic import ValidationError
 
-from ...sim.engine.settings import setting_error
+from ...sim.engine.settings import SHARED, setting_error
+from ...sim.policy.registry import options_by_policy
 from ...sim.types.errors import SettingError
 from .inputs import Inputs
 
@@ -19,7 +20,12 @@ MOST_POINTS = 1_000_000
 NONE = "none"
 _EXAMPLE = "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, such as block_size=8,16,32 or request_rate=1:8:0.5"
 #: In which part of the inputs each setting is.
-PART_OF = {field.name: part.name for part in fields(Inputs) for field in fields(getattr(Inputs(), part.name))}
+PART_OF = dict.fromkeys((*SHARED, *options_by_policy()), "settings") | {
+    field.name: part.name
+    for part in fields(Inputs)
+    if part.name != "settings"
+    for field in fields(getattr(Inputs(), part.name))
+}
 
 
 @dataclass(frozen=True)

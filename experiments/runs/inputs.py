@@ -75,7 +75,6 @@ class Requests:
 
 
 # The flags of every command that serves requests.
-SETTINGS = Annotated[Settings, Parameter(name="*", negative_iterable="", group=Group("Replica", sort_key=0))]
 REQUESTS = Annotated[Requests, Parameter(name="*", group=Group("Requests", sort_key=1))]
 PACING = Annotated[Pacing, Parameter(name="*", group=Group("Arrivals", sort_key=2))]
 CLUSTER = Annotated[Cluster, Parameter(name="*", group=Group("Cluster", sort_key=3))]

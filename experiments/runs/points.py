@@ -106,7 +106,8 @@ class Store:
 
 def columns(inputs: Inputs) -> dict[str, Any]:
     """Every setting of the inputs by its name, paths as text."""
-    found = {name: value for part in vars(inputs).values() for name, value in asdict(part).items()}
+    others = (inputs.requests, inputs.reading, inputs.pacing)
+    found = inputs.settings.as_dict() | {name: value for part in others for name, value in asdict(part).items()}
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
 

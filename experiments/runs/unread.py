@@ -14,16 +14,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...sim.engine.unread import either, is_given, why_unread
+from ...sim.engine.unread import is_given, why_unread
+from ...sim.policy.options import LEAVE_OUT, either
+from ...sim.policy.registry import POLICIES, policy
 from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading
 from ...traces.readers.readers import fields_read
 from .inputs import Inputs, Requests
-
-#: Policies that reserve by what clients tell of the output to come.
-READ_MAX_TOKENS = ("static", "fastertransformer", "orca", "tgi", "trtllm-no-evict", "lightllm", "sglang")
-_LEAVE_OUT = "or leave it out"
 
 
 class Unread:
@@ -70,16 +68,17 @@ class Unread:
         if name in _READING:
             return self._why_not_of_trace(name, inputs.requests.trace)
         if name == "max_tokens":
-            policy = inputs.settings.policy
-            if policy not in READ_MAX_TOKENS:
-                return f"{policy} reserves nothing by it; use {either(READ_MAX_TOKENS)}, {_LEAVE_OUT}"
+            chosen = inputs.settings.policy
+            if not policy(chosen).reads_max_tokens:
+                able = [name for name, kind in POLICIES.items() if kind.reads_max_tokens]
+                return f"{chosen} reserves nothing by it; use {either(able)}, {LEAVE_OUT}"
         if name == "burstiness" and inputs.pacing.request_rate == inf:
-            return f"at an infinite rate all requests come at once; use a finite one, {_LEAVE_OUT}"
-        return why_unread(name, inputs.settings, work)
+            return f"at an infinite rate all requests come at once; use a finite one, {LEAVE_OUT}"
+        return None if name in LOAD_FIELDS else why_unread(name, inputs.settings, work)
 
     def _why_not_of_trace(self, name: str, trace: Path | None) -> str | None:
         if trace is None:
-            return f"is of a trace; use --trace, {_LEAVE_OUT}"
+            return f"is of a trace; use --trace, {LEAVE_OUT}"
         if name in self._fields_read(trace):
             return None
         return f"{trace.name} {_NEEDED[name]}; leave it out"
@@ -100,7 +99,7 @@ _NEEDED = {
 
 def given(inputs: Inputs) -> Iterator[tuple[str, Any]]:
     """Fields of all parts, by name, that ask for more than their defaults."""
-    for name, value in vars(inputs.settings).items():
+    for name, value in inputs.settings.given().items():
         if is_given(name, value):
             yield name, value
     for part, default in ((inputs.requests, Requests()), (inputs.reading, Reading()), (inputs.pacing, Pacing())):

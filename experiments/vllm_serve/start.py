@@ -55,7 +55,6 @@ class Started:
             max_num_seqs=launch.max_num_seqs,
             max_num_batched_tokens=launch.max_num_batched_tokens,
             disable_hybrid_kv_cache_manager=not launch.hybrid,
-            watermark=0.0,
         )
 
 

@@ -13,8 +13,6 @@ from ..types.errors import SettingError
 
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
-#: Policies whose prefills can go on elsewhere: where the KV cache of a prompt may come from outside.
-DISAGGREGATED_POLICIES = ("vllm-v1", "sarathi")
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -16,17 +16,19 @@ import simpy
 
 from ..cost import StepCost
 from ..engine.engine import Engine
-from ..engine.grouping import is_grouped, smallest_pools
+from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.replica import Replica, build
 from ..engine.run import Run, check_fits, finished, milestones, no_cycle_collection
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
 from ..memory.prefix import BlockNames
+from ..policy.options import either
+from ..policy.registry import POLICIES, policy
 from ..types.errors import SettingError
 from ..workload.content import TokenRuns
 from ..workload.users import Users
 from ..workload.workload import Workload
-from .config import DISAGGREGATED_POLICIES, Cluster
+from .config import Cluster
 from .fleet import Fleet
 from .routing import Router, router
 from .sent import Sent
@@ -135,8 +137,8 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("n", int(workload.num_sequences.max()), remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise SettingError("parent", "given", remedy)
-    if is_grouped(settings, workload):
-        raise SettingError("shared_prefix_tokens", settings.shared_prefix_tokens, remedy)
+    if prefix := pinned_tokens(settings.policy_options):
+        raise SettingError("shared_prefix_tokens", prefix, remedy)
 
 
 def _refuse(users: Users) -> None:
@@ -150,8 +152,8 @@ def _refuse(users: Users) -> None:
 
 def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
     """Refuse a policy whose prefills cannot go on elsewhere."""
-    if cluster.disaggregated and settings.policy not in DISAGGREGATED_POLICIES:
-        able = " or ".join(DISAGGREGATED_POLICIES)
+    if cluster.disaggregated and not policy(settings.policy).disaggregates:
+        able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
 

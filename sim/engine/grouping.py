@@ -7,33 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ..memory import (
-    CopyingBuddyMemory,
-    CopyingMemory,
-    DialogueBuddyMemory,
-    DialogueContiguousMemory,
-    DialogueMemory,
-    PagedMemory,
-    SharingMemory,
-)
-from ..policy import POLICIES, Policy
-from ..policy.orca import OrcaMax, OrcaPaper
-from ..policy.sharing import SharingSosp23, SharingV0
-from ..policy.vllm_sosp23 import VllmSosp23
-from ..policy.vllm_v0 import VllmV0
+from ..memory import PagedMemory
+from ..policy import Policy
+from ..policy.options import BeamOptions, VllmV0Options
+from ..policy.registry import policy
 from ..types.errors import SettingError
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
 from ..workload.workload import Workload
 from .settings import Settings
-
-# Policies over paged memory that know groups, and what they are then.
-_GROUPED = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
-
-
-def grouped_policy(kind: type) -> type:
-    """What a policy is where sequences share."""
-    return _GROUPED.get(kind, kind)
+from .unread import refuse_lacking
 
 
 def is_grouped(settings: Settings, workload: Workload) -> bool:
@@ -44,53 +27,26 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
     Raises:
         SettingError: Beams, or a shared prefix, for a policy that knows neither; a prompt no longer than the prefix.
     """
-    policy, prefix = settings.policy, settings.shared_prefix_tokens
-    paged = POLICIES[policy] in _GROUPED
-    knows = paged or issubclass(POLICIES[policy], OrcaPaper)
-    if settings.use_beam_search and not knows:
-        raise SettingError("use_beam_search", True, f"{policy} knows no beams; take vllm-sosp23, vllm-v0 or an orca")
+    refuse_lacking(settings)
+    prefix = pinned_tokens(settings.policy_options)
     if prefix:
-        _check_prefix(policy, prefix, paged, workload)
-    return bool(prefix) or (knows and (workload.shares or workload.dialogue is not None))
+        _check_prefix(prefix, workload)
+    groups = policy(settings.policy).groups_sequences
+    return bool(prefix) or (groups and (workload.shares or workload.dialogue is not None))
 
 
-def _check_prefix(policy: str, prefix: int, paged: bool, workload: Workload) -> None:
+def pinned_tokens(options: object) -> int:
+    """Tokens that every prompt begins with and that are kept, of a policy's options."""
+    return options.shared_prefix_tokens if isinstance(options, VllmV0Options) else 0
+
+
+def _check_prefix(prefix: int, workload: Workload) -> None:
     field = "shared_prefix_tokens"
-    if not paged:
-        raise SettingError(field, prefix, f"{policy} pins no prefix; take vllm-sosp23 or vllm-v0")
     if workload.dialogue is not None:
         raise SettingError(field, prefix, "does not go with a trace whose requests have parents; leave one out")
     if (workload.prompt_tokens <= prefix).any():
         shortest = int(workload.prompt_tokens.min())
         raise SettingError(field, prefix, f"the shortest prompt has {shortest} tokens; give fewer")
-
-
-def grouped_memory(
-    settings: Settings, kind: type, num_blocks: int, size: int, max_model_len: int, host: int, workload: Workload
-) -> Any:
-    """The memory of a policy where sequences share, or have parents.
-
-    Args:
-        kind: The policy.
-        host: Blocks of the swap space.
-    """
-    dialogue = workload.dialogue
-    if issubclass(kind, OrcaMax):
-        arena = max_model_len, settings.arena
-        if dialogue is None:
-            return CopyingBuddyMemory(num_blocks, size, *arena)
-        return DialogueBuddyMemory(num_blocks, size, dialogue, *arena)
-    if issubclass(kind, OrcaPaper):
-        if dialogue is None:
-            return CopyingMemory(num_blocks, size)
-        return DialogueContiguousMemory(num_blocks, size, dialogue)
-    if dialogue is not None:
-        return DialogueMemory(num_blocks, size, dialogue)
-    prefix = settings.shared_prefix_tokens // size
-    if prefix >= num_blocks:
-        remedy = f"fills {prefix} blocks, and the pool has {num_blocks}; take a shorter one"
-        raise SettingError("shared_prefix_tokens", settings.shared_prefix_tokens, remedy)
-    return SharingMemory(num_blocks, size, host, settings.ids or settings.use_beam_search, prefix)
 
 
 def grouped_source(
@@ -103,10 +59,13 @@ def grouped_source(
     """
     # Of a contiguous piece siblings share nothing.
     size = memory.block_size if isinstance(memory, PagedMemory) else 1
-    prefix = settings.shared_prefix_tokens // size * size
+    options = settings.policy_options
+    prefix = pinned_tokens(options) // size * size
     if workload.dialogue is not None:
         memory.expect(workload.dialogue.children(~refused))
-    beams = partial(Ancestry, settings.beam_survival, settings.seed) if settings.use_beam_search else None
+    beams = None
+    if isinstance(options, BeamOptions) and options.use_beam_search:
+        beams = partial(Ancestry, options.beam_survival, settings.seed)
     grouping, longest = Grouping(prefix, beams), policy.limits.max_model_len
     if workload.users is None:
         source = GroupLoop(workload, refused, longest, grouping)

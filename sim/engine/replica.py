@@ -8,54 +8,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..cost import PaperCost, StepCost, cost
-from ..memory import (
-    BatchMemory,
-    BuddyMemory,
-    CachedMemory,
-    ChunkedMemory,
-    ContiguousMemory,
-    DeferredMemory,
-    HybridMemory,
-    PagedMemory,
-    PageGroups,
-    RadixMemory,
-    ReservedMemory,
-    SlotRadixMemory,
-    most_prompt_blocks,
-)
+from ..memory import PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..memory.prefix import BlockNames
-from ..policy import CACHING_POLICIES, HYBRID, POLICIES, Limits, Policy
-from ..policy.orca import OrcaMax, OrcaPaper
-from ..policy.sarathi import Sarathi
-from ..policy.sglang import SGLang
-from ..policy.static import FasterTransformer, StaticBatching
-from ..policy.tgi import Tgi
-from ..policy.vattention import VAttention, page_group
-from ..policy.vllm_v1 import VllmV1
-from ..spec import (
-    Deployment,
-    GpuSpec,
-    HybridLayout,
-    ModelSpec,
-    gpu,
-    host_blocks,
-    hybrid_layout,
-    model,
-    page_bytes,
-    paper_num_blocks,
-)
+from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
+from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
+from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..types.errors import SettingError
 from ..workload.content import TokenRuns
 from ..workload.workload import Workload
-from .grouping import grouped_memory, grouped_policy
 from .settings import Settings
 
 GIB = 1 << 30
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
 FITTED_STEP_SCALE = 1.125
-#: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
-FASTERTRANSFORMER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 
 
 @dataclass(frozen=True)
@@ -136,39 +101,37 @@ def build(
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
             ``max_model_len``, a cost model that does not fit the model.
     """
-    shape, card, kind = model(settings.model), gpu(settings.gpu), _policy(settings)
-    if grouped:
-        kind = grouped_policy(kind)
+    kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
+    shape, card = model(settings.model), gpu(settings.gpu)
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
-    layout = None if grouped else _layout(settings, shape, max_model_len)
-    num_blocks, size = _pool(settings, kind, shape, card, deployment, layout)
-    runs = None if workload is None else _runs_to_cache(settings, workload, layout)
+    layout = None if grouped else _layout(kind, options, shape, max_model_len)
+    if grouped or layout:
+        kind = (SHARING if grouped else HYBRID).get(kind, kind)
+    server = Server(model=shape, gpu=card, deployment=deployment, tensor_parallel=ranks, layout=layout)
+    num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, settings.block_size)
     limits = Limits(
         max_model_len=max_model_len,
-        max_num_seqs=settings.max_num_seqs or _default_seqs(kind, shape, num_blocks * size // max_model_len),
+        max_num_seqs=settings.max_num_seqs or kind.default_seqs(server, num_blocks * size // max_model_len),
         max_num_batched_tokens=settings.max_num_batched_tokens or kind.default_max_num_batched_tokens,
-        watermark_blocks=int(settings.watermark * num_blocks),
-        preemption_mode=settings.preemption_mode,
-        waiting_served_ratio=settings.waiting_served_ratio,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        output_estimate=settings.output_estimate,
-        schedule_policy=settings.schedule_policy,
+        watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
     )
-    if layout:
-        policy, memory = _hybrid(settings, layout, limits, num_blocks, size)
-    elif issubclass(kind, SGLang):
-        radix = SlotRadixMemory if settings.ids else RadixMemory
-        policy, memory = kind(limits), radix(num_blocks, runs, settings.enable_prefix_caching is not False)
-    else:
-        policy = kind(limits)
-        host = host_blocks(shape, settings.tensor_parallel_size, size, int(settings.swap_space * GIB), deployment)
-        if grouped:
-            memory = grouped_memory(settings, kind, num_blocks, size, max_model_len, host, workload)
-        else:
-            memory = _memory(settings, kind, num_blocks, size, max_model_len, host, runs)
+    scheduler = kind(limits, options, _page_groups(layout, kind, limits, size) if layout else None)
+    memory = scheduler.memory(
+        Pool(
+            num_blocks=num_blocks,
+            block_size=size,
+            max_model_len=max_model_len,
+            host_blocks=_host_blocks(options, shape, ranks, size, deployment),
+            ids=settings.ids,
+            token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
+            caches_prefixes=settings.enable_prefix_caching is not False,
+            grouped=grouped,
+            dialogue=workload.dialogue if grouped and workload is not None else None,
+        )
+    )
     return Replica(
-        policy=policy,
+        policy=scheduler,
         memory=memory,
         cost=step_cost or _cost(settings, shape, card, size, deployment),
         num_blocks=num_blocks,
@@ -176,7 +139,7 @@ def build(
         max_model_len=max_model_len,
         caches_prefixes=getattr(memory, "cache_log", None) is not None,
         layout=layout,
-        page_bytes=page_bytes(shape, layout, settings.tensor_parallel_size, size, deployment) if layout else 0,
+        page_bytes=page_bytes(shape, layout, ranks, size, deployment) if layout else 0,
     )
 
 
@@ -187,7 +150,7 @@ def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout 
         remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
         raise SettingError("enable_prefix_caching", wanted, remedy)
     if wanted is None:
-        wanted = workload.may_share_prefixes and settings.policy in CACHING_POLICIES and not layout
+        wanted = workload.may_share_prefixes and policy(settings.policy).caches_prefixes and not layout
     return workload.token_runs() if wanted else None
 
 
@@ -199,30 +162,33 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
     return tokens
 
 
-def _layout(settings: Settings, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
+def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The model's KV groups, if it has windows that the policy knows of and that sequences can leave."""
-    if settings.disable_hybrid_kv_cache_manager or settings.policy not in HYBRID:
+    if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager or kind not in HYBRID:
         return None
     layout = hybrid_layout(shape, max_model_len)
-    if layout and settings.preemption_mode == "swap" and not issubclass(HYBRID[settings.policy], VllmV1):
+    if layout and isinstance(options, VllmV0Options) and options.preemption_mode == "swap":
         remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
         raise SettingError("preemption_mode", "swap", remedy)
     return layout
 
 
-def _hybrid(
-    settings: Settings, layout: HybridLayout, limits: Limits, num_blocks: int, size: int
-) -> tuple[Policy, HybridMemory]:
-    """Policy and memory over KV groups."""
-    kind, window = HYBRID[settings.policy], layout.window_tokens
-    groups = PageGroups(
+def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size: int) -> PageGroups:
+    """The KV groups of the pool, in blocks of ``size`` tokens."""
+    window = layout.window_tokens
+    return PageGroups(
         full=len(layout.groups) - layout.num_sliding,
         sliding=layout.num_sliding,
         window_tokens=window,
         most_prompt_blocks=most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
     )
-    usable = num_blocks - getattr(kind, "null_blocks", 0)
-    return kind(limits, groups), HybridMemory(usable, size, groups, settings.ids)
+
+
+def _host_blocks(options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment) -> int:
+    """Blocks of the swap space, of a policy that has one."""
+    if not isinstance(options, VllmV0Options):
+        return 0
+    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment)
 
 
 def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
@@ -232,77 +198,6 @@ def _deployment(settings: Settings, shape: ModelSpec) -> Deployment:
         quantization=settings.quantization or shape.quantization,
         cuda_graphs=not settings.enforce_eager,
     )
-
-
-def _policy(settings: Settings) -> type:
-    """The policy's class, which for an arena that does not round asks no pool of a power of two."""
-    kind = POLICIES[settings.policy]
-    if settings.arena == "buddy" or not issubclass(kind, OrcaMax):
-        return kind
-    return type(kind.__name__, (kind,), {"smallest_pool_blocks": OrcaPaper.smallest_pool_blocks})
-
-
-def _pool(
-    settings: Settings,
-    kind: type,
-    shape: ModelSpec,
-    card: GpuSpec,
-    deployment: Deployment,
-    layout: HybridLayout | None,
-) -> tuple[int, int]:
-    """Blocks of the pool, and tokens of a block."""
-    ranks, stages = settings.tensor_parallel_size, deployment.pipeline_parallel
-    if issubclass(kind, SGLang) and settings.block_size not in (None, 1):
-        raise SettingError("block_size", settings.block_size, "sglang's tree has pages of one token; leave it out")
-    if settings.block_size or not issubclass(kind, VAttention):
-        size = settings.block_size or getattr(kind, "default_block_size", 16)
-        asked = settings.num_gpu_blocks_override
-        return asked or paper_num_blocks(shape, card, ranks, size, deployment, layout), size
-    group = page_group(shape, settings.page_size, ranks, deployment.kv_dtype, stages)
-    if settings.num_gpu_blocks_override:
-        return settings.num_gpu_blocks_override, group.tokens
-    slots = paper_num_blocks(shape, card, ranks, 1, deployment)
-    # In bytes, as the pages of a group may be no whole number of tokens.
-    num_groups = slots * shape.slot_bytes(deployment.kv_dtype, ranks, stages) // group.rank_bytes
-    if not num_groups:
-        remedy = f"{shape.name} leaves room for {slots} tokens on {ranks} x {card.name}; take smaller pages"
-        raise SettingError("page_size", settings.page_size, remedy)
-    return num_groups, group.tokens
-
-
-def _default_seqs(kind: type, shape: ModelSpec, longest_in_pool: int) -> int:
-    if issubclass(kind, FasterTransformer) and shape.name in FASTERTRANSFORMER_BATCH:
-        return FASTERTRANSFORMER_BATCH[shape.name]
-    if kind.default_max_num_seqs is None:
-        return max(1, longest_in_pool)
-    return kind.default_max_num_seqs
-
-
-def _memory(
-    settings: Settings,
-    kind: type,
-    num_blocks: int,
-    size: int,
-    max_model_len: int,
-    host: int,
-    runs: TokenRuns | None,
-) -> Any:
-    if issubclass(kind, StaticBatching):
-        return BatchMemory(num_blocks, size)
-    if issubclass(kind, OrcaMax):
-        return BuddyMemory(num_blocks, size, max_model_len, settings.arena)
-    if issubclass(kind, OrcaPaper):
-        return ContiguousMemory(num_blocks, size)
-    if issubclass(kind, Tgi):
-        return ReservedMemory(num_blocks, size, settings.ids)
-    if issubclass(kind, VllmV1):
-        usable = num_blocks - kind.null_blocks
-        if runs is not None:
-            return CachedMemory(usable, size, BlockNames(runs, size))
-        return ChunkedMemory(usable, size, ids=settings.ids, whole_prompts=issubclass(kind, Sarathi))
-    if issubclass(kind, VAttention):
-        return DeferredMemory(num_blocks, size, settings.ids)
-    return PagedMemory(num_blocks, size, host, settings.ids)
 
 
 def _cost(settings: Settings, shape: ModelSpec, card: GpuSpec, size: int, deployment: Deployment) -> StepCost:

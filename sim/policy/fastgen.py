@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..memory.paged.paged import PagedTransaction
 from ..types.sequence import CARRY_ON, NOT_DECODING, Plan, Sequence
 from ..types.state import State
+from .options import Options
 from .vllm_v1 import VllmV1
 
 
@@ -20,10 +21,13 @@ class FastGen(VllmV1):
     """
 
     name = "fastgen"
+    system = "DeepSpeed-FastGen"
+    Options = Options
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 768
     null_blocks = 0
     caches_prefixes = False
+    disaggregates = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """Decodes, the prefill that goes on, those who wait."""
@@ -42,7 +46,7 @@ class FastGen(VllmV1):
         tokens = min(left, budget, room)
         transaction.free -= transaction.blocks_of(partial.computed_tokens + tokens) - held
         if tokens < left:
-            return Plan((), tokens, steady=False, chunks=((partial, tokens),))
+            return Plan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])
 
     def _with_skips(self, state: State, transaction: PagedTransaction) -> Plan:

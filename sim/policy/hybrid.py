@@ -19,13 +19,14 @@ from ..memory.paged.hybrid import HybridMemory, HybridTransaction
 from ..types.sequence import Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Limits, Policy, Pool, blocks_of
+from .options import KvGroupOptions
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
 
 
-class _OverGroups:
+class _OverGroups(Policy):
     """What they share.
 
     Args:
@@ -36,9 +37,14 @@ class _OverGroups:
     #: Whether those who wait are looked at before the running ones give pages back in a step.
     admits_first = False
 
-    def __init__(self, limits: Limits, groups: PageGroups) -> None:
-        super().__init__(limits)
+    def __init__(
+        self, limits: Limits, options: KvGroupOptions | None = None, groups: PageGroups = PageGroups()
+    ) -> None:
+        super().__init__(limits, options, groups)
         self.groups = groups
+
+    def memory(self, pool: Pool) -> HybridMemory:
+        return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
 
     def horizon(self, state: State, memory: HybridMemory, limit: int) -> int:
         """Up to the step in which somebody could find no page, and to that in which the head could find its own."""
@@ -120,11 +126,6 @@ class HybridVllmV1(_OverGroups, VllmV1):
 class HybridVllmSosp23(_OverGroups, VllmSosp23):
     """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
 
-    @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Most tokens of a sequence that a step computes: prompts are computed whole."""
-        return limits.max_model_len
-
     def schedule(self, state: State, transaction: HybridTransaction) -> Plan:
         """See ``VllmSosp23``; where not everybody finds what is asked for before anything comes back, one by one."""
         if state.width and transaction.free - transaction.takes < transaction.groups:
@@ -149,9 +150,5 @@ class HybridVllmV0(HybridVllmSosp23, VllmV0):
         if state.waiting:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted, tokens, steady=False, pauses=True)
+                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         return super().schedule(state, transaction)
-
-
-#: By the name on the command line, the policies that can serve KV groups.
-HYBRID: dict[str, type] = {kind.name: kind for kind in (HybridVllmSosp23, HybridVllmV0, HybridVllmV1)}

@@ -12,6 +12,7 @@ from ..types.sequence import Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import blocks_of
+from .options import LightLLMOptions
 from .trtllm import TrtllmMaxUtil
 
 
@@ -25,12 +26,12 @@ class LightLLM(TrtllmMaxUtil):
 
     While somebody waits for memory every step is decided anew: the estimate changes from step to step,
     and not in one direction.
-
-    Args:
-        limits: ``output_estimate`` is the share of ``max_tokens`` that an output is taken to have.
     """
 
     name = "lightllm"
+    system = "LightLLM"
+    Options = LightLLMOptions
+    reads_max_tokens = True
     default_max_num_seqs = 1000
     default_block_size = 1
 
@@ -43,31 +44,31 @@ class LightLLM(TrtllmMaxUtil):
         for sequence in state.waiting:
             prefill = sequence.start_tokens
             if running == limits.max_num_seqs:
-                return Plan(tuple(admitted), tokens, wakes=False)
+                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
             if running and prefill > budget:
-                return Plan(tuple(admitted), tokens, steady=not admitted, wakes=False)
+                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
             peaks.append((self._left(sequence, 0), prefill))
             # With larger blocks what fits in slots may not fit in blocks.
             free -= transaction.blocks_of(prefill)
             if free < 0 or _peak(peaks) > transaction.memory.capacity_slots:
-                return Plan(tuple(admitted), tokens, steady=False, wakes=False)
+                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=False, wakes=False)
             running += 1
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(tuple(admitted), tokens)
+        return Plan(admitted=tuple(admitted), prefill_tokens=tokens)
 
     def _left(self, sequence: Sequence, steps: int) -> int:
         """Tokens that the sequence is estimated to generate after this step, the first ``steps`` since its
         admission being over."""
-        estimate = ceil(sequence.max_tokens * self.limits.output_estimate)
+        estimate = ceil(sequence.max_tokens * self.options.output_estimate)
         return max(0, estimate - sequence.generated_tokens - 1 - steps)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # Alone, too, a request is held to its estimate.
         most = self.limits.max_model_len - workload.prompt_tokens
         told = most if workload.max_tokens is None else workload.max_tokens
-        outputs = np.maximum(np.ceil(told * self.limits.output_estimate).astype(np.int64), workload.output_tokens)
+        outputs = np.maximum(np.ceil(told * self.options.output_estimate).astype(np.int64), workload.output_tokens)
         return blocks_of(workload.prompt_tokens + outputs - 1, block_size)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
-from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
+from ..memory.contiguous.contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
+from ..memory.contiguous.copies import CopyingBuddyMemory, CopyingMemory
+from ..memory.contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..workload.groups import seats
 from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Policy, Pool, blocks_of
+from .options import ArenaOptions, BeamOptions, Options
 
 
-class OrcaPaper:
+class OrcaPaper(Policy):
     """Orca as its own paper has it (OSDI'22, Algorithm 1).
 
     First come first served, prompts and decodes in the same iteration. A request reserves the room
@@ -23,13 +28,16 @@ class OrcaPaper:
     """
 
     name = "orca"
-    leaves_together = False
-    preempted_first = False
-    default_max_num_seqs = 256
+    system = "Orca, OSDI'22"
+    Options: ClassVar[type[Options]] = BeamOptions
+    reads_max_tokens = True
+    groups_sequences = True
     default_max_num_batched_tokens = 2560
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def memory(self, pool: Pool) -> ContiguousMemory:
+        if pool.dialogue is not None:
+            return DialogueContiguousMemory(pool.num_blocks, pool.block_size, pool.dialogue)
+        return (CopyingMemory if pool.grouped else ContiguousMemory)(pool.num_blocks, pool.block_size)
 
     def reserved_tokens(self, sequence: Sequence) -> int:
         """Tokens that the sequence reserves (R in the ledger's definitions)."""
@@ -67,7 +75,9 @@ class OrcaPaper:
             steady = steady and num_seqs == 1
         else:
             wakes = True
-        return Plan(tuple(admitted), tokens - decodes, steady=steady, wakes=wakes, forked=forked)
+        return Plan(
+            admitted=tuple(admitted), prefill_tokens=tokens - decodes, steady=steady, wakes=wakes, forked=forked
+        )
 
     def horizon(self, state: State, memory: ContiguousMemory, limit: int) -> int:
         """However long memory lasts; beams copy in every step."""
@@ -90,6 +100,15 @@ class OrcaMax(OrcaPaper):
     """
 
     name = "orca-max"
+    system = "Orca (Max), SOSP'23"
+    Options = ArenaOptions
+    reads_max_tokens = False
+
+    def memory(self, pool: Pool) -> ContiguousMemory:
+        arena = pool.max_model_len, self.options.arena
+        if pool.dialogue is not None:
+            return DialogueBuddyMemory(pool.num_blocks, pool.block_size, pool.dialogue, *arena)
+        return (CopyingBuddyMemory if pool.grouped else BuddyMemory)(pool.num_blocks, pool.block_size, *arena)
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
         """Output length that the reservation is made for, elementwise on the true one."""
@@ -104,6 +123,8 @@ class OrcaMax(OrcaPaper):
         return np.minimum(workload.prompt_tokens + estimate, self.limits.max_model_len)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        if self.options.arena != "buddy":
+            return super().smallest_pool_blocks(workload, block_size)
         piece = _next_power_of_two(blocks_of(self.reserved_by_request(workload), block_size))
         return piece * workload.num_sequences
 
@@ -112,6 +133,7 @@ class OrcaPow2(OrcaMax):
     """Orca (Pow2): as Orca (Max), reserving for the next power of two of the true output."""
 
     name = "orca-pow2"
+    system = "Orca (Pow2), SOSP'23"
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
         return _next_power_of_two(output_tokens)
@@ -121,6 +143,7 @@ class OrcaOracle(OrcaMax):
     """Orca (Oracle): as Orca (Max), reserving for the true output, which no server knows."""
 
     name = "orca-oracle"
+    system = "Orca (Oracle), SOSP'23"
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
         return output_tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..memory.paged.chunked import ChunkedMemory
 from ..types.sequence import Sequence
 from ..types.state import State
+from .base import Pool
+from .options import WatermarkOptions
 from .vllm_v1 import VllmV1
 
 
@@ -17,10 +19,15 @@ class Sarathi(VllmV1):
     """
 
     name = "sarathi"
+    system = "Sarathi-Serve, OSDI'24"
+    Options = WatermarkOptions
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 512
     null_blocks = 0
     caches_prefixes = False
+
+    def memory(self, pool: Pool) -> ChunkedMemory:
+        return ChunkedMemory(pool.num_blocks, pool.block_size, ids=pool.ids, whole_prompts=True)
 
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
         return free > need - last_need

@@ -6,16 +6,18 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
+from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.prefix import RadixTree
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
-from .base import Limits
+from .base import Limits, Policy, Pool, Server
+from .options import SGLangOptions
 
-SCHEDULE_POLICIES = ("lpm", "fcfs")
 #: Above so many that wait, SGLang sorts no more.
 MOST_SORTED = 128
 #: Who finds no more than so many tokens in the tree, and as many in the string of another one that waits, is put off.
@@ -30,7 +32,7 @@ CLIP_MAX_NEW_TOKENS = 4096
 Queue = Collection[Sequence]
 
 
-class SGLang:
+class SGLang(Policy):
     """SGLang (release 0.5.9, ``managers/scheduler.py``, ``schedule_policy.py``) over a radix tree.
 
     A step either prefills or decodes, and prefills come first. Those who wait are sorted by the prefix
@@ -45,23 +47,34 @@ class SGLang:
     """
 
     name = "sglang"
-    leaves_together = False
-    preempted_first = False
+    system = "SGLang 0.5.9"
+    Options = SGLangOptions
+    reads_max_tokens = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 8192
     default_block_size = 1
     caches_prefixes = True
 
-    def __init__(self, limits: Limits) -> None:
-        if limits.schedule_policy not in SCHEDULE_POLICIES:
-            raise SettingError("schedule_policy", limits.schedule_policy, f"one of {', '.join(SCHEDULE_POLICIES)}")
-        self.limits = limits
+    def __init__(self, limits: Limits, options: SGLangOptions | None = None, groups: PageGroups | None = None) -> None:
+        super().__init__(limits, options, groups)
         self._ratio = NewTokenRatio()
         # Decode clock at which the batch was found full, and at which nothing ran.
         self._full_since: int | None = None
         self._idle_at = 0
         # Sequences that ran when the last prefill was planned, with those that it admitted.
         self._started = 0
+
+    @classmethod
+    def pool_size(
+        cls, server: Server, options: SGLangOptions, num_blocks: int | None, block_size: int | None
+    ) -> tuple[int, int]:
+        if block_size not in (None, 1):
+            raise SettingError("block_size", block_size, "sglang's tree has pages of one token; leave it out")
+        return super().pool_size(server, options, num_blocks, block_size)
+
+    def memory(self, pool: Pool) -> RadixMemory:
+        kind = SlotRadixMemory if pool.ids else RadixMemory
+        return kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes)
 
     def schedule(self, state: State, transaction: RadixTransaction) -> Plan:
         """A prefill if there can be one, else a step that decodes."""
@@ -90,7 +103,7 @@ class SGLang:
 
         The queue itself, where it is not sorted.
         """
-        if self.limits.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
+        if self.options.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
             return queue
         found, others = {}, RadixTree()
         for sequence in queue:

@@ -16,12 +16,14 @@ from operator import attrgetter
 
 import numpy as np
 
+from ..memory.paged.dialogue import DialogueMemory
 from ..memory.paged.paged import PagedTransaction
 from ..memory.paged.sharing import SharingMemory
+from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..workload.groups import Group, GroupState, leads, present, seats
 from ..workload.workload import Workload
-from .base import blocks_of
+from .base import Pool, blocks_of
 from .vllm_sosp23 import VllmSosp23
 from .vllm_v0 import VllmV0
 
@@ -31,6 +33,17 @@ Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 class _Sharing(VllmSosp23):
     """What both have in common: who gives way, who comes back, who is admitted."""
+
+    def memory(self, pool: Pool) -> DialogueMemory | SharingMemory:
+        if pool.dialogue is not None:
+            return DialogueMemory(pool.num_blocks, pool.block_size, pool.dialogue)
+        options, size = self.options, pool.block_size
+        prefix = options.shared_prefix_tokens // size
+        if prefix >= pool.num_blocks:
+            remedy = f"fills {prefix} blocks, and the pool has {pool.num_blocks}; take a shorter one"
+            raise SettingError("shared_prefix_tokens", options.shared_prefix_tokens, remedy)
+        ids = pool.ids or options.use_beam_search
+        return SharingMemory(pool.num_blocks, size, pool.host_blocks, ids, prefix)
 
     def _make_room(self, state: GroupState, transaction: PagedTransaction) -> Victims:
         """Phase 1, group by group in the order of arrival; the last ones give way."""
@@ -114,7 +127,14 @@ class _Sharing(VllmSosp23):
             admitted += members
             # It forks in the next step.
             steady = steady and num_seqs == 1
-        return Plan(tuple(admitted), tokens, preempted, (), swapped_in, 0, steady, wakes)
+        return Plan(
+            admitted=tuple(admitted),
+            prefill_tokens=tokens,
+            preempted=preempted,
+            swapped_in=swapped_in,
+            steady=steady,
+            wakes=wakes,
+        )
 
     def _full(self, running: int, num_seqs: int) -> bool:
         """Whether so many more have no seats; a group of more than there are runs alone."""
@@ -138,12 +158,12 @@ class SharingSosp23(_Sharing):
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if swapped_out:
-            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False, forked=forked)
+            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
         running = state.width - len(preempted) + len(forked)
         swapped_in = self._swap_in(state, transaction, running)
         forked += _siblings_back(swapped_in)
         if len(swapped_in) < len(state.swapped):
-            return Plan((), 0, preempted, (), swapped_in, 0, not preempted, False, forked=forked)
+            return Plan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False, forked=forked)
         running = state.width - len(preempted) + len(forked) + len(swapped_in)
         plan = self._admit(state, transaction, running, preempted, swapped_in)
         return _or_carry_on(plan._replace(forked=forked), state, transaction)
@@ -157,11 +177,11 @@ class SharingV0(_Sharing, VllmV0):
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted, tokens, steady=False, pauses=True)
+                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if preempted or swapped_out:
-            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False, forked=forked)
+            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
         swapped_in = self._swap_in(state, transaction, state.width + len(forked))
         forked += _siblings_back(swapped_in)
         ripens = bool(state.waiting) and transaction.memory.ripens(state.waiting[0], state.clock)

@@ -6,16 +6,18 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from ..memory.contiguous.contiguous import ContiguousTransaction
+from ..memory.contiguous.contiguous import BatchMemory, ContiguousTransaction
 from ..types.sequence import Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Policy, Pool, Server, blocks_of
 
 _LET_IT_RUN = Plan(wakes=False)
+#: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
+PAPER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 
 
-class StaticBatching:
+class StaticBatching(Policy):
     """Naive static batching, as with a plain Hugging Face ``generate`` behind a queue.
 
     When the last batch is done, up to ``max_num_seqs`` of those that wait start together, first
@@ -26,14 +28,16 @@ class StaticBatching:
     """
 
     name = "static"
+    system = "naive static batches"
     leaves_together = True
-    preempted_first = False
+    reads_max_tokens = True
     #: As many as the pool holds of the model's length; padded batches know no budget of tokens.
     default_max_num_seqs = None
     default_max_num_batched_tokens = 2560
+    has_token_budget = False
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def memory(self, pool: Pool) -> BatchMemory:
+        return BatchMemory(pool.num_blocks, pool.block_size)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
         """Nothing while a batch runs; then the next batch."""
@@ -82,7 +86,12 @@ class FasterTransformer(StaticBatching):
     """
 
     name = "fastertransformer"
+    system = "FasterTransformer, SOSP'23"
     max_batch_tokens = 2040
+
+    @classmethod
+    def default_seqs(cls, server: Server, longest_in_pool: int) -> int:
+        return PAPER_BATCH.get(server.model.name) or super().default_seqs(server, longest_in_pool)
 
     def fits(self, batch: Ordered[Sequence], pool_slots: int) -> bool:
         longest_prompt = max(sequence.prompt_tokens for sequence in batch)

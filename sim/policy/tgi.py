@@ -6,14 +6,17 @@ from math import floor
 
 import numpy as np
 
+from ..memory.accounting.kv_groups import PageGroups
 from ..memory.contiguous.contiguous import ContiguousTransaction
+from ..memory.paged.reserved import ReservedMemory
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Limits, Policy, Pool, blocks_of
+from .options import TgiOptions
 
 
-class Tgi:
+class Tgi(Policy):
     """Text Generation Inference (``backends/v3/src/backend.rs``, ``queue.rs``).
 
     The queue is looked at before every decode step, but for the one that follows a batch taken while
@@ -24,17 +27,21 @@ class Tgi:
     """
 
     name = "tgi"
-    leaves_together = False
-    preempted_first = False
+    system = "Text Generation Inference"
+    Options = TgiOptions
+    reads_max_tokens = True
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 4096
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, options: TgiOptions | None = None, groups: PageGroups | None = None) -> None:
+        super().__init__(limits, options, groups)
         # Decode clock at the last prefill: decode steps since then are the clock's difference.
         self._prefill_clock = 0
         # Whether that prefill paused somebody.
         self._has_paused = False
+
+    def memory(self, pool: Pool) -> ReservedMemory:
+        return ReservedMemory(pool.num_blocks, pool.block_size, pool.ids)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
         """A batch that prefills, or a step that decodes."""
@@ -50,14 +57,15 @@ class Tgi:
         self._prefill_clock, self._has_paused = state.clock, state.width > 0
         for sequence in batch:
             transaction.reserve(self._reserved_tokens(sequence))
-        return Plan(tuple(batch), sum(s.start_tokens for s in batch), steady=False, pauses=True)
+        tokens = sum(sequence.start_tokens for sequence in batch)
+        return Plan(admitted=tuple(batch), prefill_tokens=tokens, steady=False, pauses=True)
 
     def _minimum(self, state: State) -> int:
         """Requests that a batch must have to be taken."""
         waited = 1 + state.clock - self._prefill_clock
-        if not state.width or waited >= self.limits.max_waiting_tokens:
+        if not state.width or waited >= self.options.max_waiting_tokens:
             return 0
-        return floor(state.width * self.limits.waiting_served_ratio)
+        return floor(state.width * self.options.waiting_served_ratio)
 
     def _batch(self, state: State, transaction: ContiguousTransaction) -> list[Sequence]:
         """Those at the head of the queue that fit."""
@@ -81,7 +89,7 @@ class Tgi:
         """While somebody waits, up to the step after which the queue is taken whatever its length."""
         if not state.waiting:
             return limit
-        left = self._prefill_clock + self.limits.max_waiting_tokens - 1 - state.clock
+        left = self._prefill_clock + self.options.max_waiting_tokens - 1 - state.clock
         return left if left > 0 else limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:

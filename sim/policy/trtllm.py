@@ -8,10 +8,10 @@ from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Policy, Pool, blocks_of
 
 
-class TrtllmNoEvict:
+class TrtllmNoEvict(Policy):
     """GUARANTEED_NO_EVICT: who is admitted runs to completion.
 
     Prompts and decodes share a step, blocks are taken on demand. Those who wait are admitted in order
@@ -20,13 +20,13 @@ class TrtllmNoEvict:
     """
 
     name = "trtllm-no-evict"
-    leaves_together = False
+    system = "TensorRT-LLM"
     preempted_first = True
-    default_max_num_seqs = 256
+    reads_max_tokens = True
     default_max_num_batched_tokens = 8192
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def memory(self, pool: Pool) -> PagedMemory:
+        return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The running, and those who wait up to the first that does not fit."""
@@ -43,15 +43,15 @@ class TrtllmNoEvict:
             prefill = sequence.start_tokens
             left -= transaction.blocks_of(self._asked_tokens(sequence))
             if left < 0 or running == limits.max_num_seqs:
-                return Plan(tuple(admitted), tokens, wakes=False)
+                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
             if running and prefill > budget:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                return Plan(tuple(admitted), tokens, steady=not admitted, wakes=False)
+                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
             running += 1
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(tuple(admitted), tokens)
+        return Plan(admitted=tuple(admitted), prefill_tokens=tokens)
 
     def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
         """Blocks that no running sequence will ever take."""
@@ -79,6 +79,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
     """
 
     name = "trtllm-max-util"
+    reads_max_tokens = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The running, less those that must pause; else those who wait."""

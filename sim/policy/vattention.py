@@ -8,6 +8,8 @@ from ..memory.paged.deferred import DeferredMemory
 from ..spec import ModelSpec, dtype_bits, stages
 from ..types.errors import SettingError
 from ..types.state import State
+from .base import Pool, Server
+from .options import VAttentionOptions
 from .vllm_v0 import VllmV0
 
 _KIB = 1 << 10
@@ -61,6 +63,35 @@ class VAttention(VllmV0):
     """
 
     name = "vattention"
+    system = "vAttention, ASPLOS'25"
+    Options = VAttentionOptions
+    groups_sequences = False
+
+    @classmethod
+    def pool_size(
+        cls, server: Server, options: VAttentionOptions, num_blocks: int | None, block_size: int | None
+    ) -> tuple[int, int]:
+        if block_size:
+            return super().pool_size(server, options, num_blocks, block_size)
+        ranks, dtype, stages = server.tensor_parallel, server.deployment.kv_dtype, server.deployment.pipeline_parallel
+        group = page_group(server.model, options.page_size, ranks, dtype, stages)
+        if num_blocks:
+            return num_blocks, group.tokens
+        slots = server.num_blocks(1)
+        # In bytes, as the pages of a group may be no whole number of tokens.
+        num_groups = slots * server.model.slot_bytes(dtype, ranks, stages) // group.rank_bytes
+        if not num_groups:
+            remedy = (
+                f"{server.model.name} leaves room for {slots} tokens on {ranks} x {server.gpu.name}; take smaller pages"
+            )
+            raise SettingError("page_size", options.page_size, remedy)
+        return num_groups, group.tokens
+
+    def memory(self, pool: Pool) -> DeferredMemory:
+        return DeferredMemory(pool.num_blocks, pool.block_size, pool.ids)
+
+    def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
+        return False
 
     def horizon(self, state: State, memory: DeferredMemory, limit: int) -> int:
         """As for vllm-v0, and up to the step in which mapped pages change hands."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from operator import attrgetter
-
-import numpy as np
+from typing import ClassVar
 
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
-from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Policy, Pool
+from .options import Options, VllmV0Options
 
 _arrival = attrgetter("order")
 
 
-class VllmSosp23:
+class VllmSosp23(Policy):
     """First come first served over paged memory, with all-or-nothing preemption.
 
     Each step, in three phases:
@@ -33,13 +32,14 @@ class VllmSosp23:
     """
 
     name = "vllm-sosp23"
-    leaves_together = False
-    preempted_first = False
+    system = "vLLM, SOSP'23"
+    Options: ClassVar[type[Options]] = VllmV0Options
+    groups_sequences = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def memory(self, pool: Pool) -> PagedMemory:
+        return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The three phases; the first is taken at once where a block is left for everybody."""
@@ -55,7 +55,7 @@ class VllmSosp23:
         """The three phases where the pool runs dry."""
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
-            return Plan((), 0, preempted, swapped_out, steady=False, wakes=False)
+            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
         return self._go_on(state, transaction, preempted)
 
     def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> Plan:
@@ -63,7 +63,7 @@ class VllmSosp23:
         running = state.width - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)
         if len(swapped_in) < len(state.swapped):
-            return Plan((), 0, preempted, (), swapped_in, 0, not preempted, False)
+            return Plan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False)
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
@@ -94,7 +94,7 @@ class VllmSosp23:
 
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
         """Whether a victim's blocks go to the host: there is room, and they can come back with one more."""
-        return self.limits.preemption_mode == "swap" and blocks <= host_free and blocks < num_blocks
+        return self.options.preemption_mode == "swap" and blocks <= host_free and blocks < num_blocks
 
     def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
         """Phase 2: the head of the swapped comes back if its blocks and a new one fit."""
@@ -139,12 +139,15 @@ class VllmSosp23:
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(tuple(admitted), tokens, preempted, (), swapped_in, 0, steady, wakes)
+        return Plan(
+            admitted=tuple(admitted),
+            prefill_tokens=tokens,
+            preempted=preempted,
+            swapped_in=swapped_in,
+            steady=steady,
+            wakes=wakes,
+        )
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some running sequence could find no free block."""
         return max(1, memory.steps_with(state, memory.free - 1, limit))
-
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        # The last token is never stored.
-        return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)

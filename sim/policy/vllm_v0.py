@@ -18,6 +18,7 @@ class VllmV0(VllmSosp23):
     """
 
     name = "vllm-v0"
+    system = "vLLM 0.2 to 0.6"
     preempted_first = True
     default_max_num_seqs = 256
 
@@ -26,7 +27,7 @@ class VllmV0(VllmSosp23):
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted, tokens, steady=False, pauses=True)
+                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         left = transaction.free - transaction.need
         if left <= 0 and state.width:
             return self._under_pressure(state, transaction)

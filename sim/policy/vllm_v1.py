@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import ClassVar
 
+from ..memory.accounting.kv_groups import PageGroups
+from ..memory.paged.cached import CachedMemory
 from ..memory.paged.chunked import ChunkedMemory
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.prefix import BlockNames
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
-from ..workload.workload import Workload
-from .base import Limits, blocks_of
+from .base import Limits, Policy, Pool
+from .options import KvGroupOptions, Options
 
 
-class VllmV1:
+class VllmV1(Policy):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
 
     There are no phases: every sequence catches up with the tokens it knows. The running come first,
@@ -27,18 +30,26 @@ class VllmV1:
     """
 
     name = "vllm-v1"
-    leaves_together = False
+    system = "vLLM 0.33, V1"
+    Options: ClassVar[type[Options]] = KvGroupOptions
     preempted_first = True
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
     null_blocks = 1
     caches_prefixes = True
+    disaggregates = True
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             remedy = f"must be at least max_num_seqs = {limits.max_num_seqs}"
             raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
-        self.limits = limits
+        super().__init__(limits, options, groups)
+
+    def memory(self, pool: Pool) -> PagedMemory:
+        usable = pool.num_blocks - self.null_blocks
+        if pool.token_runs is not None:
+            return CachedMemory(usable, pool.block_size, BlockNames(pool.token_runs, pool.block_size))
+        return ChunkedMemory(usable, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The running, the prefill that goes on, those who wait."""
@@ -86,7 +97,7 @@ class VllmV1:
         transaction.free -= blocks
         transaction.extend(partial, partial.computed_tokens + tokens)
         if partial.computed_tokens + tokens < partial.start_tokens:
-            return Plan((), tokens, steady=False, chunks=((partial, tokens),))
+            return Plan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])
 
     def _admit(
@@ -113,7 +124,7 @@ class VllmV1:
             free -= blocks
             budget -= left
             admitted.append(sequence)
-        return Plan(tuple(admitted), sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
+        return Plan(admitted=tuple(admitted), prefill_tokens=sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
 
     def _spare(self, state: State, admitted: list[Sequence]) -> int:
         """Blocks that an admission must leave free."""
@@ -123,7 +134,3 @@ class VllmV1:
         """Up to the step in which the running need more blocks than there are, or publish one that helps who waits."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_unhelped(state, steps) if state.waiting else steps
-
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        # The last token is never stored.
-        return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size) + self.null_blocks

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ....sim.engine.replica import FITTED_STEP_SCALE
-from ....sim.engine.settings import FITTED_BEAM_SURVIVAL
+from ....sim.policy.options import FITTED_BEAM_SURVIVAL
 from ..comparison import Payload, row
 from ..fit_beams import ALPACA, BEAMS_ALPACA, BEAMS_SHAREGPT, FITTED_ON_BEAMS, SHAREGPT_BEAM_SURVIVAL, SURVIVALS
 from ..paper import FIG15, FIG15_SHAREGPT, Experiment, Source

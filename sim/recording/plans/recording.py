@@ -13,6 +13,7 @@ import simpy
 from ...cost.base import StepCost
 from ...engine.engine import Engine
 from ...engine.executor import FirstStep
+from ...engine.grouping import pinned_tokens
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
@@ -82,7 +83,7 @@ class _Window:
                 raise SettingError("shuffle_ids", True, f"{policy.name} hands out no block ids; leave it out")
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_STREAM,))
             layout.shuffle(np.random.default_rng(seeds))
-        names = TokenNames(self._workload.sequences, self._settings.shared_prefix_tokens)
+        names = TokenNames(self._workload.sequences, pinned_tokens(self._settings.policy_options))
         self.recorder = Recorder(layout, names, *self._steps)
         return _WatchedEngine(self.recorder, env, source, policy, memory, *others)
 

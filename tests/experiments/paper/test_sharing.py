@@ -30,7 +30,7 @@ from fragmeter.experiments.paper.sharing import (
 )
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.engine.run import ledger_until
-from fragmeter.sim.engine.settings import FITTED_BEAM_SURVIVAL
+from fragmeter.sim.policy.options import FITTED_BEAM_SURVIVAL
 from fragmeter.traces import read
 
 SHORT = replace(FIG15, duration_s=90, window_s=(30, 90))

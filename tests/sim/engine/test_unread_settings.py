@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.runs.inputs import Inputs, Requests
-from fragmeter.experiments.runs.unread import READ_MAX_TOKENS, Unread
+from fragmeter.experiments.runs.unread import Unread
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
+from fragmeter.sim.engine.settings import SHARED, default_of
 from fragmeter.sim.engine.unread import (
-    ALWAYS,
     EXEMPT,
-    NOTHING,
-    SOMETIMES,
+    is_required,
     only_read,
     refuse_unread_in_cluster,
     why_unread,
     why_unread_in_cluster,
 )
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.policy.options import option_names
+from fragmeter.sim.policy.registry import options_by_policy
 from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Reading, read_with_content, write
@@ -66,12 +67,20 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: Options that only some policies read, and ``max_num_batched_tokens``.
+SOMETIMES = ("max_num_batched_tokens", *options_by_policy())
+#: Values that ask for nothing, of all options.
+NOTHING = {name: value for kind in POLICIES.values() for name, value in kind.Options.no_effect.items()}
+
+
+def value_of(asked: Settings, field: str) -> Any:
+    return asked.as_dict().get(field, default_of(field))
+
+
 def test_every_setting_has_its_place():
-    places = [*ALWAYS, *EXEMPT, *SOMETIMES]
-    assert sorted(places) == sorted(field.name for field in fields(Settings))
-    assert sorted(VALUES) == sorted({*ALWAYS, *SOMETIMES})
+    assert sorted([*VALUES, *EXEMPT]) == sorted([*SHARED, *options_by_policy()])
     assert all(EXEMPT.values())
-    assert NOTHING.keys() <= SOMETIMES.keys()
+    assert NOTHING.keys() <= set(options_by_policy())
 
 
 @pytest.fixture
@@ -115,7 +124,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
         (place, value, why(policy, scene, field, value))
         for place, scene in enumerate(SCENES)
         for value in VALUES[field]
-        if getattr(scene.settings(policy), field) != value
+        if value_of(scene.settings(policy), field) != value
     ]
     read = [(place, value) for place, value, reason in cases if reason is None]
     assert any(changes(policy, place, field, value, everywhere) for place, value in read) == bool(read), (
@@ -132,7 +141,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
 
 def by_itself(policy: str, field: str) -> bool:
     """Whether a policy refuses what the table need not."""
-    return field == "use_beam_search" and why(policy, SCENES[0], field, True) is None
+    return is_required(field) and field not in option_names(POLICIES[policy].Options)
 
 
 @pytest.mark.usefixtures("unrefused")
@@ -156,19 +165,24 @@ def test_so_it_is_in_every_scene_and_in_every_table(policy):
 def test_an_entry_that_is_wrong_either_way_is_found(policy, monkeypatch):
     """Each setting is said to be read where it is not, and not to be where it is."""
     for flipped in SOMETIMES:
+        if by_itself(policy, flipped):
+            continue
         said = {why_unread(flipped, scene.settings(policy), scene.work) for scene in SCENES}
         wrong = "made up" if None in said else None
         with monkeypatch.context() as patched, pytest.raises(AssertionError, match=f"{flipped} under {policy}"):
-            patched.setitem(SOMETIMES, flipped, lambda *asked, wrong=wrong: wrong)
+            patched.setitem(globals(), "why_unread", lambda *asked, wrong=wrong: wrong)
             hold(policy, flipped, everywhere=False)
 
 
 def test_what_is_not_read_is_refused_by_the_library_and_dropped_on_demand():
     work, asked = load(), settings(policy="vllm-v1", swap_space=4.0, watermark=0, max_num_seqs=7)
-    with pytest.raises(SettingError, match=r"^swap_space = 4.0: vllm-v1 never swaps; use vllm-sosp23 or vllm-v0 with"):
+    with pytest.raises(
+        SettingError,
+        match=r"^swap_space = 4.0: vllm-v1 does not read it; use --policy vllm-sosp23 or vllm-v0, or leave it out$",
+    ):
         simulate(asked, work)
     assert only_read(asked, work) == settings(policy="vllm-v1", watermark=0, max_num_seqs=7)
-    assert simulate(only_read(asked, work), work).settings.swap_space == Settings.swap_space
+    assert "swap_space" not in simulate(only_read(asked, work), work).settings.as_dict()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -185,7 +199,7 @@ def test_max_tokens_are_read_by_who_reserves(policy):
         != outcome(scene.settings(policy), replace(scene.work, max_tokens=None), False)
         for scene in scenes
     )
-    assert changed == (policy in READ_MAX_TOKENS)
+    assert changed == (POLICIES[policy].reads_max_tokens)
     seen = Unread()
     seen.see(Inputs(settings=settings(policy=policy), requests=Requests(max_tokens="true")), load())
     assert ("max_tokens" in seen.read) == changed

@@ -1,0 +1,245 @@
+"""Options of policies: each is declared once, with its type, default, bounds and help.
+
+A policy names its options in one dataclass, ``Policy.Options``. The command line's flags and their help, validation, the
+axes of a sweep, ``run.json`` and the refusal of options that a run does not read all follow from that declaration.
+
+Several policies may declare an option of the same name: they share the dataclass that declares it, or the type at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+
+from ..spec import hybrid_layout, model
+from ..types.bounds import Count, Gibibytes
+from ..types.errors import SettingError
+from ..workload.workload import Workload
+
+#: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
+FITTED_BEAM_SURVIVAL = 0.92
+#: Pages that vAttention maps, in KiB: those of its driver, and CUDA's own.
+PAGE_SIZES = (64, 128, 256, 2048)
+LEAVE_OUT = "or leave it out"
+
+
+class Replica(Protocol):
+    """The settings of a replica that the use of an option may depend on; see ``Settings``."""
+
+    policy: str
+    model: str
+    max_model_len: int | None
+    block_size: int | None
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Options:
+    """The options of a policy that has none; others derive from it."""
+
+    #: Values besides the default that ask for nothing, so that they may be given to any policy.
+    no_effect: ClassVar[Mapping[str, Any]] = {}
+    #: Options that change what requests ask for: a run under a policy that lacks them is refused, also in a sweep.
+    required: ClassVar[frozenset[str]] = frozenset()
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """Why a run of this policy does not read one of its options, and what to do; None where it reads it.
+
+        Args:
+            workload: None stands for a workload that would show the option.
+        """
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkOptions(Options):
+    """Of schedulers that keep a share of the pool free."""
+
+    no_effect = {"watermark": 0}
+
+    watermark: Annotated[
+        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
+    ] = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamOptions(Options):
+    """Of policies that serve beam search."""
+
+    required = frozenset({"use_beam_search"})
+
+    use_beam_search: Annotated[
+        bool,
+        Field(
+            description="Treat a request's n sequences as beams, of which in every step some die and others fork;"
+            " without it they are samples, which all live to the end."
+        ),
+    ] = False
+    beam_survival: Annotated[float, Field(ge=0, le=1, description="Probability that a beam survives a step.")] = (
+        FITTED_BEAM_SURVIVAL
+    )
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "beam_survival" and not self.use_beam_search:
+            return f"is of beams; use --use-beam-search, {LEAVE_OUT}"
+        if name in ("use_beam_search", "beam_survival") and workload is not None and not workload.shares:
+            return f"every request asks for one sequence; use --n, {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaOptions(BeamOptions):
+    """Of policies that place reservations at addresses of one arena."""
+
+    arena: Annotated[
+        Literal["buddy", "first-fit", "best-fit"],
+        Field(
+            description='Placement of reservations: "buddy" rounds them to powers of two, "first-fit" takes the lowest'
+            ' free run that is long enough, "best-fit" the shortest.'
+        ),
+    ] = "buddy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvGroupOptions(Options):
+    """Of policies whose memory has KV groups: layers with a sliding window keep only what the window needs."""
+
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
+    ] = False
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name != "disable_hybrid_kv_cache_manager":
+            return super().why_unread(name, replica, workload)
+        shape = model(replica.model)
+        longest = replica.max_model_len or shape.max_model_len
+        if hybrid_layout(shape, longest) is None:
+            return f"{shape.name} has no window shorter than {longest} tokens that is kept apart; leave it out"
+        if self.shares_blocks(workload):
+            return "where sequences share blocks every layer keeps every token; leave it out"
+        return None
+
+    def shares_blocks(self, workload: Workload | None) -> bool:
+        """Whether sequences of the workload share blocks, so that all layers keep every token."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
+    """Of vLLM up to 0.6."""
+
+    no_effect = {"watermark": 0, "swap_space": 0}
+    required = frozenset({"use_beam_search", "shared_prefix_tokens"})
+
+    preemption_mode: Annotated[
+        Literal["recompute", "swap"],
+        Field(description="Whether a preempted sequence is computed again or swapped to the host."),
+    ] = "recompute"
+    swap_space: Annotated[Gibibytes, Field(description="Host memory for swapped blocks, in GiB per GPU.")] = 20.0
+    shared_prefix_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**31,
+            description="Tokens that every prompt begins with; their full blocks are computed once and kept.",
+        ),
+    ] = 0
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        # Requests of several sequences are swapped in any case, which is what "swap" asks for.
+        if name in ("preemption_mode", "swap_space") and workload is not None and workload.dialogue is not None:
+            return "where requests have parents nothing is swapped; leave it out"
+        if name == "swap_space" and self.preemption_mode != "swap" and workload is not None and not workload.shares:
+            return f"nothing is swapped; use --preemption-mode swap, {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
+
+    def shares_blocks(self, workload: Workload | None) -> bool:
+        grouped = workload is not None and (workload.shares or workload.dialogue is not None)
+        return grouped or bool(self.shared_prefix_tokens)
+
+
+def _is_page_size(kib: int) -> int:
+    if kib not in PAGE_SIZES:
+        raise SettingError("page_size", kib, f"one of {', '.join(map(str, PAGE_SIZES))} (KiB)")
+    return kib
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAttentionOptions(WatermarkOptions):
+    """Of vAttention."""
+
+    page_size: Annotated[
+        Count,
+        AfterValidator(_is_page_size),
+        Field(
+            description="Size in KiB of the pages that vAttention maps, one for K and one for V in every layer at once;"
+            " the tokens that they hold are its block, unless a block size is given."
+        ),
+    ] = 2048
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "page_size" and replica.block_size is not None:
+            return f"block_size = {replica.block_size} says what a page holds; leave out one of the two"
+        return super().why_unread(name, replica, workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TgiOptions(Options):
+    """Of Text Generation Inference."""
+
+    waiting_served_ratio: Annotated[
+        float,
+        Field(ge=0, le=1e6, description="Waiting requests per running one from which decoding pauses for a new batch."),
+    ] = 0.3
+    max_waiting_tokens: Annotated[
+        Count,
+        Field(description="Decode steps after which waiting requests are admitted even below waiting_served_ratio."),
+    ] = 20
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        if name == "max_waiting_tokens" and not self.waiting_served_ratio:
+            return f"with waiting_served_ratio = 0 no request waits for a larger batch; raise that, {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightLLMOptions(Options):
+    """Of LightLLM."""
+
+    output_estimate: Annotated[
+        float, Field(gt=0, le=1e3, description="Share of max_tokens that an output is taken to have.")
+    ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLangOptions(Options):
+    """Of SGLang."""
+
+    schedule_policy: Annotated[
+        Literal["lpm", "fcfs"],
+        Field(
+            description='Order of the queue: "lpm" puts the longest cached prefix first, "fcfs" keeps arrival order.'
+        ),
+    ] = "lpm"
+
+
+def help_of(declared: type, name: str) -> str:
+    """The help of an option, as its declaration gives it; empty where it gives none."""
+    hint = get_type_hints(declared, include_extras=True)[name]
+    found = [part for part in get_args(hint) if isinstance(part, FieldInfo)] if get_origin(hint) is Annotated else []
+    return next((part.description for part in reversed(found) if part.description), "")
+
+
+def option_names(declared: type[Options]) -> tuple[str, ...]:
+    """Names of the options, in the order of their declaration."""
+    return tuple(field.name for field in fields(declared))
+
+
+def either(names: Iterable[str]) -> str:
+    """Names, of which one is meant."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last

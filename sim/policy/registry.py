@@ -1,0 +1,150 @@
+"""Policies by name: those of the package, installed ones of other packages, and any class that can be imported.
+
+vllm-v1                      a name in BUILT_IN
+my-policy                    an entry point of the group "fragmeter.policies"
+package.module:ClassName     a class, also of a file in the current directory
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ..types.errors import SettingError
+from .base import Policy
+from .fastgen import FastGen
+from .hybrid import HybridVllmSosp23, HybridVllmV0, HybridVllmV1
+from .lightllm import LightLLM
+from .options import Options, option_names
+from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
+from .sarathi import Sarathi
+from .sglang import SGLang
+from .sharing import SharingSosp23, SharingV0
+from .static import FasterTransformer, StaticBatching
+from .tgi import Tgi
+from .trtllm import TrtllmMaxUtil, TrtllmNoEvict
+from .vattention import VAttention
+from .vllm_sosp23 import VllmSosp23
+from .vllm_v0 import VllmV0
+from .vllm_v1 import VllmV1
+
+_KINDS: tuple[type[Policy], ...] = (
+    *(StaticBatching, FasterTransformer, OrcaPaper, OrcaMax, OrcaPow2, OrcaOracle, VllmSosp23),
+    *(VllmV0, VllmV1, Sarathi, Tgi, TrtllmNoEvict, TrtllmMaxUtil, LightLLM, FastGen, VAttention, SGLang),
+)
+#: Every policy of the package by its name on the command line: those of the SOSP'23 paper first, from the most wasteful
+#: kind to the least.
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
+#: The same schedulers where layers with a window give blocks back, and where sequences share blocks.
+HYBRID: dict[type[Policy], type[Policy]] = {
+    VllmSosp23: HybridVllmSosp23,
+    VllmV0: HybridVllmV0,
+    VllmV1: HybridVllmV1,
+}
+SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
+#: Entry points of other packages.
+POLICY_GROUP, ALLOCATOR_GROUP = "fragmeter.policies", "fragmeter.allocators"
+
+
+def policy(name: str) -> type[Policy]:
+    """The class of a policy.
+
+    Args:
+        name: A policy of the package, an entry point, or ``package.module:ClassName``.
+
+    Raises:
+        SettingError: There is none, or it is not a ``Policy``.
+    """
+    built_in = POLICIES.get(name)
+    return _imported_policy(name) if built_in is None else built_in
+
+
+def policies() -> dict[str, type[Policy]]:
+    """Every policy that has a name: those of the package, then those that other packages install.
+
+    Raises:
+        SettingError: An installed one cannot be imported.
+    """
+    return POLICIES | {name: policy(name) for name in installed() if name not in POLICIES}
+
+
+def installed() -> list[str]:
+    """Names of the policies that other packages install."""
+    return sorted(_entry_points(POLICY_GROUP))
+
+
+@cache
+def _imported_policy(name: str) -> type[Policy]:
+    found = imported("policy", name, POLICY_GROUP, POLICIES)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise SettingError("policy", name, "is no subclass of fragmeter.sim.policy.Policy; derive it from that")
+    if found.schedule is Policy.schedule or found.memory is Policy.memory:
+        raise SettingError("policy", name, "must define schedule and memory; docs/extending.md has an example")
+    _KNOWN[name] = found
+    return found
+
+
+def imported(field: str, name: str, group: str, others: Any = ()) -> Any:
+    """What ``package.module:Name``, or an entry point, names.
+
+    Args:
+        field: The setting, for errors.
+        group: Group of the entry points.
+        others: Names that are known otherwise, for errors.
+
+    Raises:
+        SettingError: It cannot be imported.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        point = _entry_points(group).get(name)
+        if point is None:
+            known = [*others, *_entry_points(group)]
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            listed = f"one of {', '.join(known)}, or package.module:ClassName" if known else "package.module:ClassName"
+            raise SettingError(field, name, f"{hint}{listed}")
+        module, attribute = point.module, point.attr
+    # As ``python -m`` does: a file beside one's own data is found without installing it.
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        text = " ".join(str(error).split())
+        raise SettingError(field, name, f"cannot be imported ({text}); check the name and the current folder") from None
+    return found
+
+
+@cache
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+#: Policies of other packages that have been named in this process.
+_KNOWN: dict[str, type[Policy]] = {}
+
+
+def declaring(name: str, chosen: type[Policy] | None = None) -> type[Options] | None:
+    """The options that declare one of that name: those of the chosen policy, else of the first that does."""
+    for kind in (*(() if chosen is None else (chosen,)), *POLICIES.values(), *_KNOWN.values()):
+        if name in option_names(kind.Options):
+            return kind.Options
+    return None
+
+
+def options_by_policy() -> dict[str, list[str]]:
+    """Names of all options that are known, and of the policies that read each."""
+    found: dict[str, list[str]] = {}
+    for name, kind in (POLICIES | _KNOWN).items():
+        for option in option_names(kind.Options):
+            found.setdefault(option, []).append(name)
+    return found
