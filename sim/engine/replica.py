@@ -12,6 +12,7 @@ from ..memory import PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
+from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..types.errors import SettingError
 from ..workload.content import TokenRuns
@@ -19,6 +20,8 @@ from ..workload.workload import Workload
 from .settings import Settings
 
 GIB = 1 << 30
+#: What every memory has, for the engine.
+MEMORY_METHODS = ("transaction", "admit", "release", "pass_steps", "meter", "capacity_slots")
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
 FITTED_STEP_SCALE = 1.125
 
@@ -117,19 +120,18 @@ def build(
         watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
     )
     scheduler = kind(limits, options, _page_groups(layout, kind, limits, size) if layout else None)
-    memory = scheduler.memory(
-        Pool(
-            num_blocks=num_blocks,
-            block_size=size,
-            max_model_len=max_model_len,
-            host_blocks=_host_blocks(options, shape, ranks, size, deployment),
-            ids=settings.ids,
-            token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
-            caches_prefixes=settings.enable_prefix_caching is not False,
-            grouped=grouped,
-            dialogue=workload.dialogue if grouped and workload is not None else None,
-        )
+    pool = Pool(
+        num_blocks=num_blocks,
+        block_size=size,
+        max_model_len=max_model_len,
+        host_blocks=_host_blocks(options, shape, ranks, size, deployment),
+        ids=settings.ids,
+        token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
+        caches_prefixes=settings.enable_prefix_caching is not False,
+        grouped=grouped,
+        dialogue=workload.dialogue if grouped and workload is not None else None,
     )
+    memory = scheduler.memory(pool) if settings.allocator is None else _own_memory(settings, pool, layout)
     return Replica(
         policy=scheduler,
         memory=memory,
@@ -141,6 +143,20 @@ def build(
         layout=layout,
         page_bytes=page_bytes(shape, layout, ranks, size, deployment) if layout else 0,
     )
+
+
+def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Any:
+    """The memory of another package in place of the policy's."""
+    name = settings.allocator
+    assert name is not None
+    if pool.grouped or layout or pool.token_runs is not None:
+        remedy = "serves requests of one sequence, without prefix caching, over layers that keep every token"
+        raise SettingError("allocator", name, f"{remedy}; leave it out")
+    memory = allocator(name)(pool)
+    missing = [each for each in MEMORY_METHODS if not hasattr(memory, each)]
+    if missing:
+        raise SettingError("allocator", name, f"lacks {', '.join(missing)}; docs/extending.md says what a memory has")
+    return memory
 
 
 def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout | None) -> TokenRuns | None:

@@ -41,6 +41,8 @@ class Settings:
         max_model_len: Longest prompt + output in tokens; None takes the model's.
         max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
         max_num_batched_tokens: Most tokens in a step, a decode counting 1; None takes the policy's default.
+        allocator: Memory in place of the policy's own, as ``package.module:ClassName`` or the name of an entry point of
+            the group ``fragmeter.allocators``; docs/extending.md says what it must have.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
             profile of the GPU that comes with the package) or the path of a calibration file; None takes the paper's
             where it applies, else the roofline.
@@ -68,6 +70,7 @@ class Settings:
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
+    allocator: str | None = None
     cost: str | None = None
     step_scale: Scale | None = None
     window: tuple[Seconds, Seconds] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -16,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..types.errors import SettingError
-from .base import Policy
+from .base import Policy, Pool
 from .fastgen import FastGen
 from .hybrid import HybridVllmSosp23, HybridVllmV0, HybridVllmV1
 from .lightllm import LightLLM
@@ -76,6 +77,21 @@ def policies() -> dict[str, type[Policy]]:
 def installed() -> list[str]:
     """Names of the policies that other packages install."""
     return sorted(_entry_points(POLICY_GROUP))
+
+
+def allocator(name: str) -> Callable[[Pool], Any]:
+    """The class of a memory of another package.
+
+    Args:
+        name: An entry point of the group "fragmeter.allocators", or ``package.module:ClassName``.
+
+    Raises:
+        SettingError: It cannot be imported, or nothing is made by calling it.
+    """
+    found = imported("allocator", name, ALLOCATOR_GROUP)
+    if not callable(found):
+        raise SettingError("allocator", name, "cannot be called with a Pool; name a class of a memory")
+    return found
 
 
 @cache

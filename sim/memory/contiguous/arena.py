@@ -53,8 +53,8 @@ class FirstFitArena:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Two lists side by side, so that starts can be bisected.
-        self._starts, self._lengths = ([0], [num_blocks]) if num_blocks else ([], [])
+        # Two lists side by side, so that starts can be bisected: of free runs by address, in blocks.
+        self._starts, self.lengths = ([0], [num_blocks]) if num_blocks else ([], [])
 
     @staticmethod
     def piece_blocks(blocks: int) -> int:
@@ -63,7 +63,7 @@ class FirstFitArena:
 
     def fits(self, blocks: int) -> bool:
         """Whether some free run holds ``blocks``."""
-        return max(self._lengths, default=0) >= blocks
+        return max(self.lengths, default=0) >= blocks
 
     def allocate(self, blocks: int) -> int:
         """Start of a piece of ``blocks``, the lower end of the run chosen.
@@ -71,20 +71,20 @@ class FirstFitArena:
         Raises:
             SimulationFault: None is long enough; ask ``fits`` first.
         """
-        place = self._choose(blocks)
+        place = self.choose(blocks)
         if place is None:
             raise SimulationFault(f"no free run holds {blocks} blocks")
         start = self._starts[place]
-        if self._lengths[place] == blocks:
-            del self._starts[place], self._lengths[place]
+        if self.lengths[place] == blocks:
+            del self._starts[place], self.lengths[place]
         else:
             self._starts[place] += blocks
-            self._lengths[place] -= blocks
+            self.lengths[place] -= blocks
         return start
 
-    def _choose(self, blocks: int) -> int | None:
-        """Place in the lists of the run to cut."""
-        return next((place for place, length in enumerate(self._lengths) if length >= blocks), None)
+    def choose(self, blocks: int) -> int | None:
+        """Which of the free runs to cut: its place in the order of addresses; None where none is long enough."""
+        return next((place for place, length in enumerate(self.lengths) if length >= blocks), None)
 
     def free(self, start: int, blocks: int) -> None:
         """Give a piece back and join it with its neighbours.
@@ -92,7 +92,7 @@ class FirstFitArena:
         Raises:
             SimulationFault: Some of it is free already, or lies outside the pool.
         """
-        starts, lengths = self._starts, self._lengths
+        starts, lengths = self._starts, self.lengths
         place, end = bisect_right(starts, start), start + blocks
         end_below = starts[place - 1] + lengths[place - 1] if place else 0
         start_above = starts[place] if place < len(starts) else self.num_blocks
@@ -110,7 +110,7 @@ class FirstFitArena:
 
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in runs too short for ``blocks``."""
-        return sum(length for length in self._lengths if length < blocks)
+        return sum(length for length in self.lengths if length < blocks)
 
     def free_pieces(self) -> list[tuple[int, int]]:
         """The free runs."""
@@ -118,14 +118,14 @@ class FirstFitArena:
 
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address."""
-        return list(zip(self._starts, self._lengths, strict=True))
+        return list(zip(self._starts, self.lengths, strict=True))
 
 
 class BestFitArena(FirstFitArena):
     """Free runs by address; the shortest that is long enough is cut at its lower end."""
 
-    def _choose(self, blocks: int) -> int | None:
-        fitting = [(length, place) for place, length in enumerate(self._lengths) if length >= blocks]
+    def choose(self, blocks: int) -> int | None:
+        fitting = [(length, place) for place, length in enumerate(self.lengths) if length >= blocks]
         return min(fitting)[1] if fitting else None
 
 

@@ -18,7 +18,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
-from .arena import FirstFitArena, arena
+from .arena import Arena, FirstFitArena, arena
 
 
 class Grant(NamedTuple):
@@ -220,11 +220,16 @@ class BatchMemory(ContiguousMemory):
 
 
 class BuddyMemory(ContiguousMemory):
-    """Reservations in chunks of an arena, the buddy one unless another is named, with real positions."""
+    """Reservations in chunks of an arena, the buddy one unless another is named, with real positions.
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, arena_name: str = "buddy") -> None:
+    Args:
+        placement: An arena over the pool, or the name of one.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, placement: str | Arena = "buddy") -> None:
         super().__init__(num_blocks, block_size)
-        self.arena = arena(arena_name, num_blocks, -(-max_model_len // block_size))
+        longest = -(-max_model_len // block_size)
+        self.arena = arena(placement, num_blocks, longest) if isinstance(placement, str) else placement
         self._largest_run: int | None = None
 
     def chunk_blocks(self, tokens: int) -> int:
