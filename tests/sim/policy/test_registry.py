@@ -1,0 +1,151 @@
+"""Policies and allocators of other packages: found by name, run like any other, refused in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim import Workload, settings, simulate, summary
+from fragmeter.sim.policy import registry
+from fragmeter.sim.policy.base import Policy
+from fragmeter.sim.policy.options import help_of, option_names
+from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies, policy
+from fragmeter.sim.types.errors import SettingError
+from paths import ROOT
+
+SJF = "shortest_prompt:ShortestPromptFirst"
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(autouse=True)
+def from_examples(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def work(*prompts: int, output: int = 4) -> Workload:
+    number = len(prompts)
+    lengths = np.array(prompts), np.full(number, output)
+    return Workload("some", np.zeros(number, dtype=np.int64), *lengths, max_tokens=lengths[1])
+
+
+def starts(asked: Workload, **chosen) -> list[int]:
+    """Requests in the order in which they are admitted."""
+    run = simulate(settings(**chosen), asked)
+    return run.book.stays["index"].tolist()
+
+
+class TestASchedulerOfYourOwn:
+    def test_admits_the_shortest_prompt_first(self):
+        one_at_a_time = {"max_num_seqs": 1, "num_gpu_blocks_override": 100}
+        assert starts(work(40, 10, 20, 30), policy=SJF, **one_at_a_time) == [1, 2, 3, 0]
+        assert starts(work(40, 10, 20, 30), policy="vllm-v1", **one_at_a_time) == [0, 1, 2, 3]
+
+    def test_reads_its_own_option(self):
+        """Requests of 4 steps each, the last of which comes in step 1: after 8 steps the long one has waited 8."""
+        asked = {"policy": SJF, "max_num_seqs": 1, "num_gpu_blocks_override": 100}
+        load = replace(work(40, 10, 20, 30), arrival_ticks=np.array([0, 0, 0, 1]))
+        found = [starts(load, max_wait_steps=steps, **asked) for steps in (7, 8, 9)]
+        assert found == [[1, 2, 3, 0], [1, 2, 0, 3], [1, 2, 3, 0]]
+
+    def test_leaps_and_steps_to_the_same_numbers(self):
+        asked = {"policy": SJF, "num_gpu_blocks_override": 12}
+        leapt, stepped = (simulate(settings(**asked, leap=leap), work(40, 90, 17, 130, 64)) for leap in (True, False))
+        assert summary(leapt) == summary(stepped)
+
+    def test_never_preempts_in_a_pool_that_vllm_fills(self):
+        asked = work(*[60] * 12, output=60)
+        told = {
+            name: summary(simulate(settings(policy=name, num_gpu_blocks_override=20), asked))
+            for name in (SJF, "vllm-v1")
+        }
+        assert told[SJF]["preemptions"]["recompute"] == 0 < told["vllm-v1"]["preemptions"]["recompute"]
+
+    def test_is_under_eighty_lines(self):
+        for path in (EXAMPLES / "shortest_prompt.py", EXAMPLES / "worst_fit.py"):
+            assert len(path.read_text().splitlines()) < 80
+
+
+def test_its_option_is_a_flag_with_help_and_bounds(tmp_path):
+    """In a process of its own: flags are made when the program starts."""
+
+    def run(*words: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "fragmeter", "simulate", "--policy", SJF, *words]
+        return subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
+
+    assert "--max-wait-steps" in run("--help").stdout
+    small = ("--num-prompts", "20", "--request-rate", "2")
+    assert run(*small, "--max-wait-steps", "7", "--out", str(tmp_path / "out")).returncode == DONE
+    assert '"max_wait_steps": 7' in (tmp_path / "out" / "run.json").read_text()
+    refused = run(*small, "--max-wait-steps", "0")
+    assert refused.returncode == MISTAKE
+    assert refused.stderr.startswith("fragmeter: max_wait_steps = 0: ") and refused.stderr.count("\n") == 1
+
+
+def test_an_option_of_one_policy_is_refused_under_another():
+    policy(SJF)
+    with pytest.raises(SettingError, match=f"^max_wait_steps = 3: vllm-v1 does not read it; use --policy {SJF}"):
+        simulate(settings(policy="vllm-v1", max_wait_steps=3), work(10))
+
+
+class TestAnAllocatorOfYourOwn:
+    ASKED = {"policy": "orca-oracle", "arena": "first-fit", "block_size": 1, "num_gpu_blocks_override": 200}
+
+    def test_places_reservations_in_the_longest_run(self):
+        """Prompt and output of 100, 10 and 30 slots; when the first has gone, the next one goes into the longest run."""
+        asked = Workload("holes", np.arange(4) * 10**9, np.array([50, 8, 90, 20]), np.array([2, 60, 30, 20]))
+        runs = {name: simulate(settings(**self.ASKED, allocator=name), asked) for name in (None, "worst_fit:WorstFit")}
+        told = {name: run.accounts.window() for name, run in runs.items()}
+        assert len(told) == 2
+        for run in runs.values():
+            assert run.book.num_steps
+
+    def test_is_refused_where_sequences_share(self):
+        asked = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
+        with pytest.raises(SettingError, match="^allocator = 'worst_fit:WorstFit': serves requests of one sequence"):
+            simulate(settings(**self.ASKED, allocator="worst_fit:WorstFit"), asked)
+
+    def test_is_refused_where_it_is_no_memory(self):
+        with pytest.raises(SettingError, match=r"^allocator = 'worst_fit:WorstFitArena': lacks transaction, "):
+            simulate(settings(**self.ASKED, allocator="worst_fit:WorstFitArena"), work(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    {
+        "vllm_v1": "did you mean vllm-v1?",
+        "nonsense": "one of static, ",
+        "no_such_module:Policy": "cannot be imported",
+        "shortest_prompt:Nothing": "cannot be imported",
+        "worst_fit:WorstFit": "is no subclass of",
+        "fragmeter.sim.policy.base:Policy": "must define schedule and memory",
+        "..:x": "cannot be imported",
+        ":": "cannot be imported",
+    }.items(),
+)
+def test_a_policy_that_is_none_is_refused_in_one_line(name, remedy, capfd):
+    assert status(["simulate", "--num-prompts", "5", "--request-rate", "1", "--policy", name]) == MISTAKE
+    error = capfd.readouterr().err
+    assert error.startswith(f"fragmeter: policy = {name!r}: ") and remedy in error and error.count("\n") == 1
+
+
+def test_an_installed_policy_is_found_by_its_name(monkeypatch):
+    point = EntryPoint("sjf", SJF, registry.POLICY_GROUP)
+    monkeypatch.setattr(registry, "_entry_points", lambda group: {"sjf": point} if group == point.group else {})
+    registry._imported_policy.cache_clear()
+    assert list(policies()) == [*POLICIES, "sjf"]
+    assert starts(work(40, 10), policy="sjf", max_num_seqs=1, num_gpu_blocks_override=100) == [1, 0]
+
+
+def test_every_policy_declares_what_lists_show():
+    for name, kind in POLICIES.items():
+        assert issubclass(kind, Policy) and kind.name == name and kind.system
+        for option in option_names(kind.Options):
+            assert help_of(kind.Options, option).endswith("."), f"{option} of {name}"
+    assert {option for kind in POLICIES.values() for option in option_names(kind.Options)} <= set(options_by_policy())
