@@ -72,7 +72,7 @@ class SGLang:
             # Somebody finished with that prefill.
             self._full_since = None
         self._started = 0
-        queue = state.waiting
+        queue: Queue = state.waiting
         if state.prefilling or (queue and not self._is_full(state, transaction)):
             queue = self._in_order(queue, transaction)
             plan = self._prefill(state, transaction, queue)

@@ -13,6 +13,8 @@ from ..workload.workload import Workload
 from .base import Limits, blocks_of
 
 _arrival = attrgetter("order")
+#: Who gives way: who is preempted, and who is swapped out.
+Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
 class VllmSosp23:
@@ -66,7 +68,7 @@ class VllmSosp23:
             return Plan((), 0, preempted, (), swapped_in, 0, not preempted, False)
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
-    def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
+    def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how.
 
         In the order of arrival every sequence must find a free block. Fewest are found by the last

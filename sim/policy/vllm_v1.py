@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory.paged.chunked import ChunkedMemory
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
@@ -93,7 +92,8 @@ class VllmV1:
         self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
     ) -> Plan:
         """Those who wait; with the prefill that ended, if one did, and its tokens."""
-        limits, free, chunks, wakes, steady = self.limits, transaction.free, (), True, True
+        limits, free, wakes, steady = self.limits, transaction.free, True, True
+        chunks: tuple[tuple[Sequence, int], ...] = ()
         seats = limits.max_num_seqs - state.width - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
@@ -119,7 +119,7 @@ class VllmV1:
         """Blocks that an admission must leave free."""
         return 0
 
-    def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which the running need more blocks than there are, or publish one that helps who waits."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_unhelped(state, steps) if state.waiting else steps

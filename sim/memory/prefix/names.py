@@ -44,7 +44,8 @@ class BlockNames:
 
     def of_runs(self, runs: Iterable[Run]) -> list[int]:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
-        size, numbers, names = self._block_size, self._numbers, []
+        size, numbers = self._block_size, self._numbers
+        names: list[int] = []
         # The name of what was passed, the token that would go on with its last run, and tokens left of the block.
         prefix, follows, left = _NOTHING, None, size
         for stream, start, length in runs:
