@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sized
 
 import simpy
-from simpy.core import NORMAL, EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 
 import simpy
-from simpy.core import NORMAL, EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from ..cost.base import StepCost
 from ..memory import Memory

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from ...workload.content import Run, TokenRuns
+from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
@@ -139,7 +139,7 @@ class RadixMemory(MemoryDefaults):
     block_size = 1
     evicted_blocks = 0
 
-    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
         self._runs, self._keeps = runs, keeps
         self.log = CacheLog(unit_slots=1)
         self.cache_log = self.cached_level = self.log if keeps else None

@@ -15,7 +15,7 @@ import numpy as np
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from ...workload.content import TokenRuns
+from ...workload.content import Tokens
 from ..accounting.ledger import Meter
 from ..accounting.moments import in_step
 from ..accounting.moves import Moves
@@ -133,7 +133,7 @@ class SlotRadixMemory(RadixMemory):
         tables: Which slots each sequence's tokens are in.
     """
 
-    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
         super().__init__(num_slots, runs, keeps)
         self.tree: SlotTree = SlotTree()
         self.tables: SlotTables = SlotTables(num_slots)
