@@ -28,7 +28,7 @@ class ShortestPromptFirst(Policy):
 
     name = "shortest-prompt"
     system = "example"
-    Options = ShortestPromptOptions
+    options_type = ShortestPromptOptions
     reads_max_tokens = True
 
     def __init__(self, limits, options=None, groups=None):

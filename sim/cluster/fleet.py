@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import simpy
-from simpy.core import URGENT
+from simpy.events import URGENT
 
 from ..engine.engine import Alarm, Engine
 from ..engine.replica import Replica

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
-from typing import Any
 
 import simpy
-from simpy.core import NORMAL, EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine
-from ..engine.executor import FirstStep
+from ..engine.executor import Begun, FirstStep
+from ..memory import Memory
 from ..memory.accounting.ledger import Leap
 from ..policy.base import Policy
 from ..types.sequence import Plan, Sequence
@@ -68,6 +68,9 @@ class Mailbox:
         while self._sent and self._sent[0][0] <= now:
             waiting.append(self._sent.popleft()[1])
         self._look()
+
+    def finish(self, leaving: Iterable[Sequence], now: int) -> None:
+        """See ``Source``; when requests come does not depend on answers."""
 
     def close(self) -> None:
         """No more will come."""
@@ -120,7 +123,7 @@ class RoutedEngine(Engine):
         number: int,
         source: Mailbox,
         policy: Policy,
-        memory: Any,
+        memory: Memory,
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
@@ -211,14 +214,14 @@ class RoutedEngine(Engine):
         self._alarm, self._until, self._steps, self._leap = alarm, until, steps, leap
         self.env.schedule(alarm, self.priority, until - self.env.now)
 
-    def _waker(self) -> Callable[[simpy.Event, int, int], None]:
+    def _waker(self) -> Callable[[simpy.Event, EventPriority, int], None]:
         return self._wake
 
-    def _wake(self, alarm: simpy.Event, priority: int, ticks: int) -> None:
+    def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
         """Set the alarm, unless only the router knows when."""
         self._alarm = alarm
         if self._until < SOMEDAY:
-            self.env.schedule(alarm, EventPriority(priority), ticks)
+            self.env.schedule(alarm, priority, ticks)
 
     def _begin(
         self,
@@ -239,7 +242,7 @@ class RoutedEngine(Engine):
         self._begin(now, *found, wakes=first_step is None or first_step[4])
         return found
 
-    def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
+    def _stand_still(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
         ticks, leap = super()._stand_still(now, first_step, plan)
         self._begin(now, 0, ticks, leap, starting=len(plan.admitted))
         return ticks, leap

@@ -18,12 +18,12 @@ With ``leap=False`` every step is an event of its own. Both give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
 
 import simpy
-from simpy.core import NORMAL
+from simpy.events import NORMAL, EventPriority
 
 from ..cost.base import StepCost
+from ..memory import Memory
 from ..memory.accounting.ledger import Leap, Ledger
 from ..policy.base import Policy
 from ..types.errors import SimulationFault
@@ -31,10 +31,12 @@ from ..types.sequence import CARRY_ON, Plan, Sequence
 from ..types.state import State
 from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
-from .executor import Executor, FirstStep
+from .executor import Begun, Executor, FirstStep
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
+#: What an alarm rings with: None, or where a leap or rest ends before its time, its steps, ticks and ledger's columns.
+Cut = tuple[int, int, Leap | None] | None
 
 
 class Engine:
@@ -59,7 +61,7 @@ class Engine:
         env: simpy.Environment,
         source: Source,
         policy: Policy,
-        memory: Any,
+        memory: Memory,
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
@@ -71,7 +73,7 @@ class Engine:
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = leap
         #: When the last request was done; the run may go on for those who only watch the clock.
-        self.end_ticks = env.now
+        self.end_ticks = int(env.now)
         self._edges = sorted(edges, reverse=True)
         #: Requests of a closed loop that are done, and whose users do not know.
         self._answered: list[Sequence] = []
@@ -79,7 +81,7 @@ class Engine:
         self._holds_until = 0
         self.process = env.process(self._serve())
 
-    def _serve(self) -> Generator[simpy.Event, None, None]:
+    def _serve(self) -> Generator[simpy.Event, Cut, None]:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
         # Bound once: a run makes millions of these calls.
         wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
@@ -87,7 +89,8 @@ class Engine:
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_tell if source.hears_of_finishes else memory.release
         alarm = Alarm(self.env)
-        now = self.env.now
+        now = int(self.env.now)
+        leap: Leap | None
         while True:
             if source.next_ticks <= now:
                 source.deliver(now, state.waiting)
@@ -124,7 +127,7 @@ class Engine:
                 if calendar and calendar[0][0] == clock:
                     release(take_finished(), clock)
 
-    def _waker(self) -> Callable[[simpy.Event, int, int], None]:
+    def _waker(self) -> Callable[[simpy.Event, EventPriority, int], None]:
         """What sets an alarm: takes it, its priority and the ticks until then.
 
         An alarm that rings with a value cuts the leap, or rest, that it ends: steps, ticks and the ledger's columns.
@@ -149,7 +152,7 @@ class Engine:
         self._answered += leaving
         # Of a static batch nobody has an answer before all have.
         if not self.policy.leaves_together or not self.state.running:
-            self.source.finish(self._answered, self.env.now)
+            self.source.finish(self._answered, int(self.env.now))
             self._answered = []
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
@@ -209,7 +212,7 @@ class Engine:
         ahead = edges[-1] - now - first
         return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
 
-    def _stand_still(self, now: int, first_step: FirstStep, plan: Plan) -> tuple[int, Leap]:
+    def _stand_still(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
         """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
         ticks, prefill, swap, _, _ = first_step
         width = len(plan.admitted) + len(plan.chunks)

@@ -14,9 +14,9 @@ moves, says how long that is.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from ..cost.base import StepCost
+from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..types.sequence import Plan, Sequence
 from ..types.state import State
@@ -24,7 +24,8 @@ from ..types.sums import causal_pairs
 
 #: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
 #: and wakes. None: everything carries on.
-FirstStep = tuple[int, int, int, bool, bool] | None
+Begun = tuple[int, int, int, bool, bool]
+FirstStep = Begun | None
 
 
 class Executor:
@@ -37,7 +38,7 @@ class Executor:
         ledger: Is told of stays, chunks, copies and swaps.
     """
 
-    def __init__(self, state: State, memory: Any, cost: StepCost, ledger: Ledger) -> None:
+    def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
 
     def carry_out(self, plan: Plan, now: int) -> FirstStep:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ..memory import PagedMemory
+from ..memory import Memory
 from ..policy import Policy
 from ..policy.options import BeamOptions, VllmV0Options
 from ..policy.registry import policy
@@ -50,7 +49,7 @@ def _check_prefix(prefix: int, workload: Workload) -> None:
 
 
 def grouped_source(
-    settings: Settings, workload: Workload, policy: Policy, memory: Any, refused: np.ndarray
+    settings: Settings, workload: Workload, policy: Policy, memory: Memory, refused: np.ndarray
 ) -> tuple[GroupLoop | ClosedLoop, GroupState]:
     """Where requests come from, and the state that knows their groups.
 
@@ -58,7 +57,7 @@ def grouped_source(
         refused: bool [n], by request.
     """
     # Of a contiguous piece siblings share nothing.
-    size = memory.block_size if isinstance(memory, PagedMemory) else 1
+    size = 1 if memory.reserves else memory.block_size
     options = settings.policy_options
     prefix = pinned_tokens(options) // size * size
     if workload.dialogue is not None:
@@ -67,6 +66,7 @@ def grouped_source(
     if isinstance(options, BeamOptions) and options.use_beam_search:
         beams = partial(Ancestry, options.beam_survival, settings.seed)
     grouping, longest = Grouping(prefix, beams), policy.limits.max_model_len
+    source: GroupLoop | ClosedLoop
     if workload.users is None:
         source = GroupLoop(workload, refused, longest, grouping)
     else:

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..cost import PaperCost, StepCost, cost
-from ..memory import PageGroups, most_prompt_blocks
+from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
 from ..types.errors import SettingError
-from ..workload.content import TokenRuns
-from ..workload.workload import Workload
+from ..workload.content import PromptSource, Tokens
+from ..workload.dialogue import Dialogue
 from .settings import Settings
 
 GIB = 1 << 30
@@ -40,7 +40,7 @@ class Replica:
     """
 
     policy: Policy
-    memory: Any
+    memory: Memory
     cost: StepCost
     num_blocks: int
     block_size: int
@@ -52,12 +52,12 @@ class Replica:
     @property
     def host_blocks(self) -> int:
         """Blocks of the swap space; 0 where the memory has none."""
-        return getattr(self.memory, "host_blocks", 0)
+        return self.memory.host_blocks
 
     @property
     def cache_log(self) -> CacheLog | None:
         """What the memory tells of its prefix cache, if it has one."""
-        return getattr(self.memory, "cache_log", None)
+        return self.memory.cache_log
 
     def describe(self) -> dict[str, Any]:
         """What the settings came to, defaults included, for ``run.json``."""
@@ -91,7 +91,11 @@ def _under_settings_names() -> Iterator[None]:
 
 @_under_settings_names()
 def build(
-    settings: Settings, step_cost: StepCost | None = None, workload: Workload | None = None, grouped: bool = False
+    settings: Settings,
+    step_cost: StepCost | None = None,
+    workload: PromptSource | None = None,
+    grouped: bool = False,
+    dialogue: Dialogue | None = None,
 ) -> Replica:
     """A fresh replica.
 
@@ -99,6 +103,7 @@ def build(
         step_cost: Used in place of the settings' own.
         workload: What will be served: a memory that caches prefixes asks what prompts are made of.
         grouped: Whether its sequences share memory, or are copied (``is_grouped``).
+        dialogue: Parents of requests, where they have some and share their memory.
 
     Raises:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
@@ -129,7 +134,7 @@ def build(
         token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
         caches_prefixes=settings.enable_prefix_caching is not False,
         grouped=grouped,
-        dialogue=workload.dialogue if grouped and workload is not None else None,
+        dialogue=dialogue,
     )
     memory = scheduler.memory(pool) if settings.allocator is None else _own_memory(settings, pool, layout)
     return Replica(
@@ -139,27 +144,27 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
-        caches_prefixes=getattr(memory, "cache_log", None) is not None,
+        caches_prefixes=memory.cache_log is not None,
         layout=layout,
         page_bytes=page_bytes(shape, layout, ranks, size, deployment) if layout else 0,
     )
 
 
-def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Any:
+def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:
     """The memory of another package in place of the policy's."""
     name = settings.allocator
     assert name is not None
     if pool.grouped or layout or pool.token_runs is not None:
         remedy = "serves requests of one sequence, without prefix caching, over layers that keep every token"
         raise SettingError("allocator", name, f"{remedy}; leave it out")
-    memory = allocator(name)(pool)
+    memory: Memory = allocator(name)(pool)
     missing = [each for each in MEMORY_METHODS if not hasattr(memory, each)]
     if missing:
         raise SettingError("allocator", name, f"lacks {', '.join(missing)}; docs/extending.md says what a memory has")
     return memory
 
 
-def _runs_to_cache(settings: Settings, workload: Workload, layout: HybridLayout | None) -> TokenRuns | None:
+def _runs_to_cache(settings: Settings, workload: PromptSource, layout: HybridLayout | None) -> Tokens | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
     wanted = settings.enable_prefix_caching
     if wanted and layout:

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import simpy
 
 from ..cost import StepCost
-from ..memory import BatchMemory, PagedMemory, PageGroups, RadixMemory
 from ..memory.accounting.book import Book
+from ..memory.accounting.cache_log import CachedLevel
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
 from ..types import ticks
 from ..types.errors import UserError
+from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
 from ..workload.workload import Workload
@@ -86,9 +88,9 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
-    replica, engine, needed = serve(settings, workload, step_cost, progress, engine_of)
-    if workload.users is not None:
-        workload = replace(workload, arrival_ticks=engine.source.sent())
+    replica, engine, source, needed = _serve(settings, workload, step_cost, progress, engine_of)
+    if isinstance(source, ClosedLoop):
+        workload = replace(workload, arrival_ticks=source.sent())
     grouped = is_grouped(settings, workload)
     return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
 
@@ -105,9 +107,21 @@ def serve(
     Returns:
         The replica, its engine, and the smallest pool that each request needs.
     """
+    replica, engine, _, needed = _serve(settings, workload, step_cost, progress, engine_of)
+    return replica, engine, needed
+
+
+def _serve(
+    settings: Settings,
+    workload: Workload,
+    step_cost: StepCost | None,
+    progress: Callable[[int], None] | None,
+    engine_of: Callable[..., Engine],
+) -> _Started:
+    """Start an engine, and run it to the last request."""
     started = _start(settings, workload, is_grouped(settings, workload), step_cost, engine_of)
     with no_cycle_collection():
-        _run(started[1], workload, progress)
+        _run(started.engine, started.source, workload, progress)
     return started
 
 
@@ -126,21 +140,21 @@ def finished(
         workload: Requests as they arrived; the ledger's sequences are theirs, by row.
         smallest_pool_blocks: See ``Run``.
     """
-    sequences = workload.sequences
+    sequences, memory = workload.sequences, replica.memory
     book = Book.of(
         ledger,
         prompt_tokens=sequences.prompt_tokens,
         output_tokens=sequences.output_tokens,
         leader=leaders(workload, grouped),
-        capacity_slots=replica.memory.capacity_slots,
+        capacity_slots=memory.capacity_slots,
         block_size=replica.block_size,
-        paged=isinstance(replica.memory, PagedMemory | RadixMemory),
-        residue=replica.memory.residue,
-        together=isinstance(replica.memory, BatchMemory),
-        pinned_slots=replica.memory.pinned_slots,
+        paged=not memory.reserves,
+        residue=memory.residue,
+        together=memory.leaves_together,
+        pinned_slots=memory.pinned_slots,
         end_ticks=end_ticks,
-        groups=replica.memory.groups if replica.layout else PageGroups(),
-        cache_changes=_cache_changes(replica),
+        groups=memory.groups,
+        cache_changes=_cache_changes(memory.cached_level),
     )
     return Run(settings, workload, replica, book, smallest_pool_blocks)
 
@@ -154,11 +168,11 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
         UserError, SimulationFault: as ``simulate``.
     """
     grouped = is_grouped(settings, workload)
-    replica, engine, needed = _start(settings, workload, grouped, step_cost)
+    replica, engine, _, needed = _start(settings, workload, grouped, step_cost)
     _, end_ticks = edges(settings)
     with no_cycle_collection():
         _run_past(engine, end_ticks)
-    return finished(settings, workload, grouped, replica, engine.ledger, engine.env.now, needed)
+    return finished(settings, workload, grouped, replica, engine.ledger, int(engine.env.now), needed)
 
 
 def _run_past(engine: Engine, end_ticks: int) -> None:
@@ -177,10 +191,25 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
     Raises:
         UserError, SimulationFault: as ``simulate``.
     """
-    _, engine, _ = _start(settings, workload, is_grouped(settings, workload))
+    engine = _start(settings, workload, is_grouped(settings, workload)).engine
     with no_cycle_collection():
         engine.env.run(until=end_ticks)
     return engine.ledger
+
+
+class _Started(NamedTuple):
+    """An engine that is about to serve a workload.
+
+    Attributes:
+        replica: What it serves with.
+        source: Where its requests come from.
+        needed: int64 [n], blocks of the smallest pool that can ever serve each request.
+    """
+
+    replica: Replica
+    engine: Engine
+    source: OpenLoop | ClosedLoop
+    needed: np.ndarray
 
 
 def _start(
@@ -189,31 +218,33 @@ def _start(
     grouped: bool,
     step_cost: StepCost | None = None,
     engine_of: Callable[..., Engine] = Engine,
-) -> tuple[Replica, Engine, np.ndarray]:
-    """A replica, the engine that is about to serve the workload with it, and what each request needs of the pool."""
+) -> _Started:
+    """A replica, and the engine that is about to serve the workload with it."""
     refuse_unread(settings, workload)
     sequences = workload.sequences
-    replica = build(settings, step_cost, workload if grouped else sequences, grouped)
+    dialogue = workload.dialogue if grouped else None
+    replica = build(settings, step_cost, workload if grouped else sequences, grouped, dialogue)
     check_fits(workload, replica.max_model_len)
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
     env = simpy.Environment(initial_time=0)
+    source: OpenLoop | ClosedLoop
+    state: State | None = None
     if grouped:
         source, state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
     elif workload.users is not None:
-        source, state = ClosedLoop(workload, refused, Maker(workload, replica.max_model_len)), None
+        source = ClosedLoop(workload, refused, Maker(workload, replica.max_model_len))
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        source, state = OpenLoop(sequences, sequence_refused, replica.max_model_len), None
+        source = OpenLoop(sequences, sequence_refused, replica.max_model_len)
     parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
     engine = engine_of(env, source, *parts)
-    return replica, engine, needed
+    return _Started(replica, engine, source, needed)
 
 
-def _cache_changes(replica: Replica) -> dict[str, np.ndarray]:
+def _cache_changes(level: CachedLevel | None) -> dict[str, np.ndarray]:
     """Comings and goings of cached slots, of a memory that logs them."""
-    log = replica.cache_log or getattr(replica.memory, "cached_level", None)
-    return Table(CACHE_CHANGE).columns() if log is None else log.changes.columns()
+    return Table(CACHE_CHANGE).columns() if level is None else level.changes.columns()
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
@@ -237,11 +268,13 @@ def edges(settings: Settings) -> tuple[int, ...]:
     return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
 
 
-def _run(engine: Engine, workload: Workload, progress: Callable[[int], None] | None) -> None:
+def _run(
+    engine: Engine, source: OpenLoop | ClosedLoop, workload: Workload, progress: Callable[[int], None] | None
+) -> None:
     if progress is not None:
         for tick in milestones(workload):
             engine.env.run(until=tick)
-            progress(engine.source.delivered)
+            progress(source.delivered)
     engine.env.run(until=engine.process)
     if progress is not None:
         progress(len(workload))

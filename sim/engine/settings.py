@@ -51,7 +51,7 @@ class Settings:
         leap: Whether to leap over steps that decide nothing. The results are the same bits.
         ids: Whether to hand out physical block ids. Decisions are the same; beams always have them.
         seed: Seed of whatever is drawn.
-        options: Options of policies that were given, by name, each as ``Policy.Options`` declares it; those of the
+        options: Options of policies that were given, by name, each as ``Policy.options_type`` declares it; those of the
             default value are left out. Given as keywords, like all other settings: ``settings(policy="tgi",
             max_waiting_tokens=10)``.
     """
@@ -108,7 +108,7 @@ class Settings:
     @property
     def policy_options(self) -> Options:
         """The options of the policy, defaults included."""
-        kind = policy(self.policy).Options
+        kind = policy(self.policy).options_type
         names = option_names(kind)
         return kind(**{name: value for name, value in self.options if name in names})
 

@@ -48,7 +48,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
         if field != "max_num_batched_tokens" or kind.has_token_budget:
             return None
         return f"{settings.policy} pads whole batches and has no budget of tokens; use --max-num-seqs, {LEAVE_OUT}"
-    if field in option_names(kind.Options):
+    if field in option_names(kind.options_type):
         return settings.policy_options.why_unread(field, settings, workload)
     if is_required(field):
         # ``refuse_lacking`` refuses the run.
@@ -76,7 +76,7 @@ def refuse_lacking(settings: Settings) -> None:
     Raises:
         SettingError: Names it, and the policies that have it.
     """
-    own = option_names(policy(settings.policy).Options)
+    own = option_names(policy(settings.policy).options_type)
     for name, value in settings.options:
         if name not in own and is_required(name):
             remedy = f"{settings.policy} does not support it; use --policy {either(options_by_policy()[name])}"

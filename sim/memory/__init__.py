@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .accounting.integrals import BUCKETS, Window
 from .accounting.kv_groups import PageGroups, most_prompt_blocks
+from .base import Memory, Transaction
 from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, BuddyMemory, ContiguousMemory
 from .contiguous.copies import CopyingBuddyMemory, CopyingMemory
@@ -36,12 +37,14 @@ __all__ = [
     "DialogueContiguousMemory",
     "DialogueMemory",
     "HybridMemory",
+    "Memory",
     "PageGroups",
     "PagedMemory",
     "RadixMemory",
     "ReservedMemory",
     "SharingMemory",
     "SlotRadixMemory",
+    "Transaction",
     "Window",
     "most_prompt_blocks",
 ]

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..memory import Memory
 from ..memory.accounting.kv_groups import PageGroups
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, paper_num_blocks
 from ..types.errors import SettingError
 from ..types.sequence import Plan
 from ..types.state import State
-from ..workload.content import TokenRuns
+from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
 from ..workload.workload import Workload
 from .options import Options
@@ -89,7 +90,7 @@ class Pool:
     max_model_len: int
     host_blocks: int = 0
     ids: bool = False
-    token_runs: TokenRuns | None = None
+    token_runs: Tokens | None = None
     caches_prefixes: bool = True
     grouped: bool = False
     dialogue: Dialogue | None = None
@@ -108,7 +109,7 @@ class Policy:
     Attributes:
         name: As on the command line.
         system: What it models, for lists.
-        Options: Its options, each declared with type, default, bounds and help.
+        options_type: Its options, each declared with type, default, bounds and help.
         leaves_together: Whether sequences leave when the last of their batch has finished.
         preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by arrival.
         caches_prefixes: Whether freed blocks can keep their contents for prompts that begin alike.
@@ -125,7 +126,7 @@ class Policy:
 
     name: ClassVar[str]
     system: ClassVar[str] = ""
-    Options: ClassVar[type[Options]] = Options
+    options_type: ClassVar[type[Options]] = Options
     leaves_together: ClassVar[bool] = False
     preempted_first: ClassVar[bool] = False
     caches_prefixes: ClassVar[bool] = False
@@ -138,9 +139,12 @@ class Policy:
     default_block_size: ClassVar[int] = 16
     null_blocks: ClassVar[int] = 0
 
+    #: A policy with options of its own narrows the type.
+    options: Options
+
     def __init__(self, limits: Limits, options: Any = None, groups: PageGroups | None = None) -> None:
         self.limits = limits
-        self.options = self.Options() if options is None else options
+        self.options = self.options_type() if options is None else options
 
     @classmethod
     def pool_size(cls, server: Server, options: Any, num_blocks: int | None, block_size: int | None) -> tuple[int, int]:
@@ -169,10 +173,11 @@ class Policy:
         """Most tokens of one sequence that a step computes: a whole prompt, where prompts are not split."""
         return limits.max_model_len
 
-    def memory(self, pool: Pool) -> Any:
+    def memory(self, pool: Pool) -> Memory:
         """The memory that the policy schedules over."""
         raise NotImplementedError
 
+    # A policy narrows the types of transaction and memory to those of the memory that it makes.
     def schedule(self, state: State, transaction: Any) -> Plan:
         """The plan of the next step. Grants are made in ``transaction``; queues are only read."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ class FastGen(VllmV1):
 
     name = "fastgen"
     system = "DeepSpeed-FastGen"
-    Options = Options
+    options_type = Options
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 768
     null_blocks = 0

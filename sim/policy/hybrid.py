@@ -15,13 +15,14 @@ from operator import attrgetter
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.hybrid import HybridMemory, HybridTransaction
+from ..memory.paged.hybrid import HybridMemory
+from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..types.sequence import Plan, Sequence
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import Limits, Policy, Pool, blocks_of
 from .options import KvGroupOptions
-from .vllm_sosp23 import VllmSosp23
+from .vllm_sosp23 import Victims, VllmSosp23
 from .vllm_v0 import VllmV0
 from .vllm_v1 import VllmV1
 
@@ -29,11 +30,12 @@ from .vllm_v1 import VllmV1
 class _OverGroups(Policy):
     """What they share.
 
-    Args:
+    Attributes:
         groups: The KV groups of the pool.
     """
 
     limits: Limits
+    groups: PageGroups
     #: Whether those who wait are looked at before the running ones give pages back in a step.
     admits_first = False
 
@@ -46,12 +48,12 @@ class _OverGroups(Policy):
     def memory(self, pool: Pool) -> HybridMemory:
         return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
 
-    def horizon(self, state: State, memory: HybridMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which somebody could find no page, and to that in which the head could find its own."""
         limit = min(limit, self._until_the_head_fits(state, memory, limit))
         return max(1, min(limit, memory.steps_with(state, memory.free - self._asked(), limit)))
 
-    def _until_the_head_fits(self, state: State, memory: HybridMemory, limit: int) -> int:
+    def _until_the_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps in which the head of the queue finds too few pages."""
         if not state.waiting or state.width == self.limits.max_num_seqs:
             return limit
@@ -79,7 +81,7 @@ class _OverGroups(Policy):
 
 
 def _victims(
-    order: Iterable[Sequence], decodes: int, transaction: HybridTransaction, clock: int, asked: int | None = None
+    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, clock: int, asked: int | None = None
 ) -> tuple[Sequence, ...]:
     """Who gives way, last ones first, for the others to find their pages.
 
@@ -107,7 +109,7 @@ class HybridVllmV1(_OverGroups, VllmV1):
         """Most tokens of a sequence that a step computes."""
         return limits.max_num_batched_tokens
 
-    def _victims(self, state: State, transaction: HybridTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
+    def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
         if transaction.free >= transaction.takes:
             return ()
         order = [*state.running, *(() if partial is None else (partial,))]
@@ -126,13 +128,13 @@ class HybridVllmV1(_OverGroups, VllmV1):
 class HybridVllmSosp23(_OverGroups, VllmSosp23):
     """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
 
-    def schedule(self, state: State, transaction: HybridTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """See ``VllmSosp23``; where not everybody finds what is asked for before anything comes back, one by one."""
         if state.width and transaction.free - transaction.takes < transaction.groups:
             return self._under_pressure(state, transaction)
         return super().schedule(state, transaction)
 
-    def _make_room(self, state: State, transaction: HybridTransaction) -> tuple[tuple, tuple]:
+    def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         order = sorted(state.running, key=attrgetter("order"))
         preempted = _victims(order, len(order), transaction, state.clock, transaction.groups)
         # What is free matters only where nobody gave way: nobody is admitted past who did.
@@ -145,7 +147,7 @@ class HybridVllmV0(HybridVllmSosp23, VllmV0):
 
     admits_first = True
 
-    def schedule(self, state: State, transaction: HybridTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """See ``VllmV0``."""
         if state.waiting:
             admitted, tokens = self._prompts(state, transaction)

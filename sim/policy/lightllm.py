@@ -30,7 +30,8 @@ class LightLLM(TrtllmMaxUtil):
 
     name = "lightllm"
     system = "LightLLM"
-    Options = LightLLMOptions
+    options_type = LightLLMOptions
+    options: LightLLMOptions
     reads_max_tokens = True
     default_max_num_seqs = 1000
     default_block_size = 1

@@ -1,6 +1,6 @@
 """Options of policies: each is declared once, with its type, default, bounds and help.
 
-A policy names its options in one dataclass, ``Policy.Options``. The command line's flags and their help, validation, the
+A policy names its options in one dataclass, ``Policy.options_type``. The command line's flags and their help, validation, the
 axes of a sweep, ``run.json`` and the refusal of options that a run does not read all follow from that declaration.
 
 Several policies may declare an option of the same name: they share the dataclass that declares it, or the type at least.
@@ -31,10 +31,14 @@ LEAVE_OUT = "or leave it out"
 class Replica(Protocol):
     """The settings of a replica that the use of an option may depend on; see ``Settings``."""
 
-    policy: str
-    model: str
-    max_model_len: int | None
-    block_size: int | None
+    @property
+    def policy(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def block_size(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

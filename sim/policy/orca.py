@@ -29,7 +29,7 @@ class OrcaPaper(Policy):
 
     name = "orca"
     system = "Orca, OSDI'22"
-    Options: ClassVar[type[Options]] = BeamOptions
+    options_type: ClassVar[type[Options]] = BeamOptions
     reads_max_tokens = True
     groups_sequences = True
     default_max_num_batched_tokens = 2560
@@ -101,7 +101,8 @@ class OrcaMax(OrcaPaper):
 
     name = "orca-max"
     system = "Orca (Max), SOSP'23"
-    Options = ArenaOptions
+    options_type = ArenaOptions
+    options: ArenaOptions
     reads_max_tokens = False
 
     def memory(self, pool: Pool) -> ContiguousMemory:

@@ -152,8 +152,8 @@ _KNOWN: dict[str, type[Policy]] = {}
 def declaring(name: str, chosen: type[Policy] | None = None) -> type[Options] | None:
     """The options that declare one of that name: those of the chosen policy, else of the first that does."""
     for kind in (*(() if chosen is None else (chosen,)), *POLICIES.values(), *_KNOWN.values()):
-        if name in option_names(kind.Options):
-            return kind.Options
+        if name in option_names(kind.options_type):
+            return kind.options_type
     return None
 
 
@@ -161,6 +161,6 @@ def options_by_policy() -> dict[str, list[str]]:
     """Names of all options that are known, and of the policies that read each."""
     found: dict[str, list[str]] = {}
     for name, kind in (POLICIES | _KNOWN).items():
-        for option in option_names(kind.Options):
+        for option in option_names(kind.options_type):
             found.setdefault(option, []).append(name)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..memory.paged.chunked import ChunkedMemory
+from ..memory.paged.paged import PagedMemory
 from ..types.sequence import Sequence
 from ..types.state import State
 from .base import Pool
@@ -20,7 +21,7 @@ class Sarathi(VllmV1):
 
     name = "sarathi"
     system = "Sarathi-Serve, OSDI'24"
-    Options = WatermarkOptions
+    options_type = WatermarkOptions
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 512
     null_blocks = 0
@@ -35,6 +36,6 @@ class Sarathi(VllmV1):
     def _spare(self, state: State, admitted: list[Sequence]) -> int:
         return self.limits.watermark_blocks if state.width or admitted else 0
 
-    def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which a running sequence could find no free block."""
         return max(1, memory.steps_with(state, memory.free - 1, limit))

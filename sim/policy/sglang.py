@@ -48,7 +48,8 @@ class SGLang(Policy):
 
     name = "sglang"
     system = "SGLang 0.5.9"
-    Options = SGLangOptions
+    options_type = SGLangOptions
+    options: SGLangOptions
     reads_max_tokens = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 8192
@@ -85,7 +86,7 @@ class SGLang(Policy):
             # Somebody finished with that prefill.
             self._full_since = None
         self._started = 0
-        queue = state.waiting
+        queue: Queue = state.waiting
         if state.prefilling or (queue and not self._is_full(state, transaction)):
             queue = self._in_order(queue, transaction)
             plan = self._prefill(state, transaction, queue)

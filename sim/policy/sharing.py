@@ -17,24 +17,24 @@ from operator import attrgetter
 import numpy as np
 
 from ..memory.paged.dialogue import DialogueMemory
-from ..memory.paged.paged import PagedTransaction
+from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.paged.sharing import SharingMemory
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Plan, Sequence
-from ..workload.groups import Group, GroupState, leads, present, seats
+from ..types.state import State
+from ..workload.groups import Group, leads, present, seats
 from ..workload.workload import Workload
 from .base import Pool, blocks_of
-from .vllm_sosp23 import VllmSosp23
+from .vllm_sosp23 import Victims, VllmSosp23
 from .vllm_v0 import VllmV0
 
 _arrival = attrgetter("order")
-Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
 class _Sharing(VllmSosp23):
     """What both have in common: who gives way, who comes back, who is admitted."""
 
-    def memory(self, pool: Pool) -> DialogueMemory | SharingMemory:
+    def memory(self, pool: Pool) -> PagedMemory:
         if pool.dialogue is not None:
             return DialogueMemory(pool.num_blocks, pool.block_size, pool.dialogue)
         options, size = self.options, pool.block_size
@@ -45,9 +45,9 @@ class _Sharing(VllmSosp23):
         ids = pool.ids or options.use_beam_search
         return SharingMemory(pool.num_blocks, size, pool.host_blocks, ids, prefix)
 
-    def _make_room(self, state: GroupState, transaction: PagedTransaction) -> Victims:
+    def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         """Phase 1, group by group in the order of arrival; the last ones give way."""
-        memory: SharingMemory = transaction.memory
+        memory = transaction.memory
         memory.go_on(transaction.need)
         need = transaction.need + sum(len(group.siblings) for group in state.forking)
         if transaction.free - need >= _most_seats(state):
@@ -74,13 +74,13 @@ class _Sharing(VllmSosp23):
                 preempted += reversed(present(victim))
         return tuple(preempted), tuple(swapped_out)
 
-    def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: SharingMemory) -> bool:
+    def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: PagedMemory) -> bool:
         usable = memory.num_blocks - memory.prefix_blocks
         if seats(victim) == 1:
             return self._swaps(blocks, host_free, usable)
         return blocks <= host_free and blocks + seats(victim) <= usable
 
-    def _swap_in(self, state: GroupState, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
+    def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
         """Phase 2, group by group."""
         back: list[Sequence] = []
         memory = transaction.memory
@@ -96,7 +96,7 @@ class _Sharing(VllmSosp23):
 
     def _admit(
         self,
-        state: GroupState,
+        state: State,
         transaction: PagedTransaction,
         running: int,
         preempted: tuple[Sequence, ...],
@@ -140,7 +140,7 @@ class _Sharing(VllmSosp23):
         """Whether so many more have no seats; a group of more than there are runs alone."""
         return running > 0 and running + num_seqs > self.limits.max_num_seqs
 
-    def horizon(self, state: GroupState, memory: SharingMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some group could find fewer free blocks than it has sequences."""
         return max(1, memory.steps_with(state, memory.free - _most_seats(state), limit))
 
@@ -153,7 +153,7 @@ class _Sharing(VllmSosp23):
 class SharingSosp23(_Sharing):
     """``vllm-sosp23`` for requests of several sequences, or with a prefix that all share."""
 
-    def schedule(self, state: GroupState, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """The three phases; siblings begin in the step after their leader's prefill."""
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
@@ -172,7 +172,7 @@ class SharingSosp23(_Sharing):
 class SharingV0(_Sharing, VllmV0):
     """``vllm-v0`` for requests of several sequences, or with a prefix that all share."""
 
-    def schedule(self, state: GroupState, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
         """A prefill if there can be one, else a step that decodes, and in which siblings begin."""
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
@@ -189,7 +189,7 @@ class SharingV0(_Sharing, VllmV0):
         plan = Plan(swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked)
         return _or_carry_on(plan, state, transaction)
 
-    def _prompts(self, state: GroupState, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
+    def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
         limits, memory, free = self.limits, transaction.memory, transaction.free
         running = state.width + sum(len(group.siblings) for group in state.forking)
         admitted: list[Sequence] = []
@@ -210,12 +210,12 @@ class SharingV0(_Sharing, VllmV0):
         return tuple(admitted), tokens
 
 
-def _most_seats(state: GroupState) -> int:
+def _most_seats(state: State) -> int:
     """Sequences of the largest group that runs."""
     return max(map(seats, state.running), default=0)
 
 
-def _need(leader: Sequence, state: GroupState, transaction: PagedTransaction) -> int:
+def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:
     """Blocks that a running group takes in the coming step, copies included."""
     opens, group = transaction.needs_block(leader, state.clock), leader.group
     if group is None:
@@ -225,7 +225,7 @@ def _need(leader: Sequence, state: GroupState, transaction: PagedTransaction) ->
     return len(group.members) if opens else group.due_copies
 
 
-def _need_on_return(leader: Sequence, memory: SharingMemory) -> int:
+def _need_on_return(leader: Sequence, memory: PagedMemory) -> int:
     """Blocks that a group takes in the step in which it comes back, beside those that it brings."""
     opens, group = not (leader.start_tokens - 1) % memory.block_size, leader.group
     if group is None or opens:
@@ -237,7 +237,7 @@ def _prefill_tokens(members: tuple[Sequence, ...]) -> int:
     return sum(member.start_tokens - member.computed_tokens for member in members)
 
 
-def _siblings(state: GroupState, victims: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+def _siblings(state: State, victims: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
     """Who begins in this step: siblings of leaders that were prefilled and do not give way."""
     begin = (group for group in state.forking if group.leader not in victims)
     return tuple(sibling for group in begin for sibling in group.siblings)
@@ -249,8 +249,8 @@ def _siblings_back(swapped_in: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
     return tuple(sibling for group in groups if group is not None and not group.forked for sibling in group.siblings)
 
 
-def _or_carry_on(plan: Plan, state: GroupState, transaction: PagedTransaction) -> Plan:
+def _or_carry_on(plan: Plan, state: State, transaction: PagedTransaction) -> Plan:
     """``CARRY_ON`` where that is what a plan comes to; beams and copies are told of in every step."""
     idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
-    memory: SharingMemory = transaction.memory
+    memory = transaction.memory
     return CARRY_ON if idle and not memory.searches and not memory.due_copies else plan

@@ -28,7 +28,8 @@ class Tgi(Policy):
 
     name = "tgi"
     system = "Text Generation Inference"
-    Options = TgiOptions
+    options_type = TgiOptions
+    options: TgiOptions
     reads_max_tokens = True
     default_max_num_seqs = 128
     default_max_num_batched_tokens = 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..memory.paged.deferred import DeferredMemory
+from ..memory.paged.paged import PagedMemory
 from ..spec import ModelSpec, dtype_bits, stages
 from ..types.errors import SettingError
 from ..types.state import State
@@ -64,7 +65,7 @@ class VAttention(VllmV0):
 
     name = "vattention"
     system = "vAttention, ASPLOS'25"
-    Options = VAttentionOptions
+    options_type = VAttentionOptions
     groups_sequences = False
 
     @classmethod
@@ -93,10 +94,10 @@ class VAttention(VllmV0):
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
         return False
 
-    def horizon(self, state: State, memory: DeferredMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """As for vllm-v0, and up to the step in which mapped pages change hands."""
         steps = super().horizon(state, memory, limit)
-        if memory.regions.cached:
+        if memory.cached_blocks:
             return memory.steps_settled(state.clock, min(steps, limit))
         # Whoever finishes meanwhile leaves mapped pages; but nobody comes, and what grows grows from unmapped ones.
         return steps

@@ -12,6 +12,8 @@ from .base import Policy, Pool
 from .options import Options, VllmV0Options
 
 _arrival = attrgetter("order")
+#: Who gives way: who is preempted, and who is swapped out.
+Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
 class VllmSosp23(Policy):
@@ -33,7 +35,8 @@ class VllmSosp23(Policy):
 
     name = "vllm-sosp23"
     system = "vLLM, SOSP'23"
-    Options: ClassVar[type[Options]] = VllmV0Options
+    options_type: ClassVar[type[Options]] = VllmV0Options
+    options: VllmV0Options
     groups_sequences = True
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
@@ -66,7 +69,7 @@ class VllmSosp23(Policy):
             return Plan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False)
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
-    def _make_room(self, state: State, transaction: PagedTransaction) -> tuple[tuple, tuple]:
+    def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how.
 
         In the order of arrival every sequence must find a free block. Fewest are found by the last

@@ -31,7 +31,7 @@ class VllmV1(Policy):
 
     name = "vllm-v1"
     system = "vLLM 0.33, V1"
-    Options: ClassVar[type[Options]] = KvGroupOptions
+    options_type: ClassVar[type[Options]] = KvGroupOptions
     preempted_first = True
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
@@ -104,7 +104,8 @@ class VllmV1(Policy):
         self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
     ) -> Plan:
         """Those who wait; with the prefill that ended, if one did, and its tokens."""
-        limits, free, chunks, wakes, steady = self.limits, transaction.free, (), True, True
+        limits, free, wakes, steady = self.limits, transaction.free, True, True
+        chunks: tuple[tuple[Sequence, int], ...] = ()
         seats = limits.max_num_seqs - state.width - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
@@ -130,7 +131,7 @@ class VllmV1(Policy):
         """Blocks that an admission must leave free."""
         return 0
 
-    def horizon(self, state: State, memory: ChunkedMemory, limit: int) -> int:
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which the running need more blocks than there are, or publish one that helps who waits."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_unhelped(state, steps) if state.waiting else steps

@@ -18,7 +18,7 @@ from os import PathLike, fspath
 class FragmeterError(Exception):
     """Base of every error that fragmeter raises on purpose."""
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         # As it is, from a worker process too: the arguments that made it are not the text that it has.
         newobj = copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed leaves it out
         return newobj, (type(self), *self.args), vars(self)

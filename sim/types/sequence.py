@@ -104,7 +104,7 @@ class Plan(NamedTuple):
     wakes: bool = True
     chunks: tuple[tuple[Sequence, int], ...] = ()
     pauses: bool = False
-    stalls: tuple[tuple[Sequence, ...], ...] = ()
+    stalls: tuple[tuple[Sequence, ...], tuple[Sequence, ...]] | tuple[()] = ()
     order: tuple[Sequence, ...] = ()
     forked: tuple[Sequence, ...] = ()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from .errors import SimulationFault
 from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Sequence
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ class State:
         self.lag_sum += lag
         self.running[sequence] = None
         heappush(self.calendar, (finish, sequence.order, sequence))
+
+    def fork(self, sibling: Sequence, clock: int) -> None:
+        """A sibling decodes from step ``clock`` on.
+
+        Raises:
+            SimulationFault: Sequences are alone here; see ``GroupState``.
+        """
+        raise SimulationFault(f"sequence {sibling.index} is to fork where sequences have no siblings")
 
     def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """Sequences go back to waiting, or to the host."""

@@ -12,6 +12,7 @@ Requests share a prefix as far as their runs begin with the same tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -108,6 +109,27 @@ class PromptContent:
         """Tokens of each request's pieces together, int64 [n]."""
         before = np.concatenate([[0], np.cumsum(self.tokens)])
         return np.diff(before[self.offsets])
+
+
+class Tokens(Protocol):
+    """What prompts and outputs are made of, request by request: what a prefix cache asks."""
+
+    def runs(self, request: int) -> tuple[Run, ...]:
+        """The prompt of a request."""
+
+    def output_runs(self, request: int) -> tuple[Run, ...]:
+        """Its output."""
+
+
+class PromptSource(Protocol):
+    """Requests whose prompts may be known: a workload, or what a router sends to one replica."""
+
+    @property
+    def may_share_prefixes(self) -> bool:
+        """Whether it is known what prompts are made of."""
+
+    def token_runs(self) -> Tokens:
+        """The tokens of every request."""
 
 
 class TokenRuns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -27,6 +27,9 @@ class Source(Protocol):
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
+
+    def finish(self, leaving: Iterable[Sequence], now: int) -> None:
+        """Sequences are done; called only where ``hears_of_finishes``."""
 
 
 class OpenLoop:
@@ -74,6 +77,9 @@ class OpenLoop:
     def delivered(self) -> int:
         """Requests that have arrived so far."""
         return self._next.index
+
+    def finish(self, leaving: Iterable[Sequence], now: int) -> None:
+        """See ``Source``; when requests come does not depend on answers."""
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""

@@ -38,7 +38,7 @@ class SharingWalk:
     """One engine with block ids, stopped in every step; for policies whose steps all decode."""
 
     def __init__(self, settings: Settings, workload: Workload) -> None:
-        replica = build(settings, None, workload, True)
+        replica = build(settings, None, workload, True, workload.dialogue)
         refused = smallest_pools(replica.policy, replica.block_size, workload, True) > replica.num_blocks
         source, self.state = grouped_source(settings, workload, replica.policy, replica.memory, refused)
         self.memory, self.tables = replica.memory, replica.memory.tables

@@ -45,7 +45,7 @@ class HybridWalk:
         """Every wait of the engine, and the state that it is left in."""
         while self.engine.process.is_alive:
             self.env.step()
-            state, kept = self.engine.state, self.memory.tables
+            state, kept = self.engine.state, self.memory.group_tables
             kept.grow_until(state.clock + 1)
             tables = {s.index: tuple(list(table) for table in found) for s, found in kept.tables.items()}
             moment = HybridMoment(self.env.now, bool(tables), tables, kept.pool.free_ids, {})
@@ -69,5 +69,5 @@ class HybridWalk:
     def _computed(self, index: int) -> int:
         """Tokens that a request holds with those of its current step."""
         state = self.engine.state
-        sequence = next(s for s in self.memory.tables.tables if s.index == index)
+        sequence = next(s for s in self.memory.group_tables.tables if s.index == index)
         return sequence.computed_tokens if sequence in state.prefilling else state.clock + sequence.lag

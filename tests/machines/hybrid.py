@@ -237,7 +237,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def look(self) -> None:
         """The tables, as whoever looks at them now finds them. Invariants 2 and 3: a page is in one entry, or free."""
-        kept = self.memory.tables
+        kept = self.memory.group_tables
         kept.grow_until(self.state.clock + self.begun)
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
         named = Counter(page for tables in kept.tables.values() for table in tables for page in table)

@@ -8,8 +8,9 @@ refused before it runs. Protocols 0 to 5.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +35,10 @@ class _Refused(Exception):
     """The pickle asks for more than lists, tuples and numbers."""
 
 
-class _Harmless(dict):
+class _Harmless(dict[int, Callable[..., None]]):
     """The instructions that are known, by opcode; looking up another refuses it."""
 
-    def __missing__(self, opcode: int) -> object:
+    def __missing__(self, opcode: int) -> NoReturn:
         raise _Refused(_OPCODE_NAMES.get(opcode, f"opcode {opcode}"))
 
 

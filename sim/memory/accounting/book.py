@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Book:
     cache_changes: dict[str, np.ndarray] = field(default_factory=lambda: Table(CACHE_CHANGE).columns())
 
     @classmethod
-    def of(cls, ledger: Ledger, **facts) -> Book:
+    def of(cls, ledger: Ledger, **facts: Any) -> Book:
         """The book of a ledger that is written to no more."""
         rows, stays = ledger.rows.columns(), ledger.stays.columns()
         cuts = ledger.cuts.columns()
@@ -142,7 +142,7 @@ class Book:
         """Whether each stay computes a token after its first step."""
         return self.stay_end > self.stays["start_clock"] + 1
 
-    def first_iteration_from(self, ticks: np.ndarray) -> np.ndarray:
+    def first_iteration_from(self, ticks: np.ndarray | int) -> np.ndarray:
         """Number of the first iteration that starts at or after ``ticks``, which no leap may span."""
         row = np.searchsorted(self.rows["start_ticks"], ticks, side="left")
         return np.append(self.row_iteration, self.num_steps)[row]

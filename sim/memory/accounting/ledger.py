@@ -101,9 +101,13 @@ class Ledger:
         meter: Columns that the memory fills, of ``METER``.
     """
 
+    #: What keeps the records.
+    table_of = Table
+
     def __init__(self, meter: tuple[str, ...]) -> None:
-        self.rows, self.stays, self.cuts = Table(LEAP + meter), Table(STAY), Table(CUT)
-        self.chunks, self.copies, self.host = Table(CHUNK), Table(COPY), Table(HOST)
+        table = self.table_of
+        self.rows, self.stays, self.cuts = table(LEAP + meter), table(STAY), table(CUT)
+        self.chunks, self.copies, self.host = table(CHUNK), table(COPY), table(HOST)
         #: Enter a leap that is over: the engine's columns and the memory's.
         self.enter = self.rows.append
 
@@ -141,15 +145,14 @@ class Ledger:
                 self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))
 
 
+class EmptyTable(Table):
+    """Keeps no records."""
+
+    def append(self, record: tuple[int, ...]) -> None:
+        """Forget a record."""
+
+
 class NoLedger(Ledger):
     """Writes nothing down: of a run that was served before."""
 
-    def __init__(self, meter: tuple[str, ...]) -> None:
-        super().__init__(meter)
-        for table in (self.rows, self.stays, self.cuts, self.chunks, self.copies, self.host):
-            table.append = _forget
-        self.enter = _forget
-
-
-def _forget(record: tuple[int, ...]) -> None:
-    pass
+    table_of = EmptyTable

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ...types.sequence import Sequence
 from ...workload.dialogue import NO_PARENT, Dialogue
 
+#: What a memory keeps of a parent: a block table, or a piece.
+Kept = TypeVar("Kept")
 
-class Parents:
+
+class Parents(Generic[Kept]):
     """The part of a memory that knows a tree of requests.
 
     Attributes:
@@ -20,7 +23,7 @@ class Parents:
 
     def know(self, dialogue: Dialogue) -> None:
         """Who is whose parent; to be told before anything else."""
-        self.kept: OrderedDict[int, Any] = OrderedDict()
+        self.kept: OrderedDict[int, Kept] = OrderedDict()
         self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
         self._rolls_back = dialogue.rolls_back.tolist()
         self._children = [0] * len(dialogue)
@@ -41,6 +44,10 @@ class Parents:
     def _got_to(self, parent: int, tokens: int, clock: int) -> bool:
         """Whether a parent runs and has computed so many tokens before step ``clock``."""
         return parent in self._running and self._running[parent].held_tokens(clock) >= tokens
+
+    def _give_up(self, parent: int) -> object:
+        """What a parent keeps is kept no more."""
+        raise NotImplementedError
 
     def _has_no_more_use_for(self, parent: int) -> None:
         """A child of it is done; the last one takes what is kept with it."""

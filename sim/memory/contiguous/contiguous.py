@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
+from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
 from .arena import Arena, FirstFitArena, arena
+
+if TYPE_CHECKING:
+    from ..base import Placement
 
 
 class Grant(NamedTuple):
@@ -29,11 +34,28 @@ class Grant(NamedTuple):
     padding: int
     start: int | None
 
+    @property
+    def place(self) -> int:
+        """Where it begins.
+
+        Raises:
+            SimulationFault: It has no place, as its slots are only counted.
+        """
+        if self.start is None:
+            raise SimulationFault("a reservation that is only counted has no place")
+        return self.start
+
 
 class ContiguousTransaction:
-    """Tentative reservations of one step: the next one sees what the last one took."""
+    """Tentative reservations of one step: the next one sees what the last one took. See ``Transaction``.
+
+    Attributes:
+        memory: The memory that they are of.
+        free_slots: Slots that are free, less those of the reservations made so far.
+    """
 
     __slots__ = ("blocked_blocks", "free_slots", "memory", "places")
+    memory: ContiguousMemory
 
     def __init__(self, memory: ContiguousMemory) -> None:
         self.memory = memory
@@ -52,7 +74,8 @@ class ContiguousTransaction:
 
     def _all_have_places(self, slots: int, pieces: int) -> bool:
         """Whether so many can be placed, one after the other: tried, and undone."""
-        memory, starts = self.memory, []
+        memory = self.memory
+        starts: list[int | None] = []
         while len(starts) < pieces and memory.has_place(slots):
             starts.append(memory.take_place(slots))
         for start in reversed(starts):
@@ -79,10 +102,13 @@ class ContiguousTransaction:
         self.places.append((tokens, slots, self.memory.take_place(slots)))
 
 
-class ContiguousMemory:
-    """Reservations counted in slots, without position: room is room wherever it lies.
+class ContiguousMemory(MemoryDefaults):
+    """Reservations counted in slots, without position: room is room wherever it lies. See ``Memory``, ``Placement``.
 
     Attributes:
+        used_slots: Slots of the reservations of those who are admitted.
+        growing: Sequences that gain a token a step.
+        searches: Whether beams run, whose every step is a decision.
         addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that
             holds it, also beyond the pool, since what is counted knows no gaps.
         moves: Is told of contents that are copied, by slots; None where nobody records.
@@ -94,9 +120,10 @@ class ContiguousMemory:
     meter = METER[:8]
     #: The bucket of slots that are held past what was asked for.
     residue = "round_up"
-    #: Nothing is pinned, and no beams run.
-    pinned_slots = 0
+    reserves = True
     searches = False
+    #: See ``Placement``.
+    has_addresses = False
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -108,6 +135,11 @@ class ContiguousMemory:
     @property
     def capacity_slots(self) -> int:
         return self.num_blocks * self.block_size
+
+    @property
+    def placement(self) -> Placement | None:
+        """See ``Memory``: the memory itself."""
+        return self
 
     def slots_of(self, tokens: int) -> int:
         """Slots that a reservation of ``tokens`` takes."""
@@ -128,11 +160,19 @@ class ContiguousMemory:
     def give_place(self, grant: Grant) -> None:
         """Return the piece of a reservation."""
         if self.addresses is not None:
-            self.addresses.free(grant.start, grant.slots)
+            self.addresses.free(grant.place, grant.slots)
 
     def first_slot(self, grant: Grant) -> int:
-        """Where the piece of a reservation begins, if it has an address."""
-        return grant.start
+        """See ``Placement``."""
+        return grant.place
+
+    def kept_pieces(self) -> list[Grant]:
+        """See ``Placement``."""
+        return []
+
+    def stranded_pieces(self) -> list[tuple[int, int]]:
+        """See ``Placement``; where slots are only counted, room is room wherever it lies."""
+        return []
 
     def tell_of_copy(self, source: Grant, target: Grant, slots: int) -> None:
         """The first slots of a piece are copied to another."""
@@ -209,6 +249,8 @@ class ContiguousMemory:
 class BatchMemory(ContiguousMemory):
     """Reservations of a static batch: who ends early holds its slots until the last one is done."""
 
+    leaves_together = True
+
     def release(self, finished: Iterable[Sequence], clock: int) -> None:
         for sequence in finished:
             self._end(sequence)
@@ -225,6 +267,8 @@ class BuddyMemory(ContiguousMemory):
     Args:
         placement: An arena over the pool, or the name of one.
     """
+
+    has_addresses = True
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, placement: str | Arena = "buddy") -> None:
         super().__init__(num_blocks, block_size)
@@ -248,16 +292,16 @@ class BuddyMemory(ContiguousMemory):
 
     def give_place(self, grant: Grant) -> None:
         self._largest_run = None
-        self.arena.free(grant.start, grant.slots // self.block_size)
+        self.arena.free(grant.place, grant.slots // self.block_size)
 
     def first_slot(self, grant: Grant) -> int:
-        return grant.start * self.block_size
+        return grant.place * self.block_size
 
     def stranded_slots(self, blocked_blocks: int) -> int:
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size if blocked_blocks else 0
 
     def stranded_pieces(self) -> list[tuple[int, int]]:
-        """Free pieces, as (first block, blocks), that are too small for what the queue's head was refused."""
+        """See ``Placement``."""
         wanted = self._transaction.blocked_blocks
         if not wanted:
             return []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...types.errors import SimulationFault
 from ...types.sequence import FORKED, Sequence
 from ...workload.groups import Group
 from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Grant
@@ -18,16 +19,11 @@ from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Gr
 class _Copies(ContiguousMemory):
     """What the two kinds have in common."""
 
-    def __init__(self, *sizes) -> None:
-        super().__init__(*sizes)
+    def __init__(self, num_blocks: int, block_size: int, *arena: int | str) -> None:
+        super().__init__(num_blocks, block_size, *arena)
         self._copied_slots = 0
         self._beams: dict[Group, None] = {}
         self._branched_clock = -1
-
-    @property
-    def searches(self) -> bool:
-        """Whether beams run, whose every step is a decision."""
-        return bool(self._beams)
 
     def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
         """Slots of a piece that are copied to another, of which so many hold tokens."""
@@ -43,6 +39,8 @@ class _Copies(ContiguousMemory):
         if self._beams and clock != self._branched_clock:
             self._branched_clock = clock
             for group in self._beams:
+                if group.ancestry is None:
+                    raise SimulationFault("beams have no ancestry")
                 replaced = group.ancestry.replaced(len(group.members))
                 held = group.leader.held_tokens(clock)
                 slots = self._slots_to_copy(group.leader.grant, held)
@@ -54,13 +52,14 @@ class _Copies(ContiguousMemory):
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
         group = sequence.group
-        if sequence.kind == FORKED:
+        if group is not None and sequence.kind == FORKED:
             slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
             self._copied_slots += slots
             self.tell_of_copy(group.leader.grant, sequence.grant, slots)
             self._grow(sequence, clock)
             if group.ancestry:
                 self._beams[group] = None
+                self.searches = True
             return
         super().admit(sequence, clock, padded_tokens, past)
         for sibling in () if group is None else group.siblings:
@@ -78,6 +77,7 @@ class _Copies(ContiguousMemory):
             group = sequence.group
             if group is not None and sequence is group.leader:
                 self._beams.pop(group, None)
+                self.searches = bool(self._beams)
                 if not group.forked:
                     self._give_back_empty(group.siblings, sequence.start_clock)
             super().release((sequence,), clock)

@@ -24,13 +24,16 @@ class DialogueTransaction(ContiguousTransaction):
     """Tentative reservations for which kept pieces are given up, or taken over; one piece a sequence."""
 
     __slots__ = ("_given_up",)
+    memory: _Kept
+    #: Parents that ``fits`` found would be given up; None where even that makes no room.
+    _given_up: list[int] | None
 
     def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
         """See ``ContiguousTransaction``; says who would be given up, if anybody.
 
         Where that is its own parent, nothing is found for the sequence any more.
         """
-        self._given_up: list[int] | None = []
+        self._given_up = []
         if self._piece(sequence, tokens) is not None:
             return True
         memory = self.memory
@@ -63,8 +66,8 @@ class DialogueTransaction(ContiguousTransaction):
 
     def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
         """See ``ContiguousTransaction``; who rolls its parent back takes its piece over."""
-        for parent in self._given_up:
-            self.free_slots += self.memory.evict(parent)
+        for parent in self._given_up or ():
+            self.free_slots += self.memory.evict_kept(parent)
         grant = self._piece(sequence, tokens)
         self.memory.promise(sequence)
         if grant is None:
@@ -79,17 +82,18 @@ class DialogueTransaction(ContiguousTransaction):
         return grant if grant is not None and self.memory.slots_of(tokens) <= grant.slots else None
 
 
-class _Kept(Parents, ContiguousMemory):
+class _Kept(Parents[Grant], ContiguousMemory):
     """What the two kinds have in common; ``kept`` are the pieces of parents that are done."""
 
-    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena) -> None:
+    def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena: int | str) -> None:
         super().__init__(num_blocks, block_size, *arena)
         self.know(dialogue)
         # Kept pieces that admissions of this step count on.
         self._promised: set[int] = set()
         self._in_place: set[int] = set()
         self._kept_slots = self._copied_slots = self._evicted_slots = 0
-        self.cache_log = CacheLog(1)
+        self.cache_log: CacheLog = CacheLog(1)
+        self.cached_level = self.cache_log
 
     @property
     def evicted_blocks(self) -> int:
@@ -146,7 +150,7 @@ class _Kept(Parents, ContiguousMemory):
         yield
         self.addresses = before
 
-    def evict(self, parent: int) -> int:
+    def evict_kept(self, parent: int) -> int:
         """Give up a kept piece for want of room; its slots."""
         slots = self._give_up(parent)
         self._evicted_slots += slots
@@ -172,6 +176,10 @@ class _Kept(Parents, ContiguousMemory):
     def _piece_of_parent(self, sequence: Sequence) -> Grant:
         parent = self._parent[sequence.index]
         return self.kept[parent] if parent in self.kept else self._running[parent].grant
+
+    def kept_pieces(self) -> list[Grant]:
+        """See ``Placement``."""
+        return list(self.kept.values())
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write."""

@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
+import numpy as np
+
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
@@ -36,14 +38,17 @@ class CachedTransaction(PagedTransaction):
     """As ``PagedTransaction``; grants are made at once."""
 
     __slots__ = ("clock", "found", "given_up", "seeker")
+    memory: CachedMemory
+    clock: int
+    #: Who looked up last and was not granted, and what was found.
+    seeker: Sequence | None
+    found: list[int]
+    given_up: Counter[int]
 
     def begin(self, clock: int) -> None:
         """Nothing is granted yet in step ``clock``."""
         self.clock = clock
-        #: Who looked up last and was not granted, and what was found.
-        self.seeker: Sequence | None = None
-        self.found: list[int] = []
-        self.given_up: Counter[int] = Counter()
+        self.seeker, self.found, self.given_up = None, [], Counter()
 
     def lacking(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
@@ -63,6 +68,7 @@ class CachedTransaction(PagedTransaction):
         return known
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``."""
         self.memory.tables.grow_until(self.clock + 1)
         self.memory.tables.hold(sequence, tokens)
 
@@ -85,9 +91,10 @@ class CachedMemory(ChunkedMemory):
 
     def __init__(self, num_blocks: int, block_size: int, names: BlockNames) -> None:
         super().__init__(num_blocks, block_size)
-        self.cache_log = CacheLog(block_size, BlockHistory())
+        self.cache_log: CacheLog = CacheLog(block_size, BlockHistory())
+        self.cached_level = self.cache_log
         self.tables: CachedTables = CachedTables(num_blocks, block_size, names, self.cache_log)
-        self._transaction = CachedTransaction(self)
+        self._transaction: CachedTransaction = CachedTransaction(self)
         #: Table entries beyond the first of a block, as ``free`` counts them.
         self._shared = 0
 
@@ -98,8 +105,9 @@ class CachedMemory(ChunkedMemory):
 
     def transaction(self, clock: int) -> CachedTransaction:
         self.tables.grow_until(clock)
+        super().transaction(clock)
         self._transaction.begin(clock)
-        return super().transaction(clock)
+        return self._transaction
 
     def prefill(self, sequence: Sequence, clock: int) -> None:
         super().prefill(sequence, clock)
@@ -120,6 +128,12 @@ class CachedMemory(ChunkedMemory):
         super().let_go(sequence, clock)
         self._count_shared_once()
         self.cache_log.settle(self.tables.pool.num_cached, at_row(self.cache_log.row))
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``: blocks with a hash."""
+        named = self.tables.pool.is_named
+        # What lies beyond the last one is not looked at.
+        return np.flatnonzero(np.frombuffer(named, np.uint8, named.rfind(1) + 1))
 
     def _count_shared_once(self) -> None:
         shared = self.tables.pool.num_shared
@@ -155,7 +169,8 @@ class CachedTables(BlockTables):
 
     def __init__(self, num_blocks: int, block_size: int, names: BlockNames, log: CacheLog) -> None:
         super().__init__(num_blocks, 0, block_size)
-        self.pool: HashedBlockPool = HashedBlockPool(num_blocks, log.history)
+        # No kind of ``BlockPool``, as it takes blocks at a moment; whatever takes some is overridden here.
+        self.pool: HashedBlockPool = HashedBlockPool(num_blocks, log.history)  # type: ignore[assignment]
         self._log = log
         self._all_names = names
         # Of the blocks that each will have filled when it is done.

@@ -19,15 +19,13 @@ class ChunkedMemory(PagedMemory):
         whole_prompts: Whether the first chunk takes the blocks of the whole prompt.
     """
 
-    meter = (*METER[:2], "prefill_tail")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
 
     def __init__(
         self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False, whole_prompts: bool = False
     ) -> None:
         super().__init__(num_blocks, block_size, host_blocks, ids)
         self._whole_prompts = whole_prompts
-        #: Blocks held by each sequence whose prefill goes on.
-        self.partial: dict[Sequence, int] = {}
 
     def prefill(self, sequence: Sequence, clock: int) -> None:
         """Blocks for the tokens of a prefill that goes on, those of the chunk in step ``clock`` included."""
@@ -68,10 +66,6 @@ class ChunkedMemory(PagedMemory):
             if sequence in self.partial:
                 ChunkedMemory.let_go(self, sequence, clock)
         super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
-
-    def steps_unhelped(self, state: State, steps: int) -> int:
-        """Of so many steps those before one in which the running do what lets the first that waits in."""
-        return steps
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""

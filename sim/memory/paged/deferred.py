@@ -24,6 +24,9 @@ leaps as page groups are filled.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
 
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
@@ -112,8 +115,13 @@ class DeferredMemory(PagedMemory):
         super().__init__(num_blocks, block_size)
         self.regions = Regions()
         #: Slots that are mapped and in no table.
-        self.cached_level = CachedLevel(block_size)
+        self.cached_level: CachedLevel = CachedLevel(block_size)
         self.tables: RegionTables | None = RegionTables(num_blocks, block_size) if ids else None
+
+    @property
+    def cached_blocks(self) -> int:
+        """See ``PagedMemory``: pages that are mapped and in no table."""
+        return self.regions.cached
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; the pages of a region that was left are used first."""
@@ -131,7 +139,7 @@ class DeferredMemory(PagedMemory):
         self.cached_level.end_row(self.regions.cached)
 
     def steps_settled(self, clock: int, limit: int) -> int:
-        """Steps from ``clock`` on, at most ``limit``, in which ``cached`` changes in the first one at the most.
+        """See ``PagedMemory``.
 
         Perhaps fewer than the truth, where pages that are spare by then will have been unmapped.
         """
@@ -155,6 +163,13 @@ class DeferredMemory(PagedMemory):
             self._map_first(state.clock)
         self.cached_level.enter_row(self.regions.cached)
         return super().pass_steps(state, steps)
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``."""
+        if self.tables is None:
+            return super().cached_block_ids()
+        regions = self.tables.regions
+        return np.fromiter(chain(*regions.deferred, *regions.spare.values()), dtype=np.int64)
 
     def _map_first(self, clock: int) -> None:
         """Pages for the growth of step ``clock``: spare ones, unmapped ones, and those of others."""

@@ -17,7 +17,10 @@ Tables always have ids here, so that what is free is what the pool says.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from ...types.sequence import Sequence
 from ...types.state import State
@@ -39,7 +42,7 @@ class Start(NamedTuple):
 _NOTHING = Start([], None, None)
 
 
-class DialogueMemory(Parents, PagedMemory):
+class DialogueMemory(Parents[list[int]], PagedMemory):
     """As ``PagedMemory``, for trees of requests; victims are computed again.
 
     Attributes:
@@ -49,20 +52,17 @@ class DialogueMemory(Parents, PagedMemory):
         evicted_blocks: Of those, the ones that were given up for want of blocks.
     """
 
-    meter = (*METER[:2], "saved")
-    # What policies ask of a memory that shares.
-    prefix_blocks = due_copies = 0
-    searches = False
+    meter: tuple[str, ...] = (*METER[:2], "saved")
+    cached_blocks = evicted_blocks = 0
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue) -> None:
         super().__init__(num_blocks, block_size)
         self.know(dialogue)
-        self.cache_log = CacheLog(block_size)
-        self.evicted_blocks = 0
+        self.cache_log: CacheLog = CacheLog(block_size)
+        self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims whose blocks others hold too.
         self.host_free = -1
         self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
-        self.cached_blocks = 0
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -143,9 +143,9 @@ class DialogueMemory(Parents, PagedMemory):
         again += start.copied is not None
         return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
 
-    def held_blocks(self, sequence: Sequence, clock: int) -> int:
+    def held_blocks(self, leader: Sequence, clock: int) -> int:
         """Blocks that are free, or cached, when a sequence leaves: those that no other running one names."""
-        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[sequence])
+        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[leader])
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
@@ -253,6 +253,10 @@ class DialogueMemory(Parents, PagedMemory):
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """See ``PagedMemory``; also up to the step that kept tables have to be given up for."""
         return super().steps_with(state, min(blocks, self.free - self.cached_blocks), limit)
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``: blocks of the tables of parents that are done."""
+        return np.fromiter(chain.from_iterable(self.kept.values()), dtype=np.int64)
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of half-full blocks write in the coming step."""

@@ -54,6 +54,8 @@ class HybridTransaction(PagedTransaction):
     """
 
     __slots__ = ("groups", "takes")
+    memory: HybridMemory
+    takes: int
 
     def __init__(self, memory: HybridMemory) -> None:
         super().__init__(memory)
@@ -66,7 +68,7 @@ class HybridTransaction(PagedTransaction):
     def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
         """Pages that a prefill takes for its next ``tokens``, less those that it gives back for them."""
         memory, computed = self.memory, sequence.computed_tokens
-        holding = memory.partial[sequence]
+        holding = memory.prefills[sequence]
         more = -(-(computed + tokens) // self.block_size) - holding.blocks
         return memory.pages(more, memory.skipped.of(computed) - holding.skipped)
 
@@ -79,8 +81,8 @@ class HybridTransaction(PagedTransaction):
     def reclaimed(self, sequence: Sequence, clock: int) -> int:
         """Pages that come free if a sequence gives way before step ``clock``: those that it holds."""
         memory = self.memory
-        if sequence in memory.partial:
-            return memory.pages(*memory.partial[sequence][:2])
+        if sequence in memory.prefills:
+            return memory.pages(*memory.prefills[sequence][:2])
         blocks = -(-sequence.held_tokens(clock) // self.block_size)
         return memory.pages(blocks, memory.skipped.so_far(sequence, clock))
 
@@ -95,20 +97,21 @@ class HybridMemory(PagedMemory):
         ids: Whether to keep block tables, one a sequence and group.
 
     Attributes:
-        partial: What each sequence holds whose prefill goes on.
+        prefills: What each sequence holds whose prefill goes on; in place of ``partial``.
+        group_tables: The block tables, one a sequence and group, where there are ids; in place of ``tables``.
     """
 
-    meter = (*METER[:2], "prefill_tail", "skipped")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "skipped")
 
     def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, ids: bool = False) -> None:
         super().__init__(num_blocks, block_size)
         self.groups = groups
         self.skipped = SkippedBlocks(groups, block_size)
-        self.partial: dict[Sequence, Partial] = {}
-        self.tables: HybridTables | None = HybridTables(num_blocks, block_size, groups) if ids else None
+        self.prefills: dict[Sequence, Partial] = {}
+        self.group_tables: HybridTables | None = HybridTables(num_blocks, block_size, groups) if ids else None
         # Of all sequences, in a full group and in a sliding one.
         self._blocks = self._given_back = 0
-        self._transaction = HybridTransaction(self)
+        self._transaction: HybridTransaction = HybridTransaction(self)
 
     def pages(self, blocks: int, skipped: int) -> int:
         """Pages of all groups where a full one has ``blocks`` and a sliding one has given back ``skipped`` of them."""
@@ -124,52 +127,52 @@ class HybridMemory(PagedMemory):
 
     def prefill(self, sequence: Sequence, clock: int) -> None:
         """Pages for the tokens of a prefill that goes on, those of the chunk in step ``clock`` included."""
-        before, computed = self.partial.get(sequence, _NOTHING), sequence.computed_tokens
+        before, computed = self.prefills.get(sequence, _NOTHING), sequence.computed_tokens
         start = before.computed_tokens
         after = Partial(-(-computed // self.block_size), self.skipped.of(start), computed)
         self._hold(after.blocks - before.blocks, after.skipped - before.skipped)
-        self.partial[sequence] = after
-        if self.tables:
-            self.tables.grow_until(clock + 1)
-            self.tables.reach(sequence, start, computed)
+        self.prefills[sequence] = after
+        if self.group_tables:
+            self.group_tables.grow_until(clock + 1)
+            self.group_tables.reach(sequence, start, computed)
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; what the prefill held becomes part of it."""
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
-        held, skipped = self.partial.pop(sequence, _NOTHING), self.skipped.of(sequence.computed_tokens)
+        held, skipped = self.prefills.pop(sequence, _NOTHING), self.skipped.of(sequence.computed_tokens)
         self._hold(-(-(before + past) // size) - held.blocks, skipped - held.skipped)
         phase = (clock - before) % size
         phases[phase] += 1
         phases[phase + size] += 1
         self.skipped.join(sequence, before + 1 - clock, skipped)
-        if self.tables:
-            self.tables.grow_until(clock + 1)
-            self.tables.join(sequence, clock)
+        if self.group_tables:
+            self.group_tables.grow_until(clock + 1)
+            self.group_tables.join(sequence, clock)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its pages too."""
         for sequence in preempted:
-            if sequence in self.partial:
-                held = self.partial.pop(sequence)
+            if sequence in self.prefills:
+                held = self.prefills.pop(sequence)
                 self._hold(-held.blocks, -held.skipped)
-                if self.tables:
-                    self.tables.grow_until(clock)
-                    self.tables.drop(sequence)
+                if self.group_tables:
+                    self.group_tables.grow_until(clock)
+                    self.group_tables.drop(sequence)
         super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
 
     def release(self, leaving: Iterable[Sequence], clock: int) -> None:
         """See ``PagedMemory``."""
         size, phases = self.block_size, self._phases
-        if self.tables:
-            self.tables.grow_until(clock)
+        if self.group_tables:
+            self.group_tables.grow_until(clock)
         for sequence in leaving:
             ahead = 1 - sequence.lag
             phase = ahead % size
             phases[phase] -= 1
             phases[phase + size] -= 1
             self._hold((ahead - clock) // size, -self.skipped.leave(sequence, clock))
-            if self.tables:
-                self.tables.drop(sequence)
+            if self.group_tables:
+                self.group_tables.drop(sequence)
 
     def _hold(self, blocks: int, skipped: int) -> None:
         """So many blocks more are held in a full group, and more of them given back in a sliding one."""
@@ -233,8 +236,8 @@ class HybridMemory(PagedMemory):
         """See ``PagedMemory``: live and held are those of a group that keeps every token, and so is the block_tail of
         prefills that go on; skipped are the slots of those that a sliding group has given back."""
         size, clock = self.block_size, state.clock
-        partial = sum(sequence.computed_tokens for sequence in self.partial)
-        tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in self.partial.items())
+        partial = sum(sequence.computed_tokens for sequence in self.prefills)
+        tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in self.prefills.items())
         if not steps:
             live = state.width * (clock - 1) + state.lag_sum + partial
             return live, self._blocks * size, tail, self._given_back * size

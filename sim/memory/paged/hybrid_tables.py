@@ -46,9 +46,9 @@ class HybridTables:
     def _skip(self, table: Table, computed: int) -> None:
         """Give back the blocks that lie before the window of the token after ``computed`` ones."""
         place = self._groups.skipped_blocks(computed, self._size)
-        while place and table[place - 1] is not NULL_BLOCK:
+        while place and (block := table[place - 1]) is not NULL_BLOCK:
             place -= 1
-            self.pool.release([table[place]])
+            self.pool.release([block])
             table[place] = NULL_BLOCK
 
     def join(self, sequence: Sequence, clock: int) -> None:

@@ -21,24 +21,38 @@ from operator import attrgetter
 
 from ...types.sequence import Sequence
 from ...types.state import State
+from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
 from .block_pool import BlockPool
 
 
 class PagedTransaction:
-    """Tentative grants of one step: what is still free after those made so far.
+    """Tentative grants of one step: what is still free after those made so far. See ``Transaction``.
 
     Attributes:
+        memory: The memory that the grants are of.
+        block_size: Tokens a block.
+        free: Blocks that are free; a policy lessens it by what it grants.
+        need: Blocks that the running sequences take in the step, less those that they give back in it.
         groups: KV groups, each of which takes a block where a sequence needs one.
     """
 
     __slots__ = ("block_size", "free", "memory", "need")
-    groups = 1
+    memory: PagedMemory
+    block_size: int
+    free: int
+    need: int
+    groups: int = 1
 
     def __init__(self, memory: PagedMemory) -> None:
         self.memory = memory
         self.block_size = memory.block_size
+
+    @property
+    def takes(self) -> int:
+        """Blocks that the running sequences take in the step, whatever they give back in it."""
+        return self.need
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that hold ``tokens``."""
@@ -73,11 +87,16 @@ class PagedTransaction:
         """Whether the slot of step ``clock`` opens a new block for a running sequence."""
         return not sequence.held_tokens(clock) % self.block_size
 
+    def exchange(self, sequence: Sequence, clock: int) -> tuple[int, int]:
+        """Blocks that a running sequence gives back in step ``clock``, and those that it then takes."""
+        return 0, int(self.needs_block(sequence, clock))
 
-class PagedMemory:
-    """Blocks held by running sequences, and by swapped ones in host memory.
 
-    ``free`` is what is free before the running sequences append their slots of the coming step.
+class PagedMemory(MemoryDefaults):
+    """Blocks held by running sequences, and by swapped ones in host memory. See ``Memory``.
+
+    What only some kinds of paged memory do (chunks, KV groups, prefix caches, sequences that share, pages that stay
+    mapped) is here too, as a policy may ask for it, and does nothing.
 
     Args:
         num_blocks: Blocks of the device pool.
@@ -85,26 +104,42 @@ class PagedMemory:
         host_blocks: Blocks of the swap space.
         ids: Whether to hand out physical block ids and keep block tables. Counts, and so every
             decision, are the same with and without.
+
+    Attributes:
+        free: Blocks that are free before the running sequences append their slots of the coming step; those that a
+            cache keeps, and can give up, are free.
+        host_free: Blocks of the swap space that are free.
+        partial: Blocks held by each sequence whose prefill goes on, or that is stalled.
+        tables: Block tables, where there are ids.
+        searches: Whether beams run, whose every step is a decision.
+        prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
+        due_copies: Shared blocks that running sequences copy in their next step.
     """
 
     #: What ``pass_steps`` tells the ledger.
-    meter = METER[:2]
+    meter: tuple[str, ...] = METER[:2]
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
-    #: Nothing is pinned.
-    pinned_slots = 0
+    searches = False
+    prefix_blocks = due_copies = 0
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
         self.host_free = host_blocks
         self.tables: BlockTables | None = BlockTables(num_blocks, host_blocks, block_size) if ids else None
+        self.partial: dict[Sequence, int] = {}
         self._phases = [0] * (2 * block_size)
         self._transaction = PagedTransaction(self)
 
     @property
     def capacity_slots(self) -> int:
         return self.num_blocks * self.block_size
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that count as free and keep contents, or a mapping, for others."""
+        return 0
 
     def transaction(self, clock: int) -> PagedTransaction:
         """The tentative grants of step ``clock``; one at a time."""
@@ -197,6 +232,45 @@ class PagedMemory:
             steps += 1
         return steps
 
+    def steps_unhelped(self, state: State, steps: int) -> int:
+        """Of so many steps those before one in which the running do what lets the first that waits in."""
+        return steps
+
+    def steps_settled(self, clock: int, limit: int) -> int:
+        """Steps from ``clock`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
+        return limit
+
+    def step_that_frees(self, clock: int, blocks: int) -> int | None:
+        """Number, from 1, of the first step from ``clock`` on after which ``blocks`` are free because running
+        sequences gave some back; None where they give back none in time."""
+        return None
+
+    def look_up(self, sequence: Sequence, clock: int) -> None:
+        """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
+
+    def ripens(self, sequence: Sequence, clock: int) -> bool:
+        """Whether what is found for a waiting sequence may be more in a later step."""
+        return False
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what was looked up for it stays until then."""
+
+    def go_on(self, need: int) -> None:
+        """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
+
+    def held_blocks(self, leader: Sequence, clock: int) -> int:
+        """Blocks that come free if a sequence, and all that share with it, give way before step ``clock``."""
+        return -(-leader.held_tokens(clock) // self.block_size)
+
+    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
+        """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
+        return sum(-(-(member.start_tokens - tokens) // self.block_size) for member in members)
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Memory``."""
+        if self.tables:
+            self.tables.grow_until(state.clock + decodes)
+
     def room_after(self, state: State, steps: int) -> int:
         """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
         return (self.free - self.growth(state.clock, steps)) * self.block_size
@@ -228,13 +302,15 @@ class BlockTables:
 
     Attributes:
         moves: Is told of blocks whose contents change place; None where nobody records.
+        rewrites: Whether blocks that a table names may become others; else tables only grow, at their ends.
+        prefix: Blocks of a pinned prefix; see ``Tables``.
     """
 
     moves: Moves | None = None
-    #: Whether blocks that a table names may become others; else tables only grow, at their ends.
     rewrites = False
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int) -> None:
+        self.prefix: list[int] = []
         self.pool = BlockPool(num_blocks)
         self.host_pool = BlockPool(host_blocks)
         self.tables: dict[Sequence, list[int]] = {}

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from ...workload.content import Run, TokenRuns
+from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
+from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
 from ..prefix import RadixNode, RadixTree, all_but_last, first_tokens
@@ -50,16 +51,19 @@ class RadixTransaction:
         longest_tokens: What a prompt and its output may be together at most, as SGLang has it.
     """
 
-    __slots__ = ("_found", "_given_up", "_memory", "longest_tokens", "room")
+    __slots__ = ("_found", "_given_up", "longest_tokens", "memory", "room")
+    room: int
+    _found: Holding
+    _given_up: dict[RadixNode, int]
 
     def __init__(self, memory: RadixMemory) -> None:
-        self._memory = memory
+        self.memory = memory
         self.longest_tokens = memory.num_blocks - 2
 
     def open(self) -> None:
         """Begin anew with what there is."""
-        self._given_up: dict[RadixNode, int] = {}
-        self.room = self._memory.room
+        self._given_up = {}
+        self.room = self.memory.room
 
     def told(self, sequence: Sequence) -> int:
         """The longest output that the server is told of, as the pool lets it be."""
@@ -67,52 +71,52 @@ class RadixTransaction:
 
     def left_before(self, clock: int) -> int:
         """The decode clock, below ``clock``, at which somebody last finished with a decode; -1 if nobody did."""
-        latest, earlier = self._memory.left_clocks
+        latest, earlier = self.memory.left_clocks
         return latest if latest < clock else earlier
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """A sequence's known tokens."""
-        return self._memory.known(sequence)
+        return self.memory.known(sequence)
 
     def match(self, sequence: Sequence) -> int:
         """How many of them the tree holds."""
-        memory = self._memory
+        memory = self.memory
         return memory.tree.match(memory.known(sequence), memory.tick())[1]
 
     def look_up(self, sequence: Sequence) -> int:
         """How many of them it would not have to compute: the last one it has to."""
-        memory = self._memory
+        memory = self.memory
         node, tokens = memory.tree.match(all_but_last(memory.known(sequence)), memory.tick())
         self._found = Holding(node, tokens)
         return tokens
 
     def lock(self, sequence: Sequence) -> None:
         """The sequence takes what was looked up last."""
-        self._memory.holdings[sequence] = self._found
-        self._memory.tree.lock(self._found.node)
-        self.room = self._memory.room
+        self.memory.holdings[sequence] = self._found
+        self.memory.tree.lock(self._found.node)
+        self.room = self.memory.room
 
     def enter(self, sequence: Sequence) -> None:
         """What it has locked it need not compute."""
         sequence.computed_tokens = found = self._found.tokens
-        self._memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
+        self.memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
 
     def unlock(self, sequence: Sequence) -> None:
         """It gives that back."""
-        self._memory.tree.unlock(self._memory.holdings.pop(sequence).node)
-        self.room = self._memory.room
+        self.memory.tree.unlock(self.memory.holdings.pop(sequence).node)
+        self.room = self.memory.room
 
     def retract(self, sequence: Sequence, clock: int) -> None:
         """A running sequence would give up its own slots before step ``clock``, and its locks."""
-        holding = self._memory.holdings[sequence]
+        holding = self.memory.holdings[sequence]
         self.room += sequence.held_tokens(clock) - holding.tokens
-        for node in self._memory.tree.path(holding.node):
+        for node in self.memory.tree.path(holding.node):
             self._given_up[node] = self._given_up.get(node, 0) + 1
             if self._given_up[node] == node.locks:
                 self.room += node.tokens
 
 
-class RadixMemory:
+class RadixMemory(MemoryDefaults):
     """A pool of single slots, and the radix tree over it.
 
     Args:
@@ -126,19 +130,19 @@ class RadixMemory:
         free: Slots that are neither in the tree nor somebody's own.
         left_clocks: The last two decode clocks at which somebody finished with a decode, the last one first.
         log: What was looked up, and when slots were cached or not.
+        cache_log: The log, where anything is kept for others.
         evicted_blocks: Slots that were evicted.
     """
 
     meter = METER[:2]
     residue = "block_tail"
     block_size = 1
-    #: Nothing is pinned.
-    pinned_slots = 0
+    evicted_blocks = 0
 
-    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
         self._runs, self._keeps = runs, keeps
         self.log = CacheLog(unit_slots=1)
-        self.evicted_blocks = 0
+        self.cache_log = self.cached_level = self.log if keeps else None
         self.num_blocks = self.capacity_slots = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
@@ -150,11 +154,6 @@ class RadixMemory:
         # Times are calls of the tree.
         self._calls = 0
         self._transaction = RadixTransaction(self)
-
-    @property
-    def cache_log(self) -> CacheLog | None:
-        """The log, where anything is kept for others."""
-        return self.log if self._keeps else None
 
     @property
     def room(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
-from ...workload.content import TokenRuns
+from ...workload.content import Tokens
 from ..accounting.ledger import Meter
 from ..accounting.moments import in_step
 from ..accounting.moves import Moves
@@ -112,14 +112,16 @@ class SlotTables:
     """The slots of every sequence that prefills or runs, by position.
 
     Attributes:
-        moves: See ``BlockTables``; nothing ever moves.
+        moves: See ``Tables``; nothing ever moves.
+        rewrites: See ``Tables``: what joins the tree goes on with the tree's slots.
+        prefix: See ``Tables``; nothing is pinned.
     """
 
     moves: Moves | None = None
-    #: See ``BlockTables``: what joins the tree goes on with the tree's slots.
     rewrites = True
 
     def __init__(self, num_slots: int) -> None:
+        self.prefix: list[int] = []
         self.pool, self.host_pool = SlotPool(num_slots), SlotPool(0)
         self.tables: dict[Sequence, array[int]] = {}
 
@@ -131,10 +133,10 @@ class SlotRadixMemory(RadixMemory):
         tables: Which slots each sequence's tokens are in.
     """
 
-    def __init__(self, num_slots: int, runs: TokenRuns | None = None, keeps: bool = True) -> None:
+    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
         super().__init__(num_slots, runs, keeps)
         self.tree: SlotTree = SlotTree()
-        self.tables = SlotTables(num_slots)
+        self.tables: SlotTables = SlotTables(num_slots)
         # Slots of the coming step that were taken before it is over.
         self._ahead = 0
         self._running: Iterable[Sequence] = ()
@@ -168,6 +170,10 @@ class SlotRadixMemory(RadixMemory):
         for sequence, count in wanted.items():
             self.tables.tables[sequence].frombytes(slots[start : start + count].tobytes())
             start += count
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``: all slots of the tree, of which some are locked."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, self.tree.slots.values())])
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ...types.sequence import Sequence
 from ..contiguous.contiguous import ContiguousMemory
 from .paged import BlockTables
+
+if TYPE_CHECKING:
+    from ..base import Placement
 
 
 class ReservedMemory(ContiguousMemory):
@@ -17,6 +21,11 @@ class ReservedMemory(ContiguousMemory):
     def __init__(self, num_blocks: int, block_size: int, ids: bool = False) -> None:
         super().__init__(num_blocks, block_size)
         self.tables: BlockTables | None = BlockTables(num_blocks, 0, block_size) if ids else None
+
+    @property
+    def placement(self) -> Placement | None:
+        """See ``Memory``: blocks lie anywhere."""
+        return None
 
     def slots_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size) * self.block_size

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...types.errors import SimulationFault
 from ...types.sequence import FORKED, Sequence
 from ...types.state import State
 from ...workload.groups import Group, leads, present
@@ -31,32 +32,22 @@ class SharingMemory(PagedMemory):
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
     """
 
-    meter = (*METER[:2], "prefill_tail", "saved")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
 
     def __init__(
         self, num_blocks: int, block_size: int, host_blocks: int = 0, ids: bool = False, prefix_blocks: int = 0
     ) -> None:
         super().__init__(num_blocks, block_size, host_blocks)
-        self.tables = SharingTables(num_blocks, host_blocks, block_size, prefix_blocks) if ids else None
+        self.tables: SharingTables | None = (
+            SharingTables(num_blocks, host_blocks, block_size, prefix_blocks) if ids else None
+        )
         self.free -= prefix_blocks
-        self.prefix_blocks = prefix_blocks
-        #: Copies that the running groups make in their next step.
-        self.due_copies = 0
+        self.prefix_blocks, self.pinned_slots = prefix_blocks, prefix_blocks * block_size
         # Table entries of those on the device less the blocks that they name, the prefix left out.
         self._saved_blocks = 0
         self._due: dict[Group, None] = {}
         # The last step for which each found its parents.
         self._beams: dict[Group, int] = {}
-
-    @property
-    def pinned_slots(self) -> int:
-        """Slots of the prefix, live whether anybody runs or not."""
-        return self.prefix_blocks * self.block_size
-
-    @property
-    def searches(self) -> bool:
-        """Whether beams run, whose every step is a decision."""
-        return bool(self._beams)
 
     def shared_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of its table that it never holds of its own."""
@@ -84,19 +75,6 @@ class SharingMemory(PagedMemory):
     def _spared(leader: Sequence) -> int:
         return 0 if leader.group is None else leader.group.spared_blocks
 
-    def look_up(self, sequence: Sequence, clock: int) -> None:
-        """Nothing is found: what a sequence need not compute is known from the start."""
-
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
-        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
-        return False
-
-    def go_on(self, need: int) -> None:
-        """Nothing has to be given up for those who run."""
-
-    def promise(self, sequence: Sequence) -> None:
-        """Nothing has to stay for a sequence that is admitted in this step."""
-
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the copies of the coming step write, if it decodes: whole blocks."""
         return self.due_copies * self.block_size if decodes else 0
@@ -106,7 +84,6 @@ class SharingMemory(PagedMemory):
         for group, branched_clock in self._beams.items():
             if branched_clock < clock:
                 self._beams[group] = clock
-                self.tables.grow_until(clock)
                 self._branch(group, clock)
         transaction = super().transaction(clock)
         transaction.need += self.due_copies
@@ -114,9 +91,13 @@ class SharingMemory(PagedMemory):
 
     def _branch(self, group: Group, clock: int) -> None:
         """Beams that died become copies of others, all of whose blocks they name."""
-        replaced = group.ancestry.replaced(len(group.members))
+        tables, ancestry = self.tables, group.ancestry
+        if tables is None or ancestry is None:
+            raise SimulationFault("beams have no block tables, or no ancestry")
+        tables.grow_until(clock)
+        replaced = ancestry.replaced(len(group.members))
         for dead, parent in replaced:
-            freed = self.tables.replace(group.members[dead], group.members[parent])
+            freed = tables.replace(group.members[dead], group.members[parent])
             self._share(group, freed)
         if group.leader.held_tokens(clock) % self.block_size:
             self._owe(group, len(replaced))
@@ -146,6 +127,7 @@ class SharingMemory(PagedMemory):
             self._owe(group, 1)
         if group.forked and group.ancestry:
             self._beams[group] = clock
+            self.searches = True
 
     def take_back(self, sequence: Sequence, clock: int) -> None:
         """See ``PagedMemory``; a group shares what it shared before."""
@@ -183,6 +165,7 @@ class SharingMemory(PagedMemory):
 
     def _forget(self, group: Group) -> None:
         self._beams.pop(group, None)
+        self.searches = bool(self._beams)
         if group in self._due:
             del self._due[group]
             self.due_copies -= group.due_copies

@@ -13,8 +13,7 @@ from .paged import BlockTables
 class SharingTables(BlockTables):
     """Block tables of which several may name a block; shared blocks are copied before they are written.
 
-    Attributes:
-        prefix: Blocks of the pinned prefix, with which the table of every leader begins.
+    The table of every leader begins with ``prefix``.
     """
 
     rewrites = True
@@ -39,9 +38,10 @@ class SharingTables(BlockTables):
 
     def _common(self, sequence: Sequence) -> list[int]:
         """Blocks that a new table begins with: the prefix, all that the leader has, or its full ones of the prompt."""
-        if leads(sequence):
+        group = sequence.group
+        if group is None or leads(sequence):
             return self.prefix
-        table = self.tables[sequence.group.leader]
+        table = self.tables[group.leader]
         return table if sequence.kind == FORKED else table[: sequence.prompt_tokens // self._block_size]
 
     def _name(self, blocks: list[int]) -> list[int]:

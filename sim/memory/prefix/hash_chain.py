@@ -158,16 +158,16 @@ class HashedBlockPool:
         pop, hashes, references = self._free.popitem, self.hashes, self.reference_counts
         blocks = [pop(last=False)[0] for _ in range(count)]
         for block in blocks:
-            if hashes[block] is not None:
-                self._evict(block)
+            name = hashes[block]
+            if name is not None:
+                self._evict(block, name)
             references[block] = 1
         self.num_entries += count
         if self.history is not None:
             self.history.taken(blocks, now)
         return blocks
 
-    def _evict(self, block: int) -> None:
-        name = self.hashes[block]
+    def _evict(self, block: int, name: int) -> None:
         self.hashes[block], self.is_named[block] = None, 0
         if name in self._copies:
             self._drop_copy(name, block)

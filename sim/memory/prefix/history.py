@@ -43,13 +43,11 @@ class BlockHistory:
         born_at, touched, tell = self._born_at, self._touches, self._lives.extend
         for block in blocks:
             before = born_at.get(block)
-            if block in touched:
-                touches = touched.pop(block)
+            if before is not None:
+                touches = touched.pop(block, (before,))
                 tell((before, touches[-1], now))
                 for gap in zip(touches, touches[1:], strict=False):
                     self._gaps.extend(gap)
-            elif before is not None:
-                tell((before, before, now))
             born_at[block] = now
 
     def touched(self, blocks: Iterable[int], now: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...workload.content import Run, TokenRuns
+from ...workload.content import Run, Tokens
 
 _NOTHING = 0
 _LENGTH_BITS = 32
@@ -29,7 +29,7 @@ class BlockNames:
         block_size: Tokens a block.
     """
 
-    def __init__(self, runs: TokenRuns, block_size: int) -> None:
+    def __init__(self, runs: Tokens, block_size: int) -> None:
         self._runs = runs
         self._block_size = block_size
         self._numbers: dict[tuple[int, int, int], int] = {}
@@ -44,7 +44,8 @@ class BlockNames:
 
     def of_runs(self, runs: Iterable[Run]) -> list[int]:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
-        size, numbers, names = self._block_size, self._numbers, []
+        size, numbers = self._block_size, self._numbers
+        names: list[int] = []
         # The name of what was passed, the token that would go on with its last run, and tokens left of the block.
         prefix, follows, left = _NOTHING, None, size
         for stream, start, length in runs:

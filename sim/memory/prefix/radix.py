@@ -164,10 +164,11 @@ class RadixTree:
 
     def _split(self, node: RadixNode, tokens: int, now: int) -> RadixNode:
         """A new parent for ``node``, with the first ``tokens`` of its edge; ``node`` stays the end of its string."""
+        parent = self._parent_of(node)
         above, below = _cut(node.runs, tokens)
-        upper = RadixNode(node.parent, above, tokens, node.locks, children={below[0][:2]: node})
+        upper = RadixNode(parent, above, tokens, node.locks, children={below[0][:2]: node})
         self._touch(upper, now)
-        node.parent.children[above[0][:2]] = upper
+        parent.children[above[0][:2]] = upper
         node.parent, node.runs, node.tokens = upper, below, node.tokens - tokens
         return upper
 
@@ -180,7 +181,7 @@ class RadixTree:
         return leaf
 
     def _remove(self, leaf: RadixNode) -> None:
-        parent, leaf.parent = leaf.parent, None
+        parent, leaf.parent = self._parent_of(leaf), None
         del parent.children[leaf.runs[0][:2]]
         self.evictable_tokens -= leaf.tokens
         self._offer(parent)
@@ -208,6 +209,12 @@ class RadixTree:
             path.append(node)
             node = node.parent
         return path
+
+    @staticmethod
+    def _parent_of(node: RadixNode) -> RadixNode:
+        if node.parent is None:
+            raise SimulationFault("a radix node is used after its eviction")
+        return node.parent
 
 
 def all_but_last(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .recorded import GIVEN_UP, NOBODY, SCHEMA_VERSION, BlockMap, load
+from .occupancy import NOBODY
+from .recorded import GIVEN_UP, SCHEMA_VERSION, BlockMap, load
 from .recording import MOST_COLUMNS, MOST_LOOKED_AT, MOST_ROWS, record, record_again
 
 __all__ = [

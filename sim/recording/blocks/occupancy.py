@@ -17,11 +17,11 @@ holder, c, F, R and R + padding, each of which cuts the block in two.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...memory import BUCKETS, ContiguousMemory
+from ...memory import BUCKETS, Memory
 from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.groups import leads
@@ -70,13 +70,13 @@ class Holder(NamedTuple):
     ended: bool
 
 
-def holders(memory: Any, state: State, clock: int) -> list[Holder]:
+def holders(memory: Memory, state: State, clock: int) -> list[Holder]:
     """Everybody on the device, by index; ``clock`` steps will then have decoded."""
     return sorted(_on_device(memory, state, clock), key=lambda holder: holder.sequence.index)
 
 
-def _on_device(memory: Any, state: State, clock: int) -> Iterator[Holder]:
-    reserves = isinstance(memory, ContiguousMemory)
+def _on_device(memory: Memory, state: State, clock: int) -> Iterator[Holder]:
+    reserves = memory.reserves
     for sequence in state.running:
         computed = sequence.start_tokens + clock - 1 - sequence.start_clock
         yield Holder(sequence, computed, reserves and sequence.finish_clock < clock)
@@ -86,9 +86,9 @@ def _on_device(memory: Any, state: State, clock: int) -> Iterator[Holder]:
         yield Holder(sequence, sequence.computed_tokens, False)
 
 
-def limits_of(memory: Any, held: list[Holder]) -> list[tuple[int, int, int, int]]:
+def limits_of(memory: Memory, held: list[Holder]) -> list[tuple[int, int, int, int]]:
     """Of each holder c, F, R and R + padding; each bounds a bucket from where those before it end."""
-    found = _reserved if isinstance(memory, ContiguousMemory) else _grown
+    found = _reserved if memory.reserves else _grown
     return [found(holder) for holder in held]
 
 

@@ -7,11 +7,10 @@ lies; and a block has those below its end less those below its start.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ...memory import BuddyMemory
+from ...memory import Memory
+from ...types.errors import SimulationFault
 from ..plans.layouts import Layout
 from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
 
@@ -25,12 +24,15 @@ class Pieces:
         held: Sequences on the device, by index.
     """
 
-    def __init__(self, memory: Any, layout: Layout, held: list[Holder]) -> None:
-        size = self._size = memory.block_size
+    def __init__(self, memory: Memory, layout: Layout, held: list[Holder]) -> None:
+        placement, size = memory.placement, memory.block_size
+        if placement is None:
+            raise SimulationFault("a memory of blocks is to be read as one of pieces")
+        self._size = size
         own = [(layout.start(holder.sequence), holder.sequence.grant.slots) for holder in held]
-        cached = [(memory.first_slot(grant), grant.slots) for grant in getattr(memory, "kept", {}).values()]
-        stranded = memory.stranded_pieces() if isinstance(memory, BuddyMemory) else []
-        spans = [*own, *cached, *((first * size, blocks * size) for first, blocks in stranded)]
+        cached = [(placement.first_slot(grant), grant.slots) for grant in placement.kept_pieces()]
+        stranded = [(first * size, blocks * size) for first, blocks in placement.stranded_pieces()]
+        spans = [*own, *cached, *stranded]
         start, slots = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         #: Of the pool, and of pieces beyond it.
         self.num_slots = max(layout.num_slots, int((start + slots).max(initial=0)))

@@ -36,7 +36,7 @@ from ...cost.base import StepCost
 from ...engine.engine import Engine
 from ...engine.run import Run, serve, simulate
 from ...engine.settings import Settings
-from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, ReservedMemory
+from ...memory import Memory
 from ...memory.accounting.ledger import STALLED, NoLedger
 from ...types.errors import SettingError
 from ...types.state import State
@@ -100,7 +100,7 @@ def record_again(
         SettingError, UserError, SimulationFault: As ``record``.
     """
     settings = run.settings
-    if isinstance(run.replica.memory, HybridMemory):
+    if run.replica.memory.groups.sliding:
         remedy = "a map has one block table a sequence, and KV groups have several"
         raise SettingError("record_blocks", settings.policy, f"{remedy}; give --disable-hybrid-kv-cache-manager")
     if not run.book.num_steps:
@@ -114,7 +114,7 @@ def record_again(
 def _affordable_columns(run: Run) -> int:
     """Moments that together look at about ``MOST_LOOKED_AT`` blocks."""
     blocks = int(run.book.rows["width"].max()) * _BLOCKS_A_SEQUENCE
-    if not isinstance(run.replica.memory, ContiguousMemory) or isinstance(run.replica.memory, ReservedMemory):
+    if run.replica.memory.placement is None:
         ledger = run.accounts.at_rows()
         in_use = run.book.capacity_slots - ledger["free"] - ledger["stranded"]
         # Rows that grow hold more in their last step than in the first one, but not by much.
@@ -140,7 +140,7 @@ class _Watcher:
         env: simpy.Environment,
         source: Any,
         policy: Any,
-        memory: Any,
+        memory: Memory,
         cost: StepCost,
         edges: Iterable[int],
         leap: bool,
@@ -151,7 +151,7 @@ class _Watcher:
         self.layout.close()
         self._reader = TableReader(memory, self.layout) if self.layout.name == PAGED else None
         # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
-        self._shown = None if is_counted(memory, self.layout) else _spread(memory.num_blocks, self._most_rows)
+        self._shown = None if is_counted(memory) else _spread(memory.num_blocks, self._most_rows)
         edges = sorted({*edges, *(moment.start_ticks for moment in self._chosen)})
         engine = _ObservedEngine(env, source, policy, memory, cost, edges, leap, state)
         env.process(self._watch(env, engine))
@@ -168,7 +168,7 @@ class _Watcher:
                 seen = key
             self._columns.append(column)
 
-    def _look(self, memory: Any, state: State, decodes: bool) -> Occupancy:
+    def _look(self, memory: Memory, state: State, decodes: bool) -> Occupancy:
         """The pool in the step that is about to run, which ``decodes`` or not."""
         if state.running or state.prefilling:
             self.layout.settle(state, decodes and bool(state.width))
@@ -248,10 +248,9 @@ def _mark_given_up(
         bucket[column, given_up & (bucket[column] == _FREE)] = GIVEN_UP
 
 
-def is_counted(memory: Any, layout: Layout) -> bool:
+def is_counted(memory: Memory) -> bool:
     """Whether pieces have no addresses."""
-    # Reservations in blocks have tables, and reservations in chunks have addresses.
-    return layout.name != PAGED and isinstance(memory, ContiguousMemory) and not isinstance(memory, BuddyMemory)
+    return memory.placement is not None and not memory.placement.has_addresses
 
 
 def _meta(run: Run, layout: Layout) -> dict[str, Any]:
@@ -261,7 +260,7 @@ def _meta(run: Run, layout: Layout) -> dict[str, Any]:
         "fragmeter": version("fragmeter"),
         "policy": run.settings.policy,
         "model": run.settings.model,
-        "layout": "counted" if is_counted(memory, layout) else layout.name,
+        "layout": "counted" if is_counted(memory) else layout.name,
         "block_size": run.replica.block_size,
         "num_blocks": memory.num_blocks,
         "end_ticks": run.book.end_ticks,

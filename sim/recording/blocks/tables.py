@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from itertools import chain
-from typing import Any
 
 import numpy as np
 
+from ...memory import Memory
+from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
-from ..plans.layouts import Layout
+from ..plans.layouts import Layout, Table
 from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -23,19 +22,21 @@ class TableReader:
     Blocks of a table are kept as an array from one moment to the next: of one that only grows the new ones are read.
     """
 
-    def __init__(self, memory: Any, layout: Layout) -> None:
-        self.memory, self.layout = memory, layout
+    def __init__(self, memory: Memory, layout: Layout) -> None:
+        if memory.tables is None:
+            raise SimulationFault("a memory without block tables is to be read through them")
+        self.memory, self.layout, self._rewrites = memory, layout, memory.tables.rewrites
         # A pinned prefix is as a table that is live throughout.
         self.pinned = layout.pinned_slots()[:: memory.block_size] // memory.block_size
-        self._known: dict[Sequence, tuple[list[int], array[int]]] = {}
+        self._known: dict[Sequence, tuple[Table, array[int]]] = {}
 
     def look(self, held: list[Holder]) -> Tables:
         """The pool, with these sequences on the device, in order of their index."""
-        rewrites, known, self._known = self.memory.tables.rewrites, self._known, {}
+        known, self._known = self._known, {}
         tables = []
         for holder in held:
             table = self.layout.table(holder.sequence)
-            if rewrites:
+            if self._rewrites:
                 tables.append(np.array(table, dtype=np.int64))
                 continue
             before = known.get(holder.sequence)
@@ -66,7 +67,7 @@ class Tables:
         self._blocks = np.concatenate(tables)
         lengths = np.array([len(table) for table in tables])
         self._first = lengths.cumsum() - lengths
-        cached = cached_blocks(memory)
+        cached = memory.cached_block_ids()
         span = 1 + max(int(self._blocks.max(initial=-1)), int(cached.max(initial=-1)))
         self._references = np.bincount(self._blocks, minlength=span)
         self._is_busy = self._references > 0
@@ -144,18 +145,3 @@ class Tables:
         busy[1:-1] = self._is_busy
         edges = np.flatnonzero(busy[1:] != busy[:-1])
         return gaps_between(edges[::2], edges[1::2], self.num_blocks)
-
-
-def cached_blocks(memory: Any) -> np.ndarray:
-    """Blocks that a prefix cache, a radix tree, tables of parents or regions keep; some may be in tables too, and
-    some come several times."""
-    tables = memory.tables
-    regions, tree = getattr(tables, "regions", None), getattr(memory, "tree", None)
-    kept: list[Iterable[int]] = [*getattr(memory, "kept", {}).values()]
-    kept += [] if regions is None else [*regions.deferred, *regions.spare.values()]
-    blocks = np.fromiter(chain.from_iterable(kept), dtype=np.int64) if kept else _NOTHING
-    if tree is not None:
-        return np.concatenate([blocks, *map(np.asarray, tree.slots.values())])
-    named = getattr(tables.pool, "is_named", None)
-    # What lies beyond the last one is not looked at.
-    return blocks if named is None else np.flatnonzero(np.frombuffer(named, np.uint8, named.rfind(1) + 1))

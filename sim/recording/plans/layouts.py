@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from array import array
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ...memory import BuddyMemory, ContiguousMemory, HybridMemory, SlotRadixMemory
+from ...memory import Memory
 from ...memory.accounting.moves import Moves
+from ...memory.base import Placement, Tables
 from ...memory.contiguous.arena import FirstFitArena
-from ...types.errors import SettingError
+from ...types.errors import SettingError, SimulationFault
 from ...types.sequence import Sequence
 from ...types.state import State
 from .form import CONTIGUOUS, PAGED
 
 #: Slots of the address space of pieces that are only counted.
 _UNBOUNDED = 1 << 40
+
+
+#: Block ids by position.
+Table: TypeAlias = "list[int] | array[int]"
 
 
 class Layout(Protocol):
@@ -36,7 +42,7 @@ class Layout(Protocol):
     def settle(self, state: State, decodes: bool) -> None:
         """Let the tables reach to the end of the step that is about to run, if it decodes."""
 
-    def table(self, sequence: Sequence) -> list[int]:
+    def table(self, sequence: Sequence) -> Table:
         """The block table of a sequence; empty in a contiguous layout."""
 
     def start(self, sequence: Sequence) -> int:
@@ -57,8 +63,8 @@ class PagedLayout:
 
     name = PAGED
 
-    def __init__(self, memory: Any) -> None:
-        self._tables, self.unit_slots = memory.tables, memory.block_size
+    def __init__(self, memory: Memory, tables: Tables) -> None:
+        self._memory, self._tables, self.unit_slots = memory, tables, memory.block_size
         self._tables.moves = self.moves = Moves()
         self.num_slots = memory.num_blocks * self.unit_slots
 
@@ -69,9 +75,9 @@ class PagedLayout:
 
     def settle(self, state: State, decodes: bool) -> None:
         """See ``Layout``."""
-        self._tables.grow_until(state.clock + decodes)
+        self._memory.settle(state, decodes)
 
-    def table(self, sequence: Sequence) -> list[int]:
+    def table(self, sequence: Sequence) -> Table:
         """See ``Layout``."""
         return self._tables.tables[sequence]
 
@@ -88,24 +94,12 @@ class PagedLayout:
 
     def pinned_slots(self) -> np.ndarray:
         """See ``Layout``."""
-        blocks = np.array(getattr(self._tables, "prefix", []), dtype=np.int64)
+        blocks = np.array(self._tables.prefix, dtype=np.int64)
         return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
 
     def close(self) -> None:
         """See ``Layout``."""
         self._tables.moves = None
-
-
-class RadixLayout(PagedLayout):
-    """Blocks of one slot, as the tree and those who compute have them."""
-
-    def __init__(self, memory: SlotRadixMemory) -> None:
-        super().__init__(memory)
-        self._memory = memory
-
-    def settle(self, state: State, decodes: bool) -> None:
-        """See ``Layout``."""
-        self._memory.settle(state, decodes)
 
 
 class ContiguousLayout:
@@ -114,24 +108,24 @@ class ContiguousLayout:
     name = CONTIGUOUS
     unit_slots = 1
 
-    def __init__(self, memory: ContiguousMemory) -> None:
-        self._memory = memory
-        memory.moves = self.moves = Moves()
-        if not isinstance(memory, BuddyMemory):
-            memory.addresses = FirstFitArena(_UNBOUNDED)
+    def __init__(self, memory: Memory, placement: Placement) -> None:
+        self._placement = placement
+        placement.moves = self.moves = Moves()
+        if not placement.has_addresses:
+            placement.addresses = FirstFitArena(_UNBOUNDED)
         self.num_slots = memory.capacity_slots
 
     def settle(self, state: State, decodes: bool) -> None:
         """See ``Layout``; pieces do not grow."""
 
-    def table(self, sequence: Sequence) -> list[int]:
+    def table(self, sequence: Sequence) -> Table:
         """See ``Layout``."""
         return []
 
     def start(self, sequence: Sequence) -> int:
         """See ``Layout``."""
         grant = sequence.grant
-        start = self._memory.first_slot(grant)
+        start = self._placement.first_slot(grant)
         self.num_slots = max(self.num_slots, start + grant.slots)
         return start
 
@@ -145,18 +139,20 @@ class ContiguousLayout:
 
     def close(self) -> None:
         """See ``Layout``."""
-        self._memory.moves = None
+        self._placement.moves = None
 
 
-def layout_of(memory: Any, policy: str) -> Layout:
+def layout_of(memory: Memory, policy: str) -> Layout:
     """How to read a memory.
 
     Raises:
         SettingError: A plan cannot say where its tokens lie.
     """
-    if isinstance(memory, HybridMemory):
+    if memory.groups.sliding:
         remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"
         raise SettingError("record_plan", policy, remedy)
-    if isinstance(memory, SlotRadixMemory):
-        return RadixLayout(memory)
-    return ContiguousLayout(memory) if getattr(memory, "tables", None) is None else PagedLayout(memory)
+    if memory.placement is not None:
+        return ContiguousLayout(memory, memory.placement)
+    if memory.tables is None:
+        raise SimulationFault(f"{policy} is recorded without block ids")
+    return PagedLayout(memory, memory.tables)

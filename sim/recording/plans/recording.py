@@ -12,10 +12,11 @@ import simpy
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...engine.executor import FirstStep
+from ...engine.executor import Begun, FirstStep
 from ...engine.grouping import pinned_tokens
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
+from ...memory import Memory
 from ...memory.accounting.ledger import Leap
 from ...policy import Policy
 from ...types.errors import SettingError
@@ -75,7 +76,7 @@ class _Window:
         self._settings, self._workload = settings, workload
         self._steps, self._shuffle_ids = (first_step, num_steps), shuffle_ids
 
-    def engine(self, env: simpy.Environment, source: Source, policy: Policy, memory: Any, *others: Any) -> Engine:
+    def engine(self, env: simpy.Environment, source: Source, policy: Policy, memory: Memory, *others: Any) -> Engine:
         """The engine that serves the workload, and is watched."""
         layout = self._layout = layout_of(memory, policy.name)
         if self._shuffle_ids:
@@ -132,7 +133,7 @@ class _WatchedEngine(Engine):
         self._tell(now, ticks, CARRY_ON if first_step is None else self._decision)
         return steps, ticks, leap
 
-    def _stand_still(self, now: int, first_step: FirstStep, plan: Decision) -> tuple[int, Leap]:
+    def _stand_still(self, now: int, first_step: Begun, plan: Decision) -> tuple[int, Leap]:
         ticks, leap = super()._stand_still(now, first_step, plan)
         self._tell(now, ticks, plan)
         return ticks, leap

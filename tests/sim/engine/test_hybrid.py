@@ -101,7 +101,7 @@ def test_invariants_1_2_and_3_the_tables_hold_what_the_ledger_says(policy, hybri
     for moment in walk.moments():
         named = Counter(page for tables in moment.tables.values() for table in tables for page in table)
         del named[None]
-        pool = walk.memory.tables.pool
+        pool = walk.memory.group_tables.pool
         assert pool.reference_counts == [named[page] for page in range(walk.memory.num_blocks)]
         assert sorted([*named.elements(), *moment.free_ids]) == list(range(walk.memory.num_blocks))
         assert sum(moment.buckets.values()) == walk.memory.capacity_slots

@@ -70,7 +70,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 #: Options that only some policies read, and ``max_num_batched_tokens``.
 SOMETIMES = ("max_num_batched_tokens", *options_by_policy())
 #: Values that ask for nothing, of all options.
-NOTHING = {name: value for kind in POLICIES.values() for name, value in kind.Options.no_effect.items()}
+NOTHING = {name: value for kind in POLICIES.values() for name, value in kind.options_type.no_effect.items()}
 
 
 def value_of(asked: Settings, field: str) -> Any:
@@ -141,7 +141,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
 
 def by_itself(policy: str, field: str) -> bool:
     """Whether a policy refuses what the table need not."""
-    return is_required(field) and field not in option_names(POLICIES[policy].Options)
+    return is_required(field) and field not in option_names(POLICIES[policy].options_type)
 
 
 @pytest.mark.usefixtures("unrefused")

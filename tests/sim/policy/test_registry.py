@@ -146,6 +146,8 @@ def test_an_installed_policy_is_found_by_its_name(monkeypatch):
 def test_every_policy_declares_what_lists_show():
     for name, kind in POLICIES.items():
         assert issubclass(kind, Policy) and kind.name == name and kind.system
-        for option in option_names(kind.Options):
-            assert help_of(kind.Options, option).endswith("."), f"{option} of {name}"
-    assert {option for kind in POLICIES.values() for option in option_names(kind.Options)} <= set(options_by_policy())
+        for option in option_names(kind.options_type):
+            assert help_of(kind.options_type, option).endswith("."), f"{option} of {name}"
+    assert {option for kind in POLICIES.values() for option in option_names(kind.options_type)} <= set(
+        options_by_policy()
+    )

@@ -1,0 +1,83 @@
+"""What a memory answers where it has nothing of the kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...types.errors import SimulationFault
+from ...types.sequence import Sequence
+from ...types.state import State
+from .cache_log import CachedLevel, CacheLog
+from .kv_groups import PageGroups
+
+if TYPE_CHECKING:
+    from ..base import Placement, Tables
+
+
+class MemoryDefaults:
+    """The part of ``Memory`` that most kinds have no use for.
+
+    What cannot happen under the policies of a kind raises SimulationFault.
+    """
+
+    host_blocks = host_free = 0
+    groups = PageGroups()
+    reserves = False
+    leaves_together = False
+    pinned_slots = 0
+    tables: Tables | None = None
+    cache_log: CacheLog | None = None
+    cached_level: CachedLevel | None = None
+
+    @property
+    def placement(self) -> Placement | None:
+        """See ``Memory``."""
+        return None
+
+    @property
+    def evicted_blocks(self) -> int:
+        """See ``Memory``."""
+        return 0
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("preempt a sequence")
+
+    def take_back(self, sequence: Sequence, clock: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("swap a sequence in")
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("prefill in chunks")
+
+    def stall(self, sequence: Sequence, clock: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("stall a sequence")
+
+    def let_go(self, sequence: Sequence, clock: int) -> None:
+        """See ``Memory``."""
+        raise self._cannot("release a stalled sequence")
+
+    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
+        """See ``Memory``."""
+        raise self._cannot("swap")
+
+    def copied_slots(self, decodes: bool) -> int:
+        """See ``Memory``."""
+        return 0
+
+    def expect(self, children: np.ndarray) -> None:
+        """See ``Memory``; nothing is kept for requests that go on from others."""
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """See ``Memory``."""
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``."""
+        return np.zeros(0, dtype=np.int64)
+
+    def _cannot(self, what: str) -> SimulationFault:
+        return SimulationFault(f"{type(self).__name__} cannot {what}; the policy asks for what its memory lacks")

@@ -1,0 +1,275 @@
+"""The interface of a memory: all that an engine, a policy, a cluster, a recording or a metric may ask of it.
+
+A memory says who holds which slots of the pool on the device. It consists of
+
+    a pool           blocks with reference counts, an arena of contiguous chunks, or single slots under a radix tree
+    KV groups        ``groups``: layers that keep every token, and layers that keep a window; one block table a group
+    a host pool      ``host_blocks`` blocks of swap space, or 0
+    optional parts   typed attributes that are None where a memory has none:
+                         tables         block ids                               read by recordings
+                         placement      addresses of contiguous pieces          read by recordings
+                         cache_log      look-ups in a prefix cache              read by metrics
+                         cached_level   changes of the ledger's cached bucket   read by the ledger
+
+One step of an engine calls it in this order:
+
+    transaction                 the policy decides; what it grants is tentative
+    evict, take_back, stall     the executor: sequences leave the device, come back, stand still
+    admit, prefill              the executor: sequences start to decode, prefills go on
+    copied_slots                the executor: what the step copies before it writes
+    pass_steps                  the engine, when a leap is over: decoding sequences grow
+    release                     the engine: finished sequences leave
+
+Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``clock`` is the decode
+clock, the number of decode steps that are over.
+
+A policy sees more than this of the kind of memory that it needs, by the transaction of that kind and its ``memory``:
+``PagedTransaction`` and ``PagedMemory``, ``ContiguousTransaction`` and ``ContiguousMemory``, ``RadixTransaction`` and
+``RadixMemory``. Methods that a kind has no use for, and optional parts that it lacks, come from ``MemoryDefaults``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from ..types.sequence import Sequence
+from ..types.state import State
+from .accounting.cache_log import CachedLevel, CacheLog
+from .accounting.kv_groups import PageGroups
+from .accounting.ledger import Meter
+from .accounting.moves import Moves
+from .contiguous.arena import FirstFitArena
+from .contiguous.contiguous import Grant
+
+
+class Transaction(Protocol):
+    """Tentative grants of one step, made by a policy while it decides.
+
+    A memory has one transaction, opened anew by ``Memory.transaction``. Dropping it changes nothing, except where
+    the kind says that a grant is made at once (prefix caches, whose next look-up sees what the last grant took).
+    """
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the grants are of; a kind of transaction narrows the type."""
+
+
+class Pool(Protocol):
+    """Blocks by their ids, as recordings see them."""
+
+    def shuffle(self, random: np.random.Generator) -> None:
+        """Hand out the blocks that are free now in a random order. Mutates the order alone."""
+
+
+class Tables(Protocol):
+    """Optional part: the block table of every sequence. There is one if ids were asked for, or are needed to decide."""
+
+    #: Where the tables note contents that change place; None while nobody records.
+    moves: Moves | None
+
+    @property
+    def pool(self) -> Pool:
+        """Blocks of the device."""
+
+    @property
+    def host_pool(self) -> Pool:
+        """Blocks of the swap space."""
+
+    @property
+    def tables(self) -> Mapping[Sequence, list[int] | array[int]]:
+        """Block ids of each sequence on the device, by position. Read only; ``Memory.settle`` brings them up to date."""
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether an entry of a table may change; else tables only grow, at their ends."""
+
+    @property
+    def prefix(self) -> list[int]:
+        """Blocks of a pinned prefix, with which the table of every prompt begins; empty where none is pinned."""
+
+
+class Placement(Protocol):
+    """Optional part: where the contiguous pieces of reservations lie."""
+
+    #: Where copies of pieces are noted, in slots; None while nobody records.
+    moves: Moves | None
+    #: Stands in for addresses where the memory only counts slots; set by a recording before anything is admitted.
+    addresses: FirstFitArena | None
+
+    @property
+    def has_addresses(self) -> bool:
+        """Whether the memory itself places its pieces; False where it counts slots, wherever they lie."""
+
+    def first_slot(self, grant: Grant) -> int:
+        """The slot in which the piece of a reservation begins.
+
+        Raises:
+            SimulationFault: Slots are only counted, and ``addresses`` is None.
+        """
+
+    def kept_pieces(self) -> list[Grant]:
+        """Pieces of requests that are over, kept for requests that go on from them."""
+
+    def stranded_pieces(self) -> list[tuple[int, int]]:
+        """Free pieces, (first block, blocks), too small for what the head of the queue was refused."""
+
+
+class Memory(Protocol):
+    """Who holds which slots of a pool.
+
+    Everything below ``transaction`` mutates unless it says otherwise.
+    """
+
+    # --- Facts, the same through a run ---
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the device pool that sequences can have."""
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+
+    @property
+    def capacity_slots(self) -> int:
+        """Slots of the device pool."""
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the swap space; 0 where there is none."""
+
+    @property
+    def groups(self) -> PageGroups:
+        """KV groups that share the pool; one group that keeps every token unless layers have windows."""
+
+    @property
+    def meter(self) -> tuple[str, ...]:
+        """Names of what ``pass_steps`` returns, of ``accounting.ledger.METER``."""
+
+    @property
+    def residue(self) -> str:
+        """Bucket of the ledger for slots held past what was asked for: "block_tail" or "round_up"."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether an admission takes all that the sequence may ever need (``Sequence.grant``), and not block by block."""
+
+    @property
+    def leaves_together(self) -> bool:
+        """Whether sequences hold their slots until the last one of their batch is done."""
+
+    @property
+    def pinned_slots(self) -> int:
+        """Slots that are live whether anything runs or not."""
+
+    # --- Levels that others read; nothing changes by reading ---
+
+    @property
+    def host_free(self) -> int:
+        """Free blocks of the swap space; below 0 where nothing may be swapped out."""
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks so far that lost contents kept for others, because blocks ran out."""
+
+    # --- Optional parts ---
+
+    @property
+    def tables(self) -> Tables | None:
+        """Block tables; None where blocks are only counted, and where each KV group has tables of its own."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where pieces lie; None where the pool is handed out in blocks."""
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """What admissions looked up and found; None where nothing is kept for others."""
+
+    @property
+    def cached_level(self) -> CachedLevel | None:
+        """When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
+        ``cache_log`` where there is one, None where there are no such slots."""
+
+    # --- The engine ---
+
+    def transaction(self, clock: int) -> Transaction:
+        """Open the tentative grants of step ``clock``; the last ones are void."""
+
+    def pass_steps(self, state: State, steps: int) -> Meter:
+        """Let the running sequences grow by ``steps`` tokens each, from step ``state.clock`` on.
+
+        Args:
+            steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.
+
+        Returns:
+            ``meter``: levels in the first of those steps, in slots (and ``growing`` in sequences).
+
+        Raises:
+            SimulationFault: The pool has too few blocks; the policy must have seen to that.
+        """
+
+    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+        """Sequences whose last token came out before step ``clock`` give up what they hold."""
+
+    # --- The executor, for the plan of step ``clock`` ---
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+        """Victims give up what they hold before step ``clock``: computed again later, or moved to the host pool."""
+
+    def take_back(self, sequence: Sequence, clock: int) -> None:
+        """A sequence comes back from the host pool and decodes in step ``clock``."""
+
+    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """A sequence takes what it needs for its ``start_tokens``, the last of which step ``clock`` computes.
+
+        Args:
+            padded_tokens: Length to which static batching pads the prompt; 0 where nothing is padded.
+            past: Whether step ``clock`` is over already: the prefill goes alone while the running sequences pause.
+        """
+
+    def prefill(self, sequence: Sequence, clock: int) -> None:
+        """A prefill that goes on takes what it needs for its ``computed_tokens``, those of step ``clock`` included."""
+
+    def stall(self, sequence: Sequence, clock: int) -> None:
+        """A running sequence stops to grow before step ``clock`` and keeps its blocks."""
+
+    def let_go(self, sequence: Sequence, clock: int) -> None:
+        """A stalled sequence, or one whose prefill goes on, gives up its blocks before step ``clock``."""
+
+    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
+        """Blocks that move between device and host when these go out, or come back. Changes nothing."""
+
+    def copied_slots(self, decodes: bool) -> int:
+        """Slots that the coming step copies on the device before it writes; the copies noted so far are then made.
+
+        Args:
+            decodes: Whether the running sequences compute in that step.
+        """
+
+    # --- Clusters ---
+
+    def room_after(self, state: State, steps: int) -> int:
+        """Slots that are free, or can be reclaimed, after so many decode steps more. Changes nothing."""
+
+    # --- Requests that go on from others ---
+
+    def expect(self, children: np.ndarray) -> None:
+        """How many requests go on from each, int64 [requests]: it is kept for so many. Called before anything else."""
+
+    # --- Recordings ---
+
+    def settle(self, state: State, decodes: bool) -> None:
+        """Bring ``tables`` to the end of the step that is about to run. Counts, and so decisions, stay the same.
+
+        Args:
+            decodes: Whether the running sequences compute in that step.
+        """
+
+    def cached_block_ids(self) -> np.ndarray:
+        """Blocks that keep contents (or their mapping) for others, int64, some perhaps several times and some in
+        tables too. Changes nothing; empty where no ids are handed out."""
