@@ -81,3 +81,10 @@ def test_the_citation_refers_to_the_paper(citation):
     assert paper["doi"] == "10.1145/3600006.3613165"
     assert paper["year"] == 2023
     assert "arXiv:2309.06180" in [identifier["value"] for identifier in paper["identifiers"]]
+
+
+def test_the_stability_page_lists_the_public_names():
+    page = (ROOT / "docs" / "stability.md").read_text()
+    for module in (fragmeter, fragmeter.sim, fragmeter.traces):
+        [row] = re.findall(rf"^\| `{module.__name__}` \| (.*) \|$", page, flags=re.MULTILINE)
+        assert row == ", ".join(f"`{name}`" for name in module.__all__)
