@@ -20,7 +20,7 @@ test test-all: export OMP_NUM_THREADS = 1
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
-	@echo "make check        lint, and whether every file is formatted; make format mends what can be mended"
+	@echo "make check        lint, formatting, and words that are not used; make format mends what can be mended"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
@@ -48,6 +48,7 @@ $(VENV)/.dev: $(VENV)/.core
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tests/helpers/words.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
