@@ -35,10 +35,25 @@ def found(text: str, name: str = "a.py") -> list[tuple[int, str]]:
         ("DOES NOT HOLD", "holds"),
         ('return "holds only"', "holds"),
         ("the verdicts", "verdict"),
+        ("nobody", "nobody"),
+        ("Everybody", "everybody"),
+        ("anybody", "anybody"),
+        ("two seats", "seats"),
+        ("push_out(", "push_out"),
+        ("def pass_steps", "pass_steps"),
+        ("let_go", "let_go"),
+        ("go_on", "go_on"),
+        ("it ripened", "ripens"),
     ],
 )
 def test_a_word_is_found(text, word):
     assert found(text) == [(1, word)]
+    assert found(f"first\n  {text}  \nlast") == [(2, word)]
+
+
+def test_every_word_has_a_case():
+    [cases] = [mark.args[1] for mark in test_a_word_is_found.pytestmark]
+    assert {word for _, word in cases} == words.WORDS.keys()
 
 
 @pytest.mark.parametrize(
