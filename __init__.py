@@ -5,12 +5,36 @@ from __future__ import annotations
 import importlib
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "experiments", "gpu", "reports", "sim", "traces"]
+__all__ = [
+    "Simulation",
+    "UserError",
+    "__version__",
+    "experiments",
+    "gpu",
+    "reports",
+    "sim",
+    "simulate",
+    "traces",
+    "waste_bars",
+]
+#: Where the names are that are no folders.
+_MODULES = {
+    "Simulation": "experiments.api.simulation",
+    "UserError": "sim.types.errors",
+    "simulate": "experiments.api.simulation",
+    "waste_bars": "experiments.api.simulation",
+}
 
 
 def __getattr__(name: str) -> object:
     # Lazy and absolute: `import fragmeter` stays quick, and pytest may import this file under the
     # name of whatever folder the clone lies in.
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"fragmeter.{_MODULES[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"fragmeter.{name}")
     raise AttributeError(f"module 'fragmeter' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

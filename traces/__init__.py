@@ -7,6 +7,7 @@ from .arrivals.pacing import Pacing, paced, users
 from .arrivals.streams import stream
 from .catalogue import catalogue, download
 from .parsing.reading import Reading
+from .readers.frame import is_frame, trace_of_frame
 from .readers.measured import Measured, measured
 from .readers.readers import HashedTrace, holds_load, read, read_hashed, read_with_content
 from .stats.stats import stats
@@ -33,6 +34,7 @@ __all__ = [
     "draw",
     "fit",
     "holds_load",
+    "is_frame",
     "measured",
     "paced",
     "paper_workload",
@@ -47,6 +49,7 @@ __all__ = [
     "stream",
     "synthetic_pairs",
     "told_max_tokens",
+    "trace_of_frame",
     "users",
     "workload",
     "write",

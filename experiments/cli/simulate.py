@@ -13,33 +13,24 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from ...sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
-from ...sim.engine.run import Run
-from ...sim.engine.run import simulate as serve
-from ...sim.engine.settings import Settings
-from ...sim.engine.unread import refuse_unread_in_cluster
-from ...sim.metrics.result import check_target, write
-from ...sim.metrics.summary import summary
+from ...sim.cluster import Cluster
+from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart
 from ...sim.recording.blocks import BlockMap, record_again
-from ...sim.recording.plans import Plan, record
+from ...sim.recording.plans import record
 from ...sim.types.errors import SettingError, UserError
-from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
+from ..runs.serving import DEFAULT_RATE, Load, prepare, refuse_for_cluster, serve, summarize, write_result
 from ..runs.trace_flags import READING, left_out_told
-from ..runs.unread import refuse_unread
-from .recording_flags import WantedPlan, wanted_plan
+from .recording_flags import wanted_plan
 from .replica_flags import SETTINGS, SettingsFlags
 from .summaries import print_summary
 
 #: Refused requests that are named on the terminal.
 REFUSED_SHOWN = 5
-
-#: Requests/s of a drawn dataset, where no flag says when requests arrive.
-DEFAULT_RATE = 1.0
 
 
 def simulate(
@@ -81,23 +72,15 @@ def simulate(
     require_apart({"out": out, "record_plan": plan_file, "json": json}, read)
     if record_blocks and out is None:
         raise SettingError("record_blocks", True, "has no place; give --out")
-    unpaced = requests.trace is None and pacing == Pacing()
-    if unpaced:
-        pacing = Pacing(request_rate=DEFAULT_RATE)
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
-    lengths = inputs.lengths()
-    work = inputs.workload(lengths)
-    refuse_unread([(inputs, work)])
-    refuse_unread_in_cluster(cluster, work)
-    if cluster != Cluster():
-        _refuse_recordings(record_plan, record_blocks)
-        with _progress(len(work)) as progress:
-            served = simulate_cluster(settings, work, cluster, progress=progress)
-        _keep(partial(write_cluster, served), out, inputs.describe(work))
-        _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out, unpaced)
-        return
+    load = prepare(inputs, cluster)
+    refuse_for_cluster(cluster, record_plan=record_plan, record_blocks=record_blocks)
+    work, plan = load.work, None
     with _progress(len(work)) as progress:
-        run, plan = _served(settings, work, wanted, progress)
+        if wanted is None:
+            run = serve(load, progress)
+        else:
+            run, plan = record(settings, work, *wanted[1:], progress=progress)
         blocks = record_again(run, work, progress=progress) if record_blocks else None
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
@@ -106,8 +89,8 @@ def simulate(
         plan.save(plan_file)
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
-    _keep(partial(write, run, recordings=recordings), out, inputs.describe(work))
-    _tell(settings, work, summary(run), lengths if requests.trace else None, report, out, unpaced)
+    _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
+    _tell(load, summarize(run), report, out)
     if plan is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None:
@@ -121,32 +104,15 @@ def _map_told(found: BlockMap) -> str:
     return told + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
 
 
-def _served(
-    settings: Settings, work: Workload, wanted: WantedPlan | None, progress: Callable[[int], None] | None
-) -> tuple[Run, Plan | None]:
-    """The run, and the plan if one is wanted."""
-    if wanted is None:
-        return serve(settings, work, progress=progress), None
-    return record(settings, work, *wanted[1:], progress=progress)
-
-
-def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> None:
-    """What is recorded is what one replica does."""
-    for field, value in (("record_plan", record_plan), ("record_blocks", record_blocks)):
-        if value:
-            shown = str(value) if isinstance(value, Path) else value
-            raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
-
-
-def _keep(write_to: Callable[..., Path], out: Path | None, request: dict[str, Any]) -> None:
+def _keep(write_to: Callable[..., Path], out: Path | None) -> None:
     """Write the results; beside ``out`` where it has become somebody else's, or read-only, during the run."""
     if out is None:
         return
     try:
-        write_to(directory=out, request=request)
+        write_to(directory=out)
     except UserError as error:
         beside = out.with_name(f"{out.name}.new")
-        write_to(directory=beside, request=request)
+        write_to(directory=beside)
         raise UserError(f"{error}; the results of this run are in {beside}") from None
 
 
@@ -161,27 +127,19 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _tell(
-    chosen: Settings,
-    work: Workload,
-    content: dict[str, Any],
-    trace: Trace | None,
-    report: Report,
-    out: Path | None,
-    unpaced: bool,
-) -> None:
-    """Print the summary.
-
-    Args:
-        trace: The file that the requests are from, if there is one.
-        unpaced: Whether no flag says when requests arrive.
-    """
+def _tell(load: Load, content: dict[str, Any], report: Report, out: Path | None) -> None:
+    """Print the summary."""
+    chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.say(f"{chosen.policy}: {chosen.model} on {gpus} x {chosen.gpu}", style="bold")
-    rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if unpaced else ""
+    rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
     report.say(f"{work.name}, {len(work):,} requests{rate}")
     print_summary(content, report.console)
-    for text in (*_thrashing_told(content["work"]), *_refused_told(content, trace), *left_out_told(trace)):
+    for text in (
+        *_thrashing_told(content["work"]),
+        *_refused_told(content, load.trace),
+        *left_out_told(load.trace),
+    ):
         report.say(text)
     if out is not None:
         report.point_to("Results", out)

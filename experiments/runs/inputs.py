@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,6 +90,11 @@ class Inputs:
     reading: Reading = Reading()
     pacing: Pacing = Pacing()
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request that the model takes."""
+        return self.settings.max_model_len or model(self.settings.model).max_model_len
+
     def lengths(self) -> Trace:
         """The requests asked for, none of them longer than the model; when they come is as traced.
 
@@ -96,9 +102,8 @@ class Inputs:
             UserError: A trace that cannot be read, or what cannot be asked.
         """
         asked, settings = self.requests, self.settings
-        if asked.num_prompts is not None:
-            require_count(asked.num_prompts)
-        max_model_len = settings.max_model_len or model(settings.model).max_model_len
+        self._check_count()
+        max_model_len = self.max_model_len
         if asked.trace is None:
             name, count = asked.dataset or DEFAULT_DATASET, asked.num_prompts or DEFAULT_PROMPTS
             pairs = synthetic_pairs(DATASETS[name], count, settings.seed, max_model_len)
@@ -110,9 +115,26 @@ class Inputs:
         else:
             # To skip what is bad is to skip what is too long.
             longest = max_model_len if self.reading.skip_bad else None
-            found = _first(read_with_content(asked.trace, self.reading, longest), asked.num_prompts)
-        check_fits(found, max_model_len, asked.trace)
+            found = read_with_content(asked.trace, self.reading, longest)
+        return self.taken(found, asked.trace)
+
+    def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
+        """The requests asked for of a trace, none of them longer than the model.
+
+        Args:
+            path: What errors call the trace.
+
+        Raises:
+            UserError: It has fewer requests than are asked for, or one that is longer than the model.
+        """
+        self._check_count()
+        found = _first(trace, self.requests.num_prompts)
+        check_fits(found, self.max_model_len, path)
         return found
+
+    def _check_count(self) -> None:
+        if self.requests.num_prompts is not None:
+            require_count(self.requests.num_prompts)
 
     def workload(self, lengths: Trace) -> Workload:
         """The requests when they come, with what clients tell and who waits for answers.
@@ -128,11 +150,16 @@ class Inputs:
         waiting = users(self.pacing, requests, seed)
         return workload(requests, max_tokens=self.requests.told, n=self.requests.n, users=waiting)
 
-    def describe(self, work: Workload) -> dict[str, Any]:
-        """How the workload was made, as JSON can say it."""
+    def describe(self, work: Workload, trace_name: str | None = None) -> dict[str, Any]:
+        """How the workload was made, as JSON can say it.
+
+        Args:
+            trace_name: Of a trace that is in no file.
+        """
         asked, pacing = self.requests, self.pacing
         # The hash of the workload says which file it was; its folder changes nothing.
-        origin = {"trace": asked.trace.name} if asked.trace else {"dataset": asked.dataset or DEFAULT_DATASET}
+        trace_name = asked.trace.name if asked.trace else trace_name
+        origin = {"trace": trace_name} if trace_name else {"dataset": asked.dataset or DEFAULT_DATASET}
         rate = "inf" if pacing.request_rate == float("inf") else pacing.request_rate
         more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
         if pacing.rate_curve is not None:

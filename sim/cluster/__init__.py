@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config import Cluster, cluster
-from .result import cluster_requests_table, write_cluster
+from .result import cluster_requests_table, cluster_table_of, write_cluster
 from .run import ClusterRun, simulate_cluster
 from .summary import cluster_summary, cluster_times
 
@@ -13,6 +13,7 @@ __all__ = [
     "cluster",
     "cluster_requests_table",
     "cluster_summary",
+    "cluster_table_of",
     "cluster_times",
     "simulate_cluster",
     "write_cluster",

@@ -11,6 +11,7 @@ run.json          every setting, those of the cluster, versions, seed and the tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ import numpy as np
 from ..engine.run import Run
 from ..metrics.prefix_cache import cached_tokens
 from ..metrics.requests import preemptions
-from ..metrics.result import asked_and_served, describe, known_of, memory_table, steps_table, write_whole_folder
+from ..metrics.result import (
+    TABLES,
+    asked_and_served,
+    describe,
+    known_of,
+    memory_table,
+    steps_table,
+    write_whole_folder,
+)
 from ..metrics.stays import preemptions_table, stays_table
+from ..metrics.time_columns import with_time_columns
 from ..output import frames as pd
 from .run import ClusterRun
 from .summary import cluster_gaps, cluster_summary, cluster_times
@@ -68,16 +78,22 @@ def cluster_preemptions_table(run: ClusterRun) -> pd.DataFrame:
     return table.assign(request=np.concatenate(own))
 
 
+def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
+    """As ``result.table_of``, of all replicas."""
+    tables: dict[str, Callable[[], pd.DataFrame]] = {
+        "requests": partial(cluster_requests_table, run),
+        "stays": partial(cluster_stays_table, run),
+        "preemptions": partial(cluster_preemptions_table, run),
+        "steps": partial(_of_each, run, steps_table),
+        "memory": partial(_of_each, run, memory_table),
+        "gaps": lambda: cluster_gaps(run).as_table(),
+    }
+    return with_time_columns(name, tables[name]())
+
+
 def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
-    tables = {
-        "requests": cluster_requests_table(run),
-        "stays": cluster_stays_table(run),
-        "preemptions": cluster_preemptions_table(run),
-        "steps": _of_each(run, steps_table),
-        "memory": _of_each(run, memory_table),
-        "gaps": cluster_gaps(run).as_table(),
-    }
+    tables = {name: cluster_table_of(run, name) for name in TABLES}
     told = describe(run.settings, run.runs[0].replica, run.workload, request)
     return write_whole_folder(
         directory, tables, {"summary": cluster_summary(run), "run": told | {"cluster": run.cluster.as_dict()}}

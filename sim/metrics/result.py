@@ -11,7 +11,7 @@
     plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
     blocks.npz        what every block held, where that was recorded (``blocks.BlockMap.save``)
 
-Same settings, same bytes.
+Columns of ticks have seconds or milliseconds beside them (``time_columns``). Same settings, same bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from .prefix_cache import cached_tokens
 from .requests import RequestTimes, request_times
 from .stays import preemptions_table, stays_table
 from .summary import summary
+from .time_columns import with_time_columns
 
-#: Written into run.json; raised when a table changes its meaning.
+#: Written into run.json; raised when a column or a key changes its meaning or goes away. New ones leave it as it is.
 SCHEMA_VERSION = 1
 #: The tables of a result, and what may be recorded beside them.
 TABLES = ("requests", "stays", "preemptions", "steps", "memory", "gaps")
@@ -130,6 +131,19 @@ def memory_table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(columns | group_buckets_at_rows(run))
 
 
+def table_of(run: Run, name: str) -> pd.DataFrame:
+    """One of ``TABLES`` as a result folder has it: ticks, and the same times in seconds and milliseconds."""
+    tables: dict[str, Callable[[Run], pd.DataFrame]] = {
+        "requests": requests_table,
+        "stays": stays_table,
+        "preemptions": preemptions_table,
+        "steps": steps_table,
+        "memory": memory_table,
+        "gaps": gaps_table,
+    }
+    return with_time_columns(name, tables[name](run))
+
+
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
     """A steps table with a row for every step: start, duration, and what it computes."""
     count = steps["iterations"].to_numpy()
@@ -180,17 +194,9 @@ def write(
         SettingError: The directory holds something else.
         UserError: It cannot be written.
     """
-    tables = {
-        "requests": requests_table,
-        "stays": stays_table,
-        "preemptions": preemptions_table,
-        "steps": steps_table,
-        "memory": memory_table,
-        "gaps": gaps_table,
-    }
     return write_whole_folder(
         directory,
-        {name: table(run) for name, table in tables.items()},
+        {name: table_of(run, name) for name in TABLES},
         {"summary": summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
         recordings,
     )

@@ -1,4 +1,4 @@
-"""Waste as people talk about it: the nine buckets in the paper's view and in the popular one."""
+"""Waste as people talk about it: the nine buckets in the paper's view and in the popular one, and the paper's without what is free."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ PAPER_VIEW = {
     "reservation": ("reserved",),
     "internal": ("over_estimate", "block_tail", "finished_hold"),
     "external_and_others": ("round_up", "stranded", "free", "cached"),
+}
+#: The paper's groups, with the slots apart that nobody holds: of a pool that is not full these are no waste.
+HELD_VIEW = {
+    "live": ("live",),
+    "reservation": ("reserved",),
+    "internal": ("over_estimate", "block_tail", "finished_hold"),
+    "external": ("round_up", "stranded"),
+    "free": ("free", "cached"),
 }
 #: As the three kinds of waste are explained elsewhere; what is free is no waste there.
 POPULAR_VIEW = {

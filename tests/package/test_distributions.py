@@ -134,6 +134,8 @@ def test_the_wheel_runs_outside_the_checkout(wheel, tmp_path):
         return done.stdout
 
     assert run("-c", "import fragmeter; print(fragmeter.__file__)") == f"{site / 'fragmeter' / '__init__.py'}\n"
+    front = "import fragmeter as fm; print(fm.simulate(num_prompts=3).summary['completed'])"
+    assert run("-c", front) == "3\n"
     run("-m", "fragmeter", "simulate", "--num-prompts", "20", "--request-rate", "2", "--record-blocks", "--out", "run")
     run("-m", "fragmeter", "report", "run", "--out", "report.html")
     assert "plotly" in (tmp_path / "report.html").read_text("utf-8")

@@ -52,6 +52,12 @@ def outputs(page: Path) -> dict[str, list[str]]:
     return found
 
 
+def examples(page: Path) -> list[tuple[str, list[str]]]:
+    """The Python of a page, each with the lines that the page says it prints: a block of text right below it."""
+    found = re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [(match[1], (match[2] or "").splitlines()) for match in found]
+
+
 #: Each once, though several pages name it.
 COMMANDS = [
     pytest.param(command, id=command, marks=needs(command))
@@ -64,9 +70,9 @@ COMMANDS = [
     )
 ]
 EXAMPLES = [
-    pytest.param(block, id=f"{page.name}-{place}", marks=needs(block))
+    pytest.param(code, shown, id=f"{page.name}-{place}", marks=needs(code))
     for page in PAGES
-    for place, block in enumerate(blocks(page, "python"))
+    for place, (code, shown) in enumerate(examples(page))
 ]
 
 #: Commands that load different parts of the program.
@@ -76,6 +82,9 @@ ALONE = [
     ["traces", "stats", "my-trace.csv"],
     ["compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--num-prompts", "20", "--request-rate", "2"],
 ]
+
+#: Packages of the extras.
+OPTIONAL = ("cupy", "kaleido", "optuna", "perfetto", "pooch", "scipy", "tokenizers", "torch")
 
 #: What vllm bench serve says of a few requests, all alike.
 BENCHMARK = {
@@ -173,10 +182,28 @@ def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
     assert printed_by(script, tmp_path, monkeypatch, capfd)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_example_runs(example, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_an_example_script_runs_without_what_is_optional(script, tmp_path, monkeypatch, capfd):
+    """A line says what to install, where something is left out."""
+    for name in [name for name in sys.modules if name.split(".")[0] in OPTIONAL or "reports.perfetto" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    for package in OPTIONAL:
+        monkeypatch.setitem(sys.modules, package, None)
+    printed = printed_by(script, tmp_path, monkeypatch, capfd)
+    assert printed.count("pip install 'fragmeter[perfetto]'") == (script.name == "block_map.py")
+
+
+@pytest.mark.parametrize(("example", "shown"), EXAMPLES)
+def test_the_example_runs(example, shown, tmp_path, monkeypatch, capfd):
     (tmp_path / "example.py").write_text(example)
-    assert printed_by(tmp_path / "example.py", tmp_path, monkeypatch, capfd)
+    printed = printed_by(tmp_path / "example.py", tmp_path, monkeypatch, capfd)
+    assert printed and has(printed, shown)
+
+
+def test_outputs_of_python_are_found():
+    """Of which a wrong one would be seen, as that of a command."""
+    assert [bool(shown) for _, shown in examples(ROOT / "README.md")] == [True]
+    assert sum(bool(shown) for _, shown in examples(ROOT / "docs" / "python.md")) == 3
 
 
 def printed_by(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> str:

@@ -47,14 +47,14 @@ def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted
             left -= batch.nbytes
             if left < 0:
                 raise file.too_large()
-            columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
+            columns = dict(zip(batch.schema.names, map(plain, batch.columns), strict=True))
             yield Table(file.path, columns, np.arange(row, row + len(batch)), "row")
             row += len(batch)
     except _DAMAGE as error:
         raise _unreadable(file, error) from None
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array) -> pa.Array:
     """The column in the type that readers of text make, where it holds the same in another one."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()

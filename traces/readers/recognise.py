@@ -92,7 +92,7 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
 def _parquet(file: TraceFile, head: bytes, content: bool) -> Source:
     parquet = open_parquet(file, head)
     names = parquet.schema_arrow.names
-    _require_lengths(file.path, None, OWN, names)
+    require_lengths(file.path, None, OWN, names)
     tables = parquet_tables(file, parquet, set(OWN.readers(content)))
     return Source(OWN, tables, as_it_is, frozenset({"max_inflated_bytes"}))
 
@@ -105,7 +105,7 @@ def _csv(file: TraceFile, content: bool) -> Source:
     sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
-    _require_lengths(file.path, line, form, names)
+    require_lengths(file.path, line, form, names)
     texts = [*sessions, *(name for name, clock in form.clocks.items() if clock.unit_ticks is None)]
     rows = (block for block in chain([first.part(1)], blocks) if len(block))
     return Source(form, _some(file, rows), CsvParser(file.path, names, tuple(wanted), tuple(texts)))
@@ -171,7 +171,7 @@ def _records(
     """JSON objects, by what the first ones say; ``line`` is that of the first, None where it cannot be understood."""
     form = _jsonl_form(heads, reading)
     if line is not None:
-        _require_lengths(file.path, line, form, list(heads[0]))
+        require_lengths(file.path, line, form, list(heads[0]))
     return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
 
 
@@ -221,7 +221,12 @@ def _refuse_repeated(path: str | PathLike[str], line: int, names: Sequence[str],
         raise TraceError(path, line, "columns", shown(",".join(names)), f"{twice} is there twice; keep one")
 
 
-def _require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
+def require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
+    """Refuse columns without both lengths, or that leave a parent which none of them names.
+
+    Raises:
+        TraceError: Names the column that is missing.
+    """
     found = shown(",".join(names))
     for field in ("prompt_tokens", "output_tokens"):
         ours = form.names[field]

@@ -48,8 +48,8 @@ def never_run(monkeypatch) -> None:
         raise AssertionError("a run was begun")
 
     for place in (
-        "cli.simulate.serve",
-        "cli.simulate.simulate_cluster",
+        "runs.serving.serve_one",
+        "runs.serving.simulate_cluster",
         "runs.sweeping.simulate",
         "capacity.planning.carry_out",
     ):

@@ -1,0 +1,1 @@
+"""fragmeter in Python: ``fragmeter.simulate`` and what it returns."""

@@ -1,0 +1,120 @@
+"""One load, made ready, served and written: what ``fragmeter simulate`` and ``fragmeter.simulate`` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...sim.cluster import Cluster, ClusterRun, cluster_summary, simulate_cluster, write_cluster
+from ...sim.engine.run import Run
+from ...sim.engine.run import simulate as serve_one
+from ...sim.engine.unread import refuse_unread_in_cluster
+from ...sim.metrics.result import Recording, write
+from ...sim.metrics.summary import summary
+from ...sim.types.errors import SettingError
+from ...sim.workload.workload import Workload
+from ...traces import Pacing, Trace
+from .inputs import Inputs
+from .unread import refuse_unread
+
+#: Requests/s of a drawn dataset, where nothing says when requests arrive.
+DEFAULT_RATE = 1.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that are about to be served, and what serves them.
+
+    Attributes:
+        inputs: What was asked; of a dataset without arrivals, at ``DEFAULT_RATE``.
+        cluster: The replicas.
+        work: The requests.
+        trace: What they were read from; None where they are drawn or were a workload already.
+        unpaced: Whether nothing said when requests arrive.
+        described: How the requests were made, for ``run.json``.
+    """
+
+    inputs: Inputs
+    cluster: Cluster
+    work: Workload
+    trace: Trace | None
+    unpaced: bool
+    described: Mapping[str, Any]
+
+
+def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workload | None = None) -> Load:
+    """Make a load ready, and refuse what nothing would read.
+
+    Args:
+        given: Requests that are in memory, in place of those that the inputs name.
+
+    Raises:
+        UserError: Requests that cannot be made, or a flag that nothing reads.
+    """
+    unpaced = given is None and inputs.requests.trace is None and inputs.pacing == Pacing()
+    if unpaced:
+        inputs = replace(inputs, pacing=Pacing(request_rate=DEFAULT_RATE))
+    if isinstance(given, Workload):
+        trace, work, described = None, given, {"trace": given.name, "num_prompts": len(given)}
+    else:
+        lengths = inputs.lengths() if given is None else inputs.taken(given, given.name)
+        work = inputs.workload(lengths)
+        trace = None if given is None and inputs.requests.trace is None else lengths
+        described = inputs.describe(work, None if given is None else given.name)
+    refuse_unread([(inputs, work)])
+    refuse_unread_in_cluster(cluster, work)
+    return Load(inputs, cluster, work, trace, unpaced, described)
+
+
+def refuse_for_cluster(cluster: Cluster, **recordings: object) -> None:
+    """Refuse to record several replicas: what is recorded is what one does.
+
+    Raises:
+        SettingError: Names the recording that was asked for.
+    """
+    for field, value in recordings.items():
+        if value and cluster != Cluster():
+            shown = str(value) if isinstance(value, Path) else value
+            raise SettingError(field, shown, "is for a single replica; leave out --num-replicas and the like")
+
+
+def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | ClusterRun:
+    """Serve a load to the last request, on one replica or on several.
+
+    Args:
+        progress: Told now and then how many requests have arrived.
+
+    Raises:
+        UserError, SimulationFault: As ``sim.simulate``.
+    """
+    settings = load.inputs.settings
+    if load.cluster != Cluster():
+        return simulate_cluster(settings, load.work, load.cluster, progress=progress)
+    return serve_one(settings, load.work, progress=progress)
+
+
+def summarize(run: Run | ClusterRun) -> dict[str, Any]:
+    """What ``summary.json`` says of a run."""
+    return cluster_summary(run) if isinstance(run, ClusterRun) else summary(run)
+
+
+def write_result(
+    run: Run | ClusterRun,
+    directory: str | Path,
+    request: Mapping[str, Any],
+    recordings: Mapping[str, Recording] | None = None,
+) -> Path:
+    """Write the result folder of a run.
+
+    Args:
+        request: How the workload was made.
+        recordings: Of a single replica: what was recorded besides.
+
+    Raises:
+        UserError: As ``sim.metrics.result.write``.
+    """
+    if isinstance(run, ClusterRun):
+        return write_cluster(run, directory, request)
+    return write(run, directory, request, recordings)
