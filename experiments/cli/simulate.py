@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...sim.cluster import Cluster, cluster_summary, simulate_cluster, write_cluster
+from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.engine.run import simulate as serve
 from ...sim.engine.settings import Settings
@@ -21,8 +23,8 @@ from ...sim.engine.unread import refuse_unread_in_cluster
 from ...sim.metrics.result import check_target, write
 from ...sim.metrics.summary import summary
 from ...sim.output.files import require_apart
-from ...sim.recording.blocks import BlockMap, record_again
-from ...sim.recording.plans import Plan, record
+from ...sim.recording.blocks import BlockMap, BlockRecording
+from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace
@@ -68,7 +70,7 @@ def simulate(
         record_steps: The steps to record, as START:COUNT; by default all.
         shuffle_ids: Of a recorded plan: hand out block ids in a random order.
         record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
-            block map of ``fragmeter report``. The run is served once more for it.
+            block map of ``fragmeter report``. The results are the same with and without.
     """
     report = Report(json)
     if out is not None:
@@ -95,8 +97,7 @@ def simulate(
         _tell(settings, work, cluster_summary(served), lengths if requests.trace else None, report, out, unpaced)
         return
     with _progress(len(work)) as progress:
-        run, plan = _served(settings, work, wanted, progress)
-        blocks = record_again(run, work, progress=progress) if record_blocks else None
+        run, plan, blocks = _served(settings, work, wanted, record_blocks, progress)
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
         raise SettingError("record_steps", record_steps or "0:", remedy)
@@ -120,12 +121,19 @@ def _map_told(found: BlockMap) -> str:
 
 
 def _served(
-    settings: Settings, work: Workload, wanted: WantedPlan | None, progress: Callable[[int], None] | None
-) -> tuple[Run, Plan | None]:
-    """The run, and the plan if one is wanted."""
-    if wanted is None:
-        return serve(settings, work, progress=progress), None
-    return record(settings, work, *wanted[1:], progress=progress)
+    settings: Settings,
+    work: Workload,
+    wanted: WantedPlan | None,
+    record_blocks: bool,
+    progress: Callable[[int], None] | None,
+) -> tuple[Run, Plan | None, BlockMap | None]:
+    """The run, and of its plan and its block map those that are wanted."""
+    plan = None if wanted is None else PlanRecording(settings, work, *wanted[1:])
+    blocks = BlockRecording(settings, work) if record_blocks else None
+    observers: list[Observer] = [each for each in (plan, blocks) if each is not None]
+    ids = settings.ids or bool(observers)
+    run = replace(serve(replace(settings, ids=ids), work, None, progress, observers), settings=settings)
+    return run, plan and plan.plan(run), blocks and blocks.block_map(run)
 
 
 def _refuse_recordings(record_plan: bool | Path | None, record_blocks: bool) -> None:

@@ -139,17 +139,3 @@ class Ledger:
         for swapped, sequences in enumerate((preempted, swapped_out)):
             for sequence in sequences:
                 self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))
-
-
-class NoLedger(Ledger):
-    """Writes nothing down: of a run that was served before."""
-
-    def __init__(self, meter: tuple[str, ...]) -> None:
-        super().__init__(meter)
-        for table in (self.rows, self.stays, self.cuts, self.chunks, self.copies, self.host):
-            table.append = _forget
-        self.enter = _forget
-
-
-def _forget(record: tuple[int, ...]) -> None:
-    pass

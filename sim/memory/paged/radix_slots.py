@@ -135,8 +135,10 @@ class SlotRadixMemory(RadixMemory):
         super().__init__(num_slots, runs, keeps)
         self.tree: SlotTree = SlotTree()
         self.tables = SlotTables(num_slots)
-        # Slots of the coming step that were taken before it is over.
-        self._ahead = 0
+        # Of the leap that is about to run, once somebody has looked at it: slots held in its first step, and the steps
+        # whose slots are handed out.
+        self._held: int | None = None
+        self._settled = 0
         self._running: Iterable[Sequence] = ()
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -154,30 +156,36 @@ class SlotRadixMemory(RadixMemory):
         if sequence not in self.tables.tables:
             self.tables.tables[sequence] = self.tree.along(self.holdings[sequence].node)
 
-    def settle(self, state: State, decodes: bool) -> None:
-        """Hand out the slots of the step that is about to run; it takes no others when it is over."""
-        if self._ahead:
-            return
-        if decodes:
-            wanted = dict.fromkeys(state.running, 1)
-        else:
-            wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
-        self._ahead = sum(wanted.values())
-        super()._take(self._ahead)
-        slots, start = self.tables.pool.take_many(self._ahead), 0
-        for sequence, count in wanted.items():
-            self.tables.tables[sequence].frombytes(slots[start : start + count].tobytes())
-            start += count
+    def settle(self, state: State, steps: int) -> None:
+        """Hand out the slots of so many steps of the leap that is about to run, or of a step that only prefills (0).
+
+        They are not handed out again when it is over. No more steps may be asked for than the leap has.
+        """
+        if self._held is None:
+            self._running = state.running
+            self._held, self._settled = self._begin_row(state, steps), min(steps, 1)
+        if steps > self._settled:
+            self._grow(state.width, state.clock + self._settled, state.clock + steps)
+            self._settled = steps
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
-        self.settle(state, steps > 0)
-        self._running = state.running
-        return super().pass_steps(state, steps)
+        self.settle(state, steps)
+        held, self._held = self._held, None
+        if not steps:
+            self._end_prefills(state.clock)
+        return held, held
 
-    def _take(self, slots: int) -> None:
-        super()._take(slots - self._ahead)
-        self._ahead = 0
+    def _begin_row(self, state: State, steps: int) -> int:
+        """See ``RadixMemory``."""
+        held = super()._begin_row(state, steps)
+        if steps:
+            self._hand_out(1)
+            return held
+        for sequence, tokens in self._batch:
+            slots = self.tables.pool.take_many(tokens - self.holdings[sequence].tokens)
+            self.tables.tables[sequence].frombytes(slots.tobytes())
+        return held
 
     def _grow(self, width: int, clock: int, end: int) -> None:
         """See ``RadixMemory``; in each step slots are handed out to one after the other."""
@@ -186,10 +194,16 @@ class SlotRadixMemory(RadixMemory):
             steps = max(1, min(self.free // width, end - clock))
             self._take(width * steps)
             self.log.settle(self.tree.evictable_tokens, in_step(clock))
-            slots = self.tables.pool.take_many(width * steps)
-            for place, sequence in enumerate(self._running):
-                self.tables.tables[sequence].frombytes(slots[place::width].tobytes())
+            self._hand_out(steps)
             clock += steps
+
+    def _hand_out(self, steps: int) -> None:
+        """Slots for each of those that run, one a step."""
+        running, tables = self._running, self.tables.tables
+        slots = self.tables.pool.take_many(len(running) * steps).reshape(steps, -1).T.tobytes()
+        size = 4 * steps
+        for start, sequence in zip(range(0, len(slots), size), running, strict=True):
+            tables[sequence].frombytes(slots[start : start + size])
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``RadixMemory``."""

@@ -25,6 +25,8 @@ class Pieces:
         held: Sequences on the device, by index.
     """
 
+    blocks_read = 0
+
     def __init__(self, memory: Any, layout: Layout, held: list[Holder]) -> None:
         size = self._size = memory.block_size
         own = [(layout.start(holder.sequence), holder.sequence.grant.slots) for holder in held]

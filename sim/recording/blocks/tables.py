@@ -75,6 +75,7 @@ class Tables:
         if len(cached):
             self._is_busy[cached] = True
             in_use = int(np.count_nonzero(self._is_busy))
+        self.blocks_read = in_use
         self.census = np.zeros(len(CODES), dtype=np.int64)
         before = np.minimum(self._limits, lengths * size).sum(axis=1) - self._saved
         self._put_counts(self.census, before, in_tables * size)
