@@ -47,11 +47,9 @@ class Occupancy(Protocol):
 
     Attributes:
         census: int64 [9], slots of the pool by bucket.
-        blocks_read: How many blocks the look has read: those in use, where they are named one by one.
     """
 
     census: np.ndarray
-    blocks_read: int
 
     @property
     def num_blocks(self) -> int:

@@ -46,9 +46,9 @@ from ..plans.form import PAGED
 from ..plans.layouts import Layout, layout_of
 from .grid import Grid
 from .occupancy import CODES, NOBODY, Occupancy, Rows, holders
-from .pieces import Pieces
+from .pieces import Pieces, PiecesSeen, look_at_pieces
 from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
-from .tables import TableReader
+from .tables import TableReader, Tables
 
 #: Moments, and blocks, of the largest map.
 MOST_COLUMNS, MOST_ROWS = 2_000, 2_048
@@ -170,10 +170,18 @@ class BlockRecording(Observer):
         if state.running or state.prefilling:
             layout.settle(state, steps)
         held = holders(self._memory, state, state.clock + steps)
-        seen = Pieces(self._memory, layout, held) if self._reader is None else self._reader.look(held)
-        grid.most = self._budget.most_after(seen.blocks_read + _BLOCKS_A_SEQUENCE * len(held))
+        read = _BLOCKS_A_SEQUENCE * len(held)
+        if self._reader is None:
+            column = _Column(look_at_pieces(self._memory, layout, held))
+        else:
+            seen = self._reader.look(held)
+            read += seen.in_use
+            column = _Column(seen)
+            # Block tables take more room than the rows that follow from them, pieces less.
+            column.rows(self._shown)
+        grid.most = self._budget.most_after(read)
         grid.reach(end_ticks)
-        grid.fill(_Look(_Column(seen, self._shown), start_ticks), end_ticks)
+        grid.fill(_Look(column, start_ticks), end_ticks)
 
     def block_map(self, run: Run) -> BlockMap:
         """What was seen of a run that is over."""
@@ -231,16 +239,30 @@ def _spread(blocks: int, most: int) -> np.ndarray:
 
 
 class _Column:
-    """One moment: its rows, or what they follow from as long as it is not known which are shown."""
+    """One look: its rows, or what they follow from as long as nobody has asked for them."""
 
-    def __init__(self, seen: Occupancy, shown: np.ndarray | None) -> None:
-        self._seen: Occupancy | Rows = seen if shown is None else seen.rows(shown)
-        self.num_blocks, self.census = seen.num_blocks, seen.census
-        self.free_runs, self.largest_free = _runs(seen.free_lengths())
+    def __init__(self, seen: Tables | PiecesSeen) -> None:
+        self._seen: Tables | PiecesSeen | Pieces | None = seen
+        self._rows: Rows | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """See ``Occupancy``; before the rows are asked for."""
+        return self._occupancy().num_blocks
+
+    def _occupancy(self) -> Occupancy:
+        if isinstance(self._seen, PiecesSeen):
+            self._seen = Pieces(self._seen)
+        return self._seen
 
     def rows(self, shown: np.ndarray) -> Rows:
-        """The blocks that are shown."""
-        return self._seen if isinstance(self._seen, Rows) else self._seen.rows(shown)
+        """The blocks that are shown, which are always the same; from then on nothing else is kept but the counts."""
+        if self._rows is None:
+            seen = self._occupancy()
+            self._rows, self.census = seen.rows(shown), seen.census
+            self.free_runs, self.largest_free = _runs(seen.free_lengths())
+            self._seen = None
+        return self._rows
 
 
 def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
