@@ -8,7 +8,7 @@ tree's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -139,7 +139,8 @@ class SlotRadixMemory(RadixMemory):
         # whose slots are handed out.
         self._held: int | None = None
         self._settled = 0
-        self._running: Iterable[Sequence] = ()
+        # Slots that were taken step by step and are in no table yet.
+        self._taken: list[np.ndarray] = []
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``RadixMemory``."""
@@ -162,11 +163,12 @@ class SlotRadixMemory(RadixMemory):
         They are not handed out again when it is over. No more steps may be asked for than the leap has.
         """
         if self._held is None:
-            self._running = state.running
             self._held, self._settled = self._begin_row(state, steps), min(steps, 1)
         if steps > self._settled:
             self._grow(state.width, state.clock + self._settled, state.clock + steps)
             self._settled = steps
+        if self._taken:
+            self._hand_out(state.running)
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
@@ -178,32 +180,32 @@ class SlotRadixMemory(RadixMemory):
 
     def _begin_row(self, state: State, steps: int) -> int:
         """See ``RadixMemory``."""
-        held = super()._begin_row(state, steps)
+        held, pool = super()._begin_row(state, steps), self.tables.pool
         if steps:
-            self._hand_out(1)
+            self._taken.append(pool.take_many(state.width))
             return held
         for sequence, tokens in self._batch:
-            slots = self.tables.pool.take_many(tokens - self.holdings[sequence].tokens)
+            slots = pool.take_many(tokens - self.holdings[sequence].tokens)
             self.tables.tables[sequence].frombytes(slots.tobytes())
         return held
 
     def _grow(self, width: int, clock: int, end: int) -> None:
-        """See ``RadixMemory``; in each step slots are handed out to one after the other."""
+        """See ``RadixMemory``."""
         while clock < end:
             # None is evicted before the free ones run out: so many steps at once.
             steps = max(1, min(self.free // width, end - clock))
             self._take(width * steps)
             self.log.settle(self.tree.evictable_tokens, in_step(clock))
-            self._hand_out(steps)
+            self._taken.append(self.tables.pool.take_many(width * steps))
             clock += steps
 
-    def _hand_out(self, steps: int) -> None:
-        """Slots for each of those that run, one a step."""
-        running, tables = self._running, self.tables.tables
-        slots = self.tables.pool.take_many(len(running) * steps).reshape(steps, -1).T.tobytes()
-        size = 4 * steps
-        for start, sequence in zip(range(0, len(slots), size), running, strict=True):
-            tables[sequence].frombytes(slots[start : start + size])
+    def _hand_out(self, running: Collection[Sequence]) -> None:
+        """The slots taken, in each step to one of those that run after the other."""
+        slots, tables = np.concatenate(self._taken).reshape(-1, len(running)), self.tables.tables
+        self._taken.clear()
+        ids, size = slots.T.tobytes(), len(slots) * slots.itemsize
+        for start, sequence in zip(range(0, len(ids), size), running, strict=True):
+            tables[sequence].frombytes(ids[start : start + size])
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``RadixMemory``."""
