@@ -138,7 +138,7 @@ class BlockRecording(Observer):
         self._layout = layout_of(memory, policy)
         self._reader = TableReader(memory, self._layout) if self._layout.name == PAGED else None
         # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
-        self._shown = None if is_counted(memory, self._layout) else _spread(memory.num_blocks, self._most_rows)
+        self._shown: Any = None if is_counted(memory, self._layout) else _spread(memory.num_blocks, self._most_rows)
         least_ticks = _least_ticks(engine, self._workload, refused)
         self._grid: Grid[_Look] = Grid(max(1, 2 * least_ticks // self._most_columns), self._most_columns)
         self._budget = _Budget(self._most_columns)
@@ -242,7 +242,7 @@ class _Column:
     """One look: its rows, or what they follow from as long as nobody has asked for them."""
 
     def __init__(self, seen: Tables | PiecesSeen) -> None:
-        self._seen: Tables | PiecesSeen | Pieces | None = seen
+        self._seen: Any = seen
         self._rows: Rows | None = None
 
     @property
