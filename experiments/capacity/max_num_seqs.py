@@ -19,8 +19,8 @@ import numpy as np
 
 from ...sim import Settings, Workload, simulate
 from ...sim.engine.engine import Engine
+from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
-from ...sim.policy import Policy
 from ...sim.types.sequence import Plan
 
 #: Passes values on and shows how far they have come: values, what they are, how many.
@@ -78,36 +78,26 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Se
 
 def preempts(settings: Settings, work: Workload) -> bool:
     """Whether a run preempts; it is over when that is known."""
-    try:
-        simulate(settings, work, engine_of=_until_preempted)
-    except _Preempted:
-        return True
-    return False
+    watch = _UntilPreempted()
+    simulate(settings, work, observers=(watch,))
+    return watch.preempted
 
 
-class _Preempted(Exception):
-    """The first preemption of a run."""
+class _UntilPreempted(Observer):
+    """Ends a run at its first preemption."""
 
+    def __init__(self) -> None:
+        self.preempted = False
 
-class _Watched:
-    """A policy that may preempt nobody."""
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        """See ``Observer``."""
+        self._engine = engine
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def schedule(self, state: Any, transaction: Any) -> Plan:
-        """What the policy decides, if nobody has to go for it."""
-        plan = self._policy.schedule(state, transaction)
+    def plan_decided(self, now: int, plan: Plan) -> None:
+        """See ``Observer``."""
         if plan.preempted or plan.swapped_out:
-            raise _Preempted
-        return plan
-
-
-def _until_preempted(env: Any, source: Any, policy: Policy, *rest: Any) -> Engine:
-    return Engine(env, source, _Watched(policy), *rest)
+            self.preempted = True
+            self._engine.stop()
 
 
 def _most(settings: Settings, work: Workload) -> int:

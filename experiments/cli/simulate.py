@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +14,14 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from ...sim.cluster import Cluster
+from ...sim.cluster import Cluster, ClusterRun
+from ...sim.engine.observer import Observer
+from ...sim.engine.run import Run
+from ...sim.engine.run import simulate as serve_one
 from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart
-from ...sim.recording.blocks import BlockMap, record_again
-from ...sim.recording.plans import record
+from ...sim.recording.blocks import BlockMap, BlockRecording
+from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
@@ -25,7 +29,7 @@ from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import DEFAULT_RATE, Load, prepare, refuse_for_cluster, serve, summarize, write_result
 from ..runs.trace_flags import READING, left_out_told
-from .recording_flags import wanted_plan
+from .recording_flags import WantedPlan, wanted_plan
 from .replica_flags import SETTINGS, SettingsFlags
 from .summaries import print_summary
 
@@ -60,7 +64,7 @@ def simulate(
         record_steps: The steps to record, as START:COUNT; by default all.
         shuffle_ids: Of a recorded plan: hand out block ids in a random order.
         record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
-            block map of ``fragmeter report``. The run is served once more for it.
+            block map of ``fragmeter report``. The results are the same with and without.
     """
     settings = replica.settings()
     report = Report(json)
@@ -75,13 +79,8 @@ def simulate(
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     load = prepare(inputs, cluster)
     refuse_for_cluster(cluster, record_plan=record_plan, record_blocks=record_blocks)
-    work, plan = load.work, None
-    with _progress(len(work)) as progress:
-        if wanted is None:
-            run = serve(load, progress)
-        else:
-            run, plan = record(settings, work, *wanted[1:], progress=progress)
-        blocks = record_again(run, work, progress=progress) if record_blocks else None
+    with _progress(len(load.work)) as progress:
+        run, plan, blocks = _served(load, wanted, record_blocks, progress)
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
         raise SettingError("record_steps", record_steps or "0:", remedy)
@@ -102,6 +101,21 @@ def _map_told(found: BlockMap) -> str:
     rows, blocks = len(found.block_ids), int(found.block_ids[-1]) + 1
     told = f"{found.num_columns:,} moments and {rows:,} "
     return told + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
+
+
+def _served(
+    load: Load, wanted: WantedPlan | None, record_blocks: bool, progress: Callable[[int], None] | None
+) -> tuple[Run | ClusterRun, Plan | None, BlockMap | None]:
+    """The run, and of its plan and its block map those that are wanted."""
+    settings, work = load.inputs.settings, load.work
+    plan = None if wanted is None else PlanRecording(settings, work, *wanted[1:])
+    blocks = BlockRecording(settings, work) if record_blocks else None
+    observers: list[Observer] = [each for each in (plan, blocks) if each is not None]
+    if not observers:
+        return serve(load, progress), None, None
+    run = serve_one(replace(settings, ids=True), work, None, progress, observers)
+    run = replace(run, settings=settings)
+    return run, plan and plan.plan(run), blocks and blocks.block_map(run)
 
 
 def _keep(write_to: Callable[..., Path], out: Path | None) -> None:

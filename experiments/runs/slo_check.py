@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor
-from typing import Any
 
 import numpy as np
 
 from ...sim.cost import StepCost
 from ...sim.engine.engine import Engine
+from ...sim.engine.observer import Observer
 from ...sim.engine.replica import build
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
@@ -111,11 +111,8 @@ def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost 
         UserError, SimulationFault: As ``simulate``.
     """
     watch = _Watch(work, goal)
-    try:
-        run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, watch.engine)
-    except _Certain as certain:
-        return certain.verdict
-    return verdict_of(run, goal)
+    run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, (watch,))
+    return watch.certain or verdict_of(run, goal)
 
 
 def verdict_of(run: Run, goal: Goal) -> Verdict:
@@ -158,24 +155,21 @@ def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | Non
     return (len(begun) - 1 - middle) * PER_SECOND / int(begun[-1] - begun[middle])
 
 
-class _Certain(Exception):
-    """Ends a run whose verdict is known."""
+class _Watch(Observer):
+    """Looks at a run now and then, through its engine's ledger, and ends it once its verdict is certain.
 
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-
-
-class _Watch:
-    """Looks at a run now and then, through its engine's ledger."""
+    Attributes:
+        certain: The verdict, where it was known before the end.
+    """
 
     def __init__(self, work: Workload, goal: Goal) -> None:
         self._work, self._goal = work, goal
         self._told = 0
+        self.certain: Verdict | None = None
 
-    def engine(self, *parts: Any) -> Engine:
-        """Make the engine of the run, and remember it."""
-        self._engine = Engine(*parts)
-        return self._engine
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        """See ``Observer``."""
+        self._engine = engine
 
     def look(self, arrived: int) -> None:
         """Progress is told: end the run if its verdict is certain."""
@@ -183,9 +177,9 @@ class _Watch:
         if self._told % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
             return
         seen = seen_so_far(self._engine, self._work)
-        found = seen and judged(self._work, self._goal, seen, over=False)
-        if found:
-            raise _Certain(found)
+        self.certain = seen and judged(self._work, self._goal, seen, over=False)
+        if self.certain:
+            self._engine.stop()
 
 
 def seen_so_far(engine: Engine, work: Workload) -> Seen | None:

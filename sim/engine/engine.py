@@ -32,11 +32,20 @@ from ..types.state import State
 from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
 from .executor import Begun, Executor, FirstStep
+from .observer import Observer
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 _LONGEST_LEAP = 1 << 16
 #: What an alarm rings with: None, or where a leap or rest ends before its time, its steps, ticks and ledger's columns.
 Cut = tuple[int, int, Leap | None] | None
+
+#: How a plan is carried out, and how the steps that follow are taken: a leap, a step without decodes, or none.
+Actions = tuple[
+    Callable[[Plan, int], FirstStep],
+    Callable[[int, FirstStep], tuple[int, int, Leap]],
+    Callable[[int, Begun, Plan], tuple[int, Leap]],
+    Callable[[int], tuple[int, Leap | None] | None],
+]
 
 
 class Engine:
@@ -49,12 +58,16 @@ class Engine:
         edges: Ticks at which a measurement begins or ends; leaps stop there.
         leap: False to make every step an event.
         state: Whoever waits and runs; None for the state of sequences that are alone.
+        observers: What watches the run.
+
+    Attributes:
+        ledger: What has happened so far.
+        end_ticks: When the last request was done, once the run is over.
+        stopped: Whether an observer ended the run before that.
     """
 
     #: SimPy's order of what happens at one tick.
     priority = NORMAL
-    #: What writes down what happens.
-    ledger_of = Ledger
 
     def __init__(
         self,
@@ -66,20 +79,28 @@ class Engine:
         edges: Iterable[int] = (),
         leap: bool = True,
         state: State | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
-        self.ledger = self.ledger_of(memory.meter)
+        self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
-        self.leap = leap
-        #: When the last request was done; the run may go on for those who only watch the clock.
+        self.leap = self._may_leap = leap
         self.end_ticks = int(env.now)
+        self.stopped = False
+        self._observers = tuple(observers)
+        # The plan that takes place, for observers.
+        self._plan = CARRY_ON
         self._edges = sorted(edges, reverse=True)
         #: Requests of a closed loop that are done, and whose users do not know.
         self._answered: list[Sequence] = []
         #: Decode clock up to which the policy is known to decide nothing but to carry on, if nobody arrives.
         self._holds_until = 0
         self.process = env.process(self._serve())
+
+    def stop(self) -> None:
+        """End the run when the step, or leap, that is under way is over."""
+        self.stopped = True
 
     def _serve(self) -> Generator[simpy.Event, Cut, None]:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
@@ -88,10 +109,11 @@ class Engine:
         enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_tell if source.hears_of_finishes else memory.release
+        carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
         now = int(self.env.now)
         leap: Leap | None
-        while True:
+        while not self.stopped:
             if source.next_ticks <= now:
                 source.deliver(now, state.waiting)
                 plan = schedule(state, transaction(state.clock))
@@ -99,19 +121,18 @@ class Engine:
                 plan = schedule(state, transaction(state.clock))
             else:
                 plan = CARRY_ON
-            first_step = None if plan is CARRY_ON else self._carry_out(plan, now)
+            first_step = None if plan is CARRY_ON else carry_out(plan, now)
             steps = 0
             # Asked in this order, as a plan's fields are slow to read.
             if state.width and (plan is CARRY_ON or not plan.pauses):
-                steps, ticks, leap = self._leap_over(now, first_step)
+                steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
-                ticks, leap = self._stand_still(now, first_step, plan)
-            elif rest := self._rest(now):
-                ticks, leap = rest
+                ticks, leap = stand_still(now, first_step, plan)
+            elif idle := rest(now):
+                ticks, leap = idle
             else:
                 self._check_done()
-                self.end_ticks = now
-                return
+                break
             alarm.callbacks = []
             wake(alarm, priority, ticks)
             cut = yield alarm
@@ -126,6 +147,13 @@ class Engine:
                 state.clock = clock = state.clock + steps
                 if calendar and calendar[0][0] == clock:
                     release(take_finished(), clock)
+        self.end_ticks = now
+
+    def _actions(self) -> Actions:
+        """To carry out a plan, leap, stand still and rest; where nobody observes, that costs nothing."""
+        if self._observers:
+            return self._carry_out_observed, self._leap_over_observed, self._stand_still_observed, self._rest_observed
+        return self._carry_out, self._leap_over, self._stand_still, self._rest
 
     def _waker(self) -> Callable[[simpy.Event, EventPriority, int], None]:
         """What sets an alarm: takes it, its priority and the ticks until then.
@@ -217,6 +245,35 @@ class Engine:
         ticks, prefill, swap, _, _ = first_step
         width = len(plan.admitted) + len(plan.chunks)
         return ticks, (now, 0, ticks, 0, 0, width, prefill, swap, len(self.state.waiting))
+
+    # The same four, which tell the observers too.
+
+    def _carry_out_observed(self, plan: Plan, now: int) -> FirstStep:
+        self._plan = plan
+        for observer in self._observers:
+            observer.plan_decided(now, plan)
+        return self._carry_out(plan, now)
+
+    def _leap_over_observed(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
+        self.leap = self._may_leap and not any(observer.every_step for observer in self._observers)
+        steps, ticks, leap = self._leap_over(now, first_step)
+        plan = CARRY_ON if first_step is None else self._plan
+        for observer in self._observers:
+            observer.step_started(now, ticks, leap, plan)
+        return steps, ticks, leap
+
+    def _stand_still_observed(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
+        ticks, leap = self._stand_still(now, first_step, plan)
+        for observer in self._observers:
+            observer.step_started(now, ticks, leap, plan)
+        return ticks, leap
+
+    def _rest_observed(self, now: int) -> tuple[int, Leap | None] | None:
+        idle = self._rest(now)
+        if idle:
+            for observer in self._observers:
+                observer.idle_started(now, idle[0])
+        return idle
 
     def _check_done(self) -> None:
         state = self.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,7 @@ from ..workload.source import OpenLoop
 from ..workload.workload import Workload
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
+from .observer import Observer
 from .replica import Replica, build
 from .settings import Settings
 from .unread import refuse_unread
@@ -75,54 +76,26 @@ def simulate(
     workload: Workload,
     step_cost: StepCost | None = None,
     progress: Callable[[int], None] | None = None,
-    engine_of: Callable[..., Engine] = Engine,
+    observers: Iterable[Observer] = (),
 ) -> Run:
     """Serve a workload to the last request.
 
     Args:
         step_cost: Used in place of the settings' own.
         progress: Told now and then how many requests have arrived.
-        engine_of: Makes the engine, from the arguments of ``Engine``.
+        observers: What watches the run, and may end it early: it then reaches up to there.
 
     Raises:
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
-    replica, engine, source, needed = _serve(settings, workload, step_cost, progress, engine_of)
+    replica, engine, source, needed = _start(settings, workload, is_grouped(settings, workload), step_cost, observers)
+    with no_cycle_collection():
+        _run(engine, source, workload, progress)
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent())
     grouped = is_grouped(settings, workload)
     return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
-
-
-def serve(
-    settings: Settings,
-    workload: Workload,
-    step_cost: StepCost | None = None,
-    progress: Callable[[int], None] | None = None,
-    engine_of: Callable[..., Engine] = Engine,
-) -> tuple[Replica, Engine, np.ndarray]:
-    """As ``simulate``, for who has watched the engine and asks nothing of its ledger.
-
-    Returns:
-        The replica, its engine, and the smallest pool that each request needs.
-    """
-    replica, engine, _, needed = _serve(settings, workload, step_cost, progress, engine_of)
-    return replica, engine, needed
-
-
-def _serve(
-    settings: Settings,
-    workload: Workload,
-    step_cost: StepCost | None,
-    progress: Callable[[int], None] | None,
-    engine_of: Callable[..., Engine],
-) -> _Started:
-    """Start an engine, and run it to the last request."""
-    started = _start(settings, workload, is_grouped(settings, workload), step_cost, engine_of)
-    with no_cycle_collection():
-        _run(started.engine, started.source, workload, progress)
-    return started
 
 
 def finished(
@@ -217,7 +190,7 @@ def _start(
     workload: Workload,
     grouped: bool,
     step_cost: StepCost | None = None,
-    engine_of: Callable[..., Engine] = Engine,
+    observers: Iterable[Observer] = (),
 ) -> _Started:
     """A replica, and the engine that is about to serve the workload with it."""
     refuse_unread(settings, workload)
@@ -238,7 +211,10 @@ def _start(
         sequence_refused = np.repeat(refused, workload.num_sequences)
         source = OpenLoop(sequences, sequence_refused, replica.max_model_len)
     parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
-    engine = engine_of(env, source, *parts)
+    observers = tuple(observers)
+    engine = Engine(env, source, *parts, observers)
+    for observer in observers:
+        observer.run_started(engine, refused)
     return _Started(replica, engine, source, needed)
 
 
@@ -275,8 +251,10 @@ def _run(
         for tick in milestones(workload):
             engine.env.run(until=tick)
             progress(source.delivered)
+            if engine.stopped:
+                break
     engine.env.run(until=engine.process)
-    if progress is not None:
+    if progress is not None and not engine.stopped:
         progress(len(workload))
 
 

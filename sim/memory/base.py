@@ -263,11 +263,11 @@ class Memory(Protocol):
 
     # --- Recordings ---
 
-    def settle(self, state: State, decodes: bool) -> None:
-        """Bring ``tables`` to the end of the step that is about to run. Counts, and so decisions, stay the same.
+    def settle(self, state: State, steps: int) -> None:
+        """Bring ``tables`` to the end of so many steps of the leap that is about to run; counts do not change.
 
         Args:
-            decodes: Whether the running sequences compute in that step.
+            steps: No more than the leap has; 0 for a step that only prefills.
         """
 
     def cached_block_ids(self) -> np.ndarray:

@@ -33,7 +33,7 @@ from fragmeter.reports.page.run_report import SECTIONS, Asked, write_report
 from fragmeter.reports.page.serving_sections import latencies
 from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
-from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.metrics.objectives import objectives
 from fragmeter.sim.metrics.result import memory_table, requests_table
 from fragmeter.sim.metrics.stays import stays_table
@@ -43,18 +43,18 @@ from plan_cases import swapping_case
 from strategies import Case, crowded_cases, medium_cases
 
 
-class Watched(Engine):
+class Watched(Observer):
     """Writes down where everybody is in every step."""
 
-    def _leap_over(self, now, first_step):
-        self._note(now)
-        return super()._leap_over(now, first_step)
+    every_step = True
 
-    def _stand_still(self, now, first_step, plan):
-        self._note(now)
-        return super()._stand_still(now, first_step, plan)
+    def __init__(self):
+        self.seen: dict[int, dict[str, set[int]]] = {}
 
-    def _note(self, now):
+    def run_started(self, engine, refused):
+        self.state = engine.state
+
+    def step_started(self, now, ticks, leap, plan):
         queues = ("running", "prefilling", "waiting", "swapped", "stalled")
         self.seen[now] = {name: {one.index for one in getattr(self.state, name)} for name in queues}
 
@@ -65,13 +65,13 @@ class Watched(Engine):
 def test_spans_say_where_every_request_is(policy, case: Case):
     settings = settings_of(policy, case.pool, case.limits)
     workload = workload_of(case.requests, case.limits.max_model_len)
-    kind = type("_Watched", (Watched,), {"seen": {}})
-    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    watched = Watched()
+    simulate(settings, workload, case.cost, observers=[watched])
     run = simulate(settings, workload, case.cost)
     requests = requests_table(run)
     spans = request_spans(requests, stays_table(run))
     ran: set[int] = set()
-    for now, queues in kind.seen.items():
+    for now, queues in watched.seen.items():
         middle = (now + 0.5) / PER_SECOND
         covering = spans[(spans["start_s"] <= middle) & (middle < spans["end_s"])]
         states = dict(zip(covering["request"], covering["state"]))

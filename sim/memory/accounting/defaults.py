@@ -72,7 +72,7 @@ class MemoryDefaults:
     def expect(self, children: np.ndarray) -> None:
         """See ``Memory``; nothing is kept for requests that go on from others."""
 
-    def settle(self, state: State, decodes: bool) -> None:
+    def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""
 
     def cached_block_ids(self) -> np.ndarray:

@@ -143,16 +143,3 @@ class Ledger:
         for swapped, sequences in enumerate((preempted, swapped_out)):
             for sequence in sequences:
                 self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))
-
-
-class EmptyTable(Table):
-    """Keeps no records."""
-
-    def append(self, record: tuple[int, ...]) -> None:
-        """Forget a record."""
-
-
-class NoLedger(Ledger):
-    """Writes nothing down: of a run that was served before."""
-
-    table_of = EmptyTable

@@ -266,10 +266,10 @@ class PagedMemory(MemoryDefaults):
         """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
         return sum(-(-(member.start_tokens - tokens) // self.block_size) for member in members)
 
-    def settle(self, state: State, decodes: bool) -> None:
+    def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""
         if self.tables:
-            self.tables.grow_until(state.clock + decodes)
+            self.tables.grow_until(state.clock + steps)
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""

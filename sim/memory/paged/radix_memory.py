@@ -219,6 +219,15 @@ class RadixMemory(MemoryDefaults):
         Returns:
             What the ledger integrates: slots live and held in the first step.
         """
+        held = self._begin_row(state, steps)
+        if steps:
+            self._grow(state.width, state.clock + 1, state.clock + steps)
+        else:
+            self._end_prefills(state.clock)
+        return held, held
+
+    def _begin_row(self, state: State, steps: int) -> int:
+        """Take the slots of the first step, or of one that only prefills; how many are held in it."""
         row = self.log.row
         self.log.row += 1
         taken = state.width
@@ -227,12 +236,7 @@ class RadixMemory(MemoryDefaults):
         self._take(taken)
         cached = self.tree.evictable_tokens
         self.log.settle(cached, at_row(row))
-        held = self.capacity_slots - self.free - cached
-        if steps:
-            self._grow(taken, state.clock + 1, state.clock + steps)
-        else:
-            self._end_prefills(state.clock)
-        return held, held
+        return self.capacity_slots - self.free - cached
 
     def _take(self, slots: int) -> None:
         self._make_free(slots)

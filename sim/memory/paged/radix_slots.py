@@ -8,7 +8,7 @@ tree's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -137,9 +137,12 @@ class SlotRadixMemory(RadixMemory):
         super().__init__(num_slots, runs, keeps)
         self.tree: SlotTree = SlotTree()
         self.tables: SlotTables = SlotTables(num_slots)
-        # Slots of the coming step that were taken before it is over.
-        self._ahead = 0
-        self._running: Iterable[Sequence] = ()
+        # Of the leap that is about to run, once it has been looked at: slots held in its first step, and the steps
+        # whose slots are handed out.
+        self._held: int | None = None
+        self._settled = 0
+        # Slots that were taken step by step and are in no table yet.
+        self._taken: list[np.ndarray] = []
 
     def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``RadixMemory``."""
@@ -156,20 +159,18 @@ class SlotRadixMemory(RadixMemory):
         if sequence not in self.tables.tables:
             self.tables.tables[sequence] = self.tree.along(self.holdings[sequence].node)
 
-    def settle(self, state: State, decodes: bool) -> None:
-        """Hand out the slots of the step that is about to run; it takes no others when it is over."""
-        if self._ahead:
-            return
-        if decodes:
-            wanted = dict.fromkeys(state.running, 1)
-        else:
-            wanted = {sequence: tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch}
-        self._ahead = sum(wanted.values())
-        super()._take(self._ahead)
-        slots, start = self.tables.pool.take_many(self._ahead), 0
-        for sequence, count in wanted.items():
-            self.tables.tables[sequence].frombytes(slots[start : start + count].tobytes())
-            start += count
+    def settle(self, state: State, steps: int) -> None:
+        """Hand out the slots of so many steps of the leap that is about to run, or of a step that only prefills (0).
+
+        They are not handed out again when it is over. No more steps may be asked for than the leap has.
+        """
+        if self._held is None:
+            self._held, self._settled = self._begin_row(state, steps), min(steps, 1)
+        if steps > self._settled:
+            self._grow(state.width, state.clock + self._settled, state.clock + steps)
+            self._settled = steps
+        if self._taken:
+            self._hand_out(state.running)
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: all slots of the tree, of which some are locked."""
@@ -177,25 +178,40 @@ class SlotRadixMemory(RadixMemory):
 
     def pass_steps(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
-        self.settle(state, steps > 0)
-        self._running = state.running
-        return super().pass_steps(state, steps)
+        self.settle(state, steps)
+        held, self._held = self._held or 0, None
+        if not steps:
+            self._end_prefills(state.clock)
+        return held, held
 
-    def _take(self, slots: int) -> None:
-        super()._take(slots - self._ahead)
-        self._ahead = 0
+    def _begin_row(self, state: State, steps: int) -> int:
+        """See ``RadixMemory``."""
+        held, pool = super()._begin_row(state, steps), self.tables.pool
+        if steps:
+            self._taken.append(pool.take_many(state.width))
+            return held
+        for sequence, tokens in self._batch:
+            slots = pool.take_many(tokens - self.holdings[sequence].tokens)
+            self.tables.tables[sequence].frombytes(slots.tobytes())
+        return held
 
     def _grow(self, width: int, clock: int, end: int) -> None:
-        """See ``RadixMemory``; in each step slots are handed out to one after the other."""
+        """See ``RadixMemory``."""
         while clock < end:
             # None is evicted before the free ones run out: so many steps at once.
             steps = max(1, min(self.free // width, end - clock))
             self._take(width * steps)
             self.log.settle(self.tree.evictable_tokens, in_step(clock))
-            slots = self.tables.pool.take_many(width * steps)
-            for place, sequence in enumerate(self._running):
-                self.tables.tables[sequence].frombytes(slots[place::width].tobytes())
+            self._taken.append(self.tables.pool.take_many(width * steps))
             clock += steps
+
+    def _hand_out(self, running: Collection[Sequence]) -> None:
+        """The slots taken, in each step to one of those that run after the other."""
+        slots, tables = np.concatenate(self._taken).reshape(-1, len(running)), self.tables.tables
+        self._taken.clear()
+        ids, size = slots.T.tobytes(), len(slots) * slots.itemsize
+        for start, sequence in zip(range(0, len(ids), size), running, strict=True):
+            tables[sequence].frombytes(ids[start : start + size])
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
         """See ``RadixMemory``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .occupancy import NOBODY
 from .recorded import GIVEN_UP, SCHEMA_VERSION, BlockMap, load
-from .recording import MOST_COLUMNS, MOST_LOOKED_AT, MOST_ROWS, record, record_again
+from .recording import MOST_COLUMNS, MOST_LOOKED_AT, MOST_ROWS, BlockRecording, record
 
 __all__ = [
     "GIVEN_UP",
@@ -14,7 +14,7 @@ __all__ = [
     "NOBODY",
     "SCHEMA_VERSION",
     "BlockMap",
+    "BlockRecording",
     "load",
     "record",
-    "record_again",
 ]

@@ -7,6 +7,8 @@ lies; and a block has those below its end less those below its start.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...memory import Memory
@@ -17,32 +19,62 @@ from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limit
 _FREE = CODES["free"]
 
 
-class Pieces:
-    """See ``Occupancy``.
+class PiecesSeen(NamedTuple):
+    """What a look at a pool of pieces reads; it takes little room, and ``Pieces`` works it out where it is kept.
 
-    Args:
-        held: Sequences on the device, by index.
+    Attributes:
+        block_size, num_slots: Of the pool.
+        residue: Code of the bucket past all limits.
+        spans: int64 [spans, 2], first slot and slots of the pieces of sequences, of those kept, of stranded ones.
+        limits: int64 [sequences, 4], see ``limits_of``.
+        sequences: int32 [sequences + 1], their indices, and ``NOBODY``.
+        cached: How many pieces are kept.
     """
 
-    def __init__(self, memory: Memory, layout: Layout, held: list[Holder]) -> None:
-        placement, size = memory.placement, memory.block_size
-        if placement is None:
-            raise SimulationFault("a memory of blocks is to be read as one of pieces")
-        self._size = size
-        own = [(layout.start(holder.sequence), holder.sequence.grant.slots) for holder in held]
-        cached = [(placement.first_slot(grant), grant.slots) for grant in placement.kept_pieces()]
-        stranded = [(first * size, blocks * size) for first, blocks in placement.stranded_pieces()]
-        spans = [*own, *cached, *stranded]
-        start, slots = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    block_size: int
+    num_slots: int
+    residue: int
+    spans: np.ndarray
+    limits: np.ndarray
+    sequences: np.ndarray
+    cached: int
+
+
+def look_at_pieces(memory: Memory, layout: Layout, held: list[Holder]) -> PiecesSeen:
+    """The pool, with these sequences on the device, in order of their index."""
+    placement, size = memory.placement, memory.block_size
+    if placement is None:
+        raise SimulationFault("a memory of blocks is to be read as one of pieces")
+    own = [(layout.start(holder.sequence), holder.sequence.grant.slots) for holder in held]
+    cached = [(placement.first_slot(grant), grant.slots) for grant in placement.kept_pieces()]
+    stranded = [(first * size, blocks * size) for first, blocks in placement.stranded_pieces()]
+    spans = [*own, *cached, *stranded]
+    return PiecesSeen(
+        size,
+        layout.num_slots,
+        CODES[memory.residue],
+        np.array(spans, dtype=np.int64).reshape(-1, 2),
+        np.array(limits_of(memory, held), dtype=np.int64).reshape(-1, len(BOUNDED)),
+        np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32),
+        len(cached),
+    )
+
+
+class Pieces:
+    """See ``Occupancy``."""
+
+    def __init__(self, seen: PiecesSeen) -> None:
+        self._size, num_slots, residue, spans, holder_limits, sequences, num_cached = seen
+        own, num_kept = len(holder_limits), len(holder_limits) + num_cached
+        start, slots = spans.T
         #: Of the pool, and of pieces beyond it.
-        self.num_slots = max(layout.num_slots, int((start + slots).max(initial=0)))
-        self._codes = np.array([*BOUNDED, CODES[memory.residue], CODES["cached"], CODES["stranded"]])
+        self.num_slots = max(num_slots, int((start + slots).max(initial=0)))
+        self._codes = np.array([*BOUNDED, residue, CODES["cached"], CODES["stranded"]])
         # Within each span where its buckets end, which lie in this order; most are empty.
         ends = np.repeat(slots[None], len(self._codes), axis=0)
-        limits = np.array(limits_of(memory, held), dtype=np.int64).reshape(-1, len(BOUNDED)).T
-        ends[: len(BOUNDED), : len(own)] = np.minimum(np.maximum.accumulate(limits), slots[: len(own)])
-        ends[:5, len(own) :] = 0
-        ends[5, len(own) + len(cached) :] = 0
+        ends[: len(BOUNDED), :own] = np.minimum(np.maximum.accumulate(holder_limits.T), slots[:own])
+        ends[:5, own:] = 0
+        ends[5, num_kept:] = 0
         order = np.argsort(start)
         self._from, self._ends = start[order], ends[:, order]
         below = np.diff(self._ends, axis=0, prepend=0).cumsum(axis=1)
@@ -50,11 +82,10 @@ class Pieces:
         self.census = np.zeros(len(CODES), dtype=np.int64)
         self.census[self._codes] = self._below[:, -1]
         self.census[_FREE] = self.num_slots - self.census.sum()
-        is_own = order < len(own)
+        is_own = order < own
         self._start, self._stop = self._from[is_own], self._from[is_own] + slots[order][is_own]
-        self._sequence = np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32)
-        self._sequence[:-1] = self._sequence[order[is_own]]
-        is_busy = order < len(own) + len(cached)
+        self._sequence = np.append(sequences[order[is_own]], sequences[-1])
+        is_busy = order < num_kept
         self._busy = self._from[is_busy], self._from[is_busy] + slots[order][is_busy]
 
     @property

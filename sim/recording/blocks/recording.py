@@ -1,57 +1,58 @@
-"""Serves a workload again and records which block held what.
+"""Watches a run and records which block held what.
 
-A run leaps over most of its steps and hands out no block ids. So it is served twice: first as ``simulate`` does,
-which says when every step is; then with ids, and with a watcher in simulated time that looks at the pool in the steps
-chosen:
+A run leaps over most of its steps, and its length is not known before it is over. So the pool is looked at on a grid of
+simulated times that gets coarser as the run goes on:
 
-    1. simulate                     all steps, some tens of thousands of requests a second
-    2. choose moments               evenly spaced in time: the step in force at each
-    3. serve again, ids kept        leaps end where a chosen step begins (as at the edge of a measurement)
-    4. a tick into each such step   who holds which blocks, through tables and pieces; what the rows of the map are
+    first stride      the least that the run can take (its last arrival), in half of the most columns
+    a leap starts     at each time of the grid within it: the step in force then, in closed form; tables grow to the end
+                      of that step, as the leap would let them, and the pool is looked at. No leap is cut
+    an idle span      one look; its columns are those of a pool in which nobody runs
+    the grid is full  every second column is dropped, and the stride doubles; so too where looks have become so dear
+                      that fewer must do (``_Budget``)
+    the end           at least half of the most columns are left; of a run of fewer steps no more than those
 
 Nothing is taken from the ledger's sums: what is found adds up to them, and a test says so.
 
 What this costs is bounded, whatever the pool and the load:
 
-    memory     a moment leaves its rows alone: of a pool of more than 2,048 blocks so many, evenly spaced; a coarse map
+    memory     a column leaves its rows alone: of a pool of more than 2,048 blocks so many, evenly spaced; a coarse map
                has the rows of the fine one that it names in ``block_ids``. No list has an element for each block of
                the pool; those that there are have one for each block that was ever in use
-    time       a moment looks at the sequences on the device, each of which takes as long as some tens of blocks, and where
-               they have block tables at the blocks in use; where all that would be more than ``MOST_LOOKED_AT`` there are
-               fewer moments
-    the run    the second time nothing is written down of it, and blocks that a table keeps are not read again
+    time       a look reads the sequences on the device, each of which takes as long as some tens of blocks, and where
+               they have block tables the blocks in use; all looks together read a few times ``MOST_LOOKED_AT``
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import simpy
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...engine.run import Run, serve, simulate
+from ...engine.observer import Observer
+from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory import Memory
-from ...memory.accounting.ledger import STALLED, NoLedger
+from ...memory.accounting.ledger import STALLED, Leap
 from ...types.errors import SettingError
-from ...types.state import State
+from ...types.sequence import Plan
+from ...types.sums import ticks_of, whole_steps
 from ...workload.workload import Workload
 from ..plans.form import PAGED
-from ..plans.layouts import Layout, layout_of
-from .moments import Moment, moments
+from ..plans.layouts import layout_of
+from .grid import Grid
 from .occupancy import CODES, NOBODY, Occupancy, Rows, holders
-from .pieces import Pieces
+from .pieces import Pieces, PiecesSeen, look_at_pieces
 from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
-from .tables import TableReader
+from .tables import TableReader, Tables
 
 #: Moments, and blocks, of the largest map.
 MOST_COLUMNS, MOST_ROWS = 2_000, 2_048
-#: Blocks in use that all moments together look at, about, which takes a second or so: 10,000 in each of the most.
+#: Blocks in use that the moments of a map together look at, about, which takes a second or so: 10,000 in each of the most.
 MOST_LOOKED_AT = 10_000 * MOST_COLUMNS
 #: A sequence takes as long to look at as so many blocks.
 _BLOCKS_A_SEQUENCE = 32
@@ -71,124 +72,133 @@ def record(
     The run is the one that ``simulate`` gives, bit by bit.
 
     Args:
-        step_cost, progress: See ``simulate``; the second time progress is told again.
-        most_columns, most_rows: Moments that are looked at, and blocks that are kept of each.
+        step_cost, progress: See ``simulate``.
+        most_columns, most_rows: Moments, and blocks, that are kept.
 
     Raises:
-        SettingError: The policy's memory cannot be recorded.
+        SettingError: The policy's memory cannot be recorded, or no request fits the pool.
         UserError, SimulationFault: As ``simulate``.
     """
-    run = simulate(settings, workload, step_cost, progress)
-    return run, record_again(run, workload, step_cost, progress, most_columns, most_rows)
+    recording = BlockRecording(settings, workload, most_columns, most_rows)
+    run = simulate(replace(settings, ids=True), workload, step_cost, progress, (recording,))
+    return replace(run, settings=settings), recording.block_map(run)
 
 
-def record_again(
-    run: Run,
-    workload: Workload,
-    step_cost: StepCost | None = None,
-    progress: Callable[[int], None] | None = None,
-    most_columns: int = MOST_COLUMNS,
-    most_rows: int = MOST_ROWS,
-) -> BlockMap:
-    """Serve the workload of a run once more, and record what its blocks held.
+class _Look(NamedTuple):
+    """A column, and when the step in force began; None where nothing runs."""
+
+    column: _Column
+    start_ticks: int | None
+
+
+class _Budget:
+    """How many columns may be kept, by what looks have cost so far.
+
+    As many as, each at the price of the dearest look, together read ``MOST_LOOKED_AT`` blocks; half as many each time
+    that all looks, those of dropped columns included, have read so many once more. As n columns serve n times a stride that
+    doubles, the second happens hardly ever, and more than a few times never.
+    """
+
+    def __init__(self, most_columns: int) -> None:
+        self._most = most_columns
+        self._dearest, self._spent = 1, 0
+
+    def most_after(self, blocks: int) -> int:
+        """The most columns after a look that read so many blocks."""
+        self._dearest = max(self._dearest, blocks)
+        self._spent += blocks
+        affordable = min(self._most, MOST_LOOKED_AT // self._dearest)
+        return max(1, affordable >> (self._spent // MOST_LOOKED_AT))
+
+
+class BlockRecording(Observer):
+    """Watches a run, which must have block ids, and looks at its pool.
 
     Args:
-        workload: As it was given to ``simulate``.
-        step_cost, progress, most_columns, most_rows: See ``record``.
-
-    Raises:
-        SettingError, UserError, SimulationFault: As ``record``.
+        settings, workload: Of the run.
+        most_columns, most_rows: See ``record``.
     """
-    settings = run.settings
-    if run.replica.memory.groups.sliding:
-        remedy = "a map has one block table a sequence, and KV groups have several"
-        raise SettingError("record_blocks", settings.policy, f"{remedy}; give --disable-hybrid-kv-cache-manager")
-    if not run.book.num_steps:
-        remedy = "no step was run, as the pool holds none of the requests; take a larger pool"
-        raise SettingError("record_blocks", settings.policy, remedy)
-    watcher = _Watcher(moments(run.book, min(most_columns, _affordable_columns(run))), most_rows)
-    serve(replace(settings, ids=True), workload, step_cost, progress, watcher.engine)
-    return watcher.block_map(run)
 
+    def __init__(
+        self, settings: Settings, workload: Workload, most_columns: int = MOST_COLUMNS, most_rows: int = MOST_ROWS
+    ) -> None:
+        self._settings, self._workload = settings, workload
+        self._most_columns, self._most_rows = most_columns, most_rows
 
-def _affordable_columns(run: Run) -> int:
-    """Moments that together look at about ``MOST_LOOKED_AT`` blocks."""
-    blocks = int(run.book.rows["width"].max()) * _BLOCKS_A_SEQUENCE
-    if run.replica.memory.placement is None:
-        ledger = run.accounts.at_rows()
-        in_use = run.book.capacity_slots - ledger["free"] - ledger["stranded"]
-        # Rows that grow hold more in their last step than in the first one, but not by much.
-        blocks += -(-int(in_use.max()) // run.replica.block_size)
-    return max(1, MOST_LOOKED_AT // blocks)
-
-
-class _ObservedEngine(Engine):
-    """An engine whose run only a watcher looks at."""
-
-    ledger_of = NoLedger
-
-
-class _Watcher:
-    """Looks at the pool of an engine at chosen moments."""
-
-    def __init__(self, chosen: list[Moment], most_rows: int) -> None:
-        self._chosen, self._most_rows = chosen, most_rows
-        self._columns: list[_Column] = []
-
-    def engine(
-        self,
-        env: simpy.Environment,
-        source: Any,
-        policy: Any,
-        memory: Memory,
-        cost: StepCost,
-        edges: Iterable[int],
-        leap: bool,
-        state: Any,
-    ) -> Engine:
-        """The engine that serves the workload, and stops its leaps where somebody looks."""
-        self.layout = layout_of(memory, policy.name)
-        self.layout.close()
-        self._reader = TableReader(memory, self.layout) if self.layout.name == PAGED else None
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        """See ``Observer``: refuse what cannot be drawn, and choose the first stride."""
+        memory, policy = engine.memory, self._settings.policy
+        if memory.groups.sliding:
+            remedy = "a map has one block table a sequence, and KV groups have several"
+            raise SettingError("record_blocks", policy, f"{remedy}; give --disable-hybrid-kv-cache-manager")
+        if refused.all():
+            remedy = "no step was run, as the pool holds none of the requests; take a larger pool"
+            raise SettingError("record_blocks", policy, remedy)
+        self._memory, self._state = memory, engine.state
+        self._layout = layout_of(memory, policy)
+        self._reader = TableReader(memory, self._layout) if self._layout.name == PAGED else None
         # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
-        self._shown = None if is_counted(memory) else _spread(memory.num_blocks, self._most_rows)
-        edges = sorted({*edges, *(moment.start_ticks for moment in self._chosen)})
-        engine = _ObservedEngine(env, source, policy, memory, cost, edges, leap, state)
-        env.process(self._watch(env, engine))
-        return engine
+        self._shown: Any = None if is_counted(memory) else _spread(memory.num_blocks, self._most_rows)
+        least_ticks = _least_ticks(engine, self._workload, refused)
+        self._grid: Grid[_Look] = Grid(max(1, 2 * least_ticks // self._most_columns), self._most_columns)
+        self._budget = _Budget(self._most_columns)
 
-    def _watch(self, env: simpy.Environment, engine: Engine) -> Generator[simpy.Event, None, None]:
-        seen: tuple[int, bool] | None = None
-        for moment in self._chosen:
-            key = moment.start_ticks, moment.decodes
-            if key != seen:
-                # Within the first tick of the step all that it begins with is done.
-                yield env.timeout(moment.start_ticks + 1 - env.now)
-                column = _Column(self._look(engine.memory, engine.state, moment.decodes), self._shown)
-                seen = key
-            self._columns.append(column)
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: Plan) -> None:
+        """See ``Observer``: look at the pool in those steps of a leap that are on the grid."""
+        grid, end_ticks = self._grid, now + ticks
+        if grid.next_ticks >= end_ticks:
+            return
+        _, steps, first, second, growth, *_ = leap
+        grid.reach(end_ticks)
+        while grid.next_ticks < end_ticks:
+            ahead = grid.next_ticks - now - first
+            before = 0 if ahead < 0 else 1 + whole_steps(ahead, second, growth)
+            start = now + (ticks_of(before, first, second, growth) if before else 0)
+            until = now + ticks_of(before + 1, first, second, growth)
+            # Of a step that only prefills nothing grows.
+            self._look(min(before + 1, steps), start, until)
 
-    def _look(self, memory: Memory, state: State, decodes: bool) -> Occupancy:
-        """The pool in the step that is about to run, which ``decodes`` or not."""
+    def idle_started(self, now: int, ticks: int) -> None:
+        """See ``Observer``: one look at what a pool keeps when nobody runs."""
+        self._grid.reach(now + ticks)
+        if self._grid.next_ticks < now + ticks:
+            self._look(0, None, now + ticks)
+
+    def _look(self, steps: int, start_ticks: int | None, end_ticks: int) -> None:
+        """Look at the pool at the end of so many steps from now; so it is until ``end_ticks``."""
+        state, layout, grid = self._state, self._layout, self._grid
         if state.running or state.prefilling:
-            self.layout.settle(state, decodes and bool(state.width))
-        held = holders(memory, state, state.clock + decodes)
-        return Pieces(memory, self.layout, held) if self._reader is None else self._reader.look(held)
+            layout.settle(state, steps)
+        held = holders(self._memory, state, state.clock + steps)
+        read = _BLOCKS_A_SEQUENCE * len(held)
+        if self._reader is None:
+            column = _Column(look_at_pieces(self._memory, layout, held))
+        else:
+            seen = self._reader.look(held)
+            read += seen.in_use
+            column = _Column(seen)
+            # Block tables take more room than the rows that follow from them, pieces less.
+            column.rows(self._shown)
+        grid.most = self._budget.most_after(read)
+        grid.reach(end_ticks)
+        grid.fill(_Look(column, start_ticks), end_ticks)
 
     def block_map(self, run: Run) -> BlockMap:
-        """What was seen."""
-        columns, shown = self._columns, self._shown
+        """What was seen of a run that is over."""
+        chosen = [*self._grid.evenly(run.book.num_steps)]
+        columns = [look.column for _, look in chosen]
+        shown = self._shown
         if shown is None:
             shown = _spread(max(column.num_blocks for column in columns), self._most_rows)
         rows = [column.rows(shown) for column in columns]
         grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
-        at = np.array([moment.at_ticks for moment in self._chosen])
+        at = np.array([ticks for ticks, _ in chosen])
         cuts = _preemptions(run)
         _mark_given_up(grids["bucket"], grids["sequence"], at, cuts)
         return BlockMap(
-            meta=_meta(run, self.layout),
+            meta=self._meta(run),
             at_ticks=at,
-            start_ticks=np.array([moment.start_ticks for moment in self._chosen]),
+            start_ticks=np.array([at if look.start_ticks is None else look.start_ticks for at, look in chosen]),
             block_ids=shown,
             **grids,
             census_slots=np.stack([column.census for column in columns]),
@@ -199,6 +209,29 @@ class _Watcher:
             preempted_swapped=cuts[2],
         )
 
+    def _meta(self, run: Run) -> dict[str, Any]:
+        memory, layout = self._memory, self._layout
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "fragmeter": version("fragmeter"),
+            "policy": self._settings.policy,
+            "model": self._settings.model,
+            "layout": "counted" if is_counted(memory) else layout.name,
+            "block_size": run.replica.block_size,
+            "num_blocks": memory.num_blocks,
+            "end_ticks": run.book.end_ticks,
+            "trace_sha256": run.workload.sha256(),
+        }
+
+
+def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int:
+    """What the run takes at least: until the last request comes, or the steps of all tokens with every seat taken."""
+    served = ~refused
+    # When users send a request depends on the run.
+    last = 0 if workload.users is not None else int(workload.arrival_ticks[served].max())
+    steps = -(-int(workload.output_tokens[served].sum()) // engine.policy.limits.max_num_seqs)
+    return max(last, steps * engine.cost.step_ticks(1, 1, 0, 0))
+
 
 def _spread(blocks: int, most: int) -> np.ndarray:
     """At most so many of the blocks, evenly spaced, int64."""
@@ -206,16 +239,30 @@ def _spread(blocks: int, most: int) -> np.ndarray:
 
 
 class _Column:
-    """One moment: its rows, or what they follow from as long as it is not known which are shown."""
+    """One look: its rows, or what they follow from as long as nobody has asked for them."""
 
-    def __init__(self, seen: Occupancy, shown: np.ndarray | None) -> None:
-        self._seen: Occupancy | Rows = seen if shown is None else seen.rows(shown)
-        self.num_blocks, self.census = seen.num_blocks, seen.census
-        self.free_runs, self.largest_free = _runs(seen.free_lengths())
+    def __init__(self, seen: Tables | PiecesSeen) -> None:
+        self._seen: Any = seen
+        self._rows: Rows | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """See ``Occupancy``; before the rows are asked for."""
+        return self._occupancy().num_blocks
+
+    def _occupancy(self) -> Occupancy:
+        if isinstance(self._seen, PiecesSeen):
+            self._seen = Pieces(self._seen)
+        return self._seen
 
     def rows(self, shown: np.ndarray) -> Rows:
-        """The blocks that are shown."""
-        return self._seen if isinstance(self._seen, Rows) else self._seen.rows(shown)
+        """The blocks that are shown, which are always the same; from then on nothing else is kept but the counts."""
+        if self._rows is None:
+            seen = self._occupancy()
+            self._rows, self.census = seen.rows(shown), seen.census
+            self.free_runs, self.largest_free = _runs(seen.free_lengths())
+            self._seen = None
+        return self._rows
 
 
 def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
@@ -251,18 +298,3 @@ def _mark_given_up(
 def is_counted(memory: Memory) -> bool:
     """Whether pieces have no addresses."""
     return memory.placement is not None and not memory.placement.has_addresses
-
-
-def _meta(run: Run, layout: Layout) -> dict[str, Any]:
-    memory = run.replica.memory
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "fragmeter": version("fragmeter"),
-        "policy": run.settings.policy,
-        "model": run.settings.model,
-        "layout": "counted" if is_counted(memory) else layout.name,
-        "block_size": run.replica.block_size,
-        "num_blocks": memory.num_blocks,
-        "end_ticks": run.book.end_ticks,
-        "trace_sha256": run.workload.sha256(),
-    }

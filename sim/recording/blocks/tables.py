@@ -53,6 +53,9 @@ class Tables:
 
     Args:
         held, tables: Sequences on the device, by index, and the blocks that each names.
+
+    Attributes:
+        in_use: Blocks that are named or cached.
     """
 
     def __init__(self, reader: TableReader, held: list[Holder], tables: list[np.ndarray]) -> None:
@@ -76,6 +79,7 @@ class Tables:
         if len(cached):
             self._is_busy[cached] = True
             in_use = int(np.count_nonzero(self._is_busy))
+        self.in_use = in_use
         self.census = np.zeros(len(CODES), dtype=np.int64)
         before = np.minimum(self._limits, lengths * size).sum(axis=1) - self._saved
         self._put_counts(self.census, before, in_tables * size)

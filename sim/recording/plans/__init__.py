@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .recorded import SCHEMA_VERSION, Plan, PlanStep, load
-from .recording import record
+from .recording import PlanRecording, record
 
-__all__ = ["SCHEMA_VERSION", "Plan", "PlanStep", "load", "record"]
+__all__ = ["SCHEMA_VERSION", "Plan", "PlanRecording", "PlanStep", "load", "record"]

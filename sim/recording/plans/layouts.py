@@ -31,7 +31,7 @@ class Layout(Protocol):
         name: "paged" or "contiguous".
         unit_slots: Slots of what moves count: of a block, or one.
         num_slots: Slots of the pool, and of pieces beyond it.
-        moves: What changed place since they were cleared.
+        moves: What changed place since they were cleared, between ``open`` and ``close``.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Layout(Protocol):
     num_slots: int
     moves: Moves
 
-    def settle(self, state: State, decodes: bool) -> None:
-        """Let the tables reach to the end of the step that is about to run, if it decodes."""
+    def settle(self, state: State, steps: int) -> None:
+        """Let the tables reach to the end of so many steps of what is about to run; 0 of a step that only prefills."""
 
     def table(self, sequence: Sequence) -> Table:
         """The block table of a sequence; empty in a contiguous layout."""
@@ -54,6 +54,9 @@ class Layout(Protocol):
     def pinned_slots(self) -> np.ndarray:
         """Slots of a prefix that is there from the start, int64."""
 
+    def open(self) -> None:
+        """From now on the memory tells what moves."""
+
     def close(self) -> None:
         """Nobody asks what moves any more."""
 
@@ -65,7 +68,7 @@ class PagedLayout:
 
     def __init__(self, memory: Memory, tables: Tables) -> None:
         self._memory, self._tables, self.unit_slots = memory, tables, memory.block_size
-        self._tables.moves = self.moves = Moves()
+        self.moves = Moves()
         self.num_slots = memory.num_blocks * self.unit_slots
 
     def shuffle(self, random: np.random.Generator) -> None:
@@ -73,9 +76,9 @@ class PagedLayout:
         self._tables.pool.shuffle(random)
         self._tables.host_pool.shuffle(random)
 
-    def settle(self, state: State, decodes: bool) -> None:
+    def settle(self, state: State, steps: int) -> None:
         """See ``Layout``."""
-        self._memory.settle(state, decodes)
+        self._memory.settle(state, steps)
 
     def table(self, sequence: Sequence) -> Table:
         """See ``Layout``."""
@@ -97,6 +100,10 @@ class PagedLayout:
         blocks = np.array(self._tables.prefix, dtype=np.int64)
         return (blocks[:, None] * self.unit_slots + np.arange(self.unit_slots)).ravel()
 
+    def open(self) -> None:
+        """See ``Layout``."""
+        self._tables.moves = self.moves
+
     def close(self) -> None:
         """See ``Layout``."""
         self._tables.moves = None
@@ -110,12 +117,12 @@ class ContiguousLayout:
 
     def __init__(self, memory: Memory, placement: Placement) -> None:
         self._placement = placement
-        placement.moves = self.moves = Moves()
+        self.moves = Moves()
         if not placement.has_addresses:
             placement.addresses = FirstFitArena(_UNBOUNDED)
         self.num_slots = memory.capacity_slots
 
-    def settle(self, state: State, decodes: bool) -> None:
+    def settle(self, state: State, steps: int) -> None:
         """See ``Layout``; pieces do not grow."""
 
     def table(self, sequence: Sequence) -> Table:
@@ -136,6 +143,10 @@ class ContiguousLayout:
     def pinned_slots(self) -> np.ndarray:
         """See ``Layout``."""
         return np.zeros(0, dtype=np.int64)
+
+    def open(self) -> None:
+        """See ``Layout``."""
+        self._placement.moves = self.moves
 
     def close(self) -> None:
         """See ``Layout``."""

@@ -92,7 +92,7 @@ class Recorder:
     def step(self, start_ticks: int, ticks: int, state: State, decision: Decision) -> None:
         """A step is about to run."""
         decodes, prefills = [*decoding(state, decision)], [*prefilling(decision)]
-        self._layout.settle(state, not decision.pauses and bool(state.width))
+        self._layout.settle(state, int(not decision.pauses and bool(state.width)))
         if self._ahead:
             self._carry_out(decodes + prefills)
             self._ahead -= 1

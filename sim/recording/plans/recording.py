@@ -8,23 +8,18 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import simpy
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...engine.executor import Begun, FirstStep
 from ...engine.grouping import pinned_tokens
+from ...engine.observer import Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
-from ...memory import Memory
 from ...memory.accounting.ledger import Leap
-from ...policy import Policy
 from ...types.errors import SettingError
-from ...types.sequence import CARRY_ON
 from ...types.sequence import Plan as Decision
 from ...types.state import State
 from ...workload.groups import Group, Lineage
-from ...workload.source import Source
 from ...workload.workload import Workload
 from .layouts import PagedLayout, layout_of
 from .names import TokenNames
@@ -59,16 +54,31 @@ def record(
         SettingError: The policy's memory cannot be recorded, or ids of pieces are to be shuffled.
         UserError, SimulationFault: As ``simulate``.
     """
-    window = _Window(settings, workload, first_step, num_steps, shuffle_ids)
-    run = simulate(replace(settings, ids=True), workload, step_cost, progress, window.engine)
-    return replace(run, settings=settings), window.recorder.plan(window.meta(run))
+    recording = PlanRecording(settings, workload, first_step, num_steps, shuffle_ids)
+    run = simulate(replace(settings, ids=True), workload, step_cost, progress, (recording,))
+    return replace(run, settings=settings), recording.plan(run)
 
 
-class _Window:
-    """What is to be recorded, from the settings to the plan."""
+class PlanRecording(Observer):
+    """Watches a run, which must have block ids, and records a window of its steps.
+
+    Args:
+        settings, workload: Of the run.
+        first_step, num_steps, shuffle_ids: See ``record``.
+
+    Raises:
+        SettingError: There is no such window.
+    """
+
+    every_step = True
 
     def __init__(
-        self, settings: Settings, workload: Workload, first_step: int, num_steps: int | None, shuffle_ids: bool
+        self,
+        settings: Settings,
+        workload: Workload,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        shuffle_ids: bool = False,
     ) -> None:
         for field, value, least in (("first_step", first_step, 0), ("num_steps", num_steps, 1)):
             if value is not None and value < least:
@@ -76,19 +86,37 @@ class _Window:
         self._settings, self._workload = settings, workload
         self._steps, self._shuffle_ids = (first_step, num_steps), shuffle_ids
 
-    def engine(self, env: simpy.Environment, source: Source, policy: Policy, memory: Memory, *others: Any) -> Engine:
-        """The engine that serves the workload, and is watched."""
-        layout = self._layout = layout_of(memory, policy.name)
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        """See ``Observer``: from now on the memory tells what it moves."""
+        layout = self._layout = layout_of(engine.memory, engine.policy.name)
         if self._shuffle_ids:
             if not isinstance(layout, PagedLayout):
-                raise SettingError("shuffle_ids", True, f"{policy.name} hands out no block ids; leave it out")
+                raise SettingError("shuffle_ids", True, f"{engine.policy.name} hands out no block ids; leave it out")
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_STREAM,))
             layout.shuffle(np.random.default_rng(seeds))
+        layout.open()
         names = TokenNames(self._workload.sequences, pinned_tokens(self._settings.policy_options))
-        self.recorder = Recorder(layout, names, *self._steps)
-        return _WatchedEngine(self.recorder, env, source, policy, memory, *others)
+        self._state, self._recorder = engine.state, Recorder(layout, names, *self._steps)
 
-    def meta(self, run: Run) -> dict[str, Any]:
+    def plan_decided(self, now: int, plan: Decision) -> None:
+        """See ``Observer``: groups that fork are watched for beams that die."""
+        for sequence in plan.admitted:
+            group = sequence.group
+            ancestry = None if group is None else group.ancestry
+            if group is not None and ancestry is not None and not isinstance(ancestry, _WatchedAncestry):
+                group.ancestry = _WatchedAncestry(ancestry, group, self._state, self._recorder)
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: Decision) -> None:
+        """See ``Observer``: the step is recorded, and when the window is over the run may leap."""
+        if self.every_step:
+            self._recorder.step(now, ticks, self._state, plan)
+            self.every_step = not self._recorder.is_over
+
+    def plan(self, run: Run) -> Plan:
+        """What was recorded of a run that is over."""
+        return self._recorder.plan(self._meta(run))
+
+    def _meta(self, run: Run) -> dict[str, Any]:
         """What the plan says of itself."""
         layout, settings = self._layout, self._settings
         return {
@@ -106,42 +134,6 @@ class _Window:
             "seed": settings.seed,
             "trace_sha256": self._workload.sha256(),
         }
-
-
-class _WatchedEngine(Engine):
-    """An engine that shows a recorder every step before it runs, and leaps when that has seen enough."""
-
-    def __init__(self, recorder: Recorder, *served: Any) -> None:
-        super().__init__(*served)
-        self._leaps, self.leap = self.leap, False
-        self._recorder = recorder
-        self._decision = CARRY_ON
-
-    def _carry_out(self, plan: Decision, now: int) -> FirstStep:
-        for sequence in plan.admitted:
-            self._watch(sequence.group)
-        self._decision = plan
-        return super()._carry_out(plan, now)
-
-    def _watch(self, group: Group | None) -> None:
-        ancestry = None if group is None else group.ancestry
-        if group is not None and ancestry is not None and not isinstance(ancestry, _WatchedAncestry):
-            group.ancestry = _WatchedAncestry(ancestry, group, self.state, self._recorder)
-
-    def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
-        steps, ticks, leap = super()._leap_over(now, first_step)
-        self._tell(now, ticks, CARRY_ON if first_step is None else self._decision)
-        return steps, ticks, leap
-
-    def _stand_still(self, now: int, first_step: Begun, plan: Decision) -> tuple[int, Leap]:
-        ticks, leap = super()._stand_still(now, first_step, plan)
-        self._tell(now, ticks, plan)
-        return ticks, leap
-
-    def _tell(self, now: int, ticks: int, decision: Decision) -> None:
-        if not self._recorder.is_over:
-            self._recorder.step(now, ticks, self.state, decision)
-            self.leap = self._leaps and self._recorder.is_over
 
 
 class _WatchedAncestry:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 from math import ceil, sqrt
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import serve, settings_of
 from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.types.sequence import Plan
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from queueing import MEAN_TOKENS, TOKEN_TICKS
@@ -26,28 +27,26 @@ from ramp_cost import RampCost
 from strategies import Case, crowded_cases, long_cases, small_cases
 
 
-class Spans:
-    """Every span that the engine lets pass, with how many sequences its queues hold in it."""
+class Spans(Observer):
+    """Every span that the engine lets pass, with how many sequences its queues hold in it; of idle ones nobody is there."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int, int]] = []
 
-    def engine(self, env: simpy.Environment, *parts: Any) -> Engine:
-        """An engine whose waits are written down, as it asks the clock for them."""
-        engine, wake = Engine(env, *parts), env.schedule
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        self.state = engine.state
 
-        def noting(event: simpy.Event, priority: int = 1, delay: int = 0) -> None:
-            state = engine.state
-            queues = state.waiting, state.swapped, state.prefilling, state.stalled
-            self.spans.append((env.now, delay, sum(map(len, queues)) + state.width))
-            wake(event, priority, delay)
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: Plan) -> None:
+        state = self.state
+        queues = state.waiting, state.swapped, state.prefilling, state.stalled
+        self.spans.append((now, ticks, sum(map(len, queues)) + state.width))
 
-        env.schedule = noting
-        return engine
+    def idle_started(self, now: int, ticks: int) -> None:
+        self.spans.append((now, ticks, 0))
 
     def integral(self, arrivals: np.ndarray) -> int:
         """Request-ticks in the system: who is in the queues stays for the span, who comes within it from then on."""
-        starts, ticks, held = np.array(self.spans).T
+        starts, ticks, held = np.array(self.spans, dtype=np.int64).reshape(-1, 3).T
         stayed, ends = int((ticks * held).sum()), starts + ticks
         # The first span that ends at or after an arrival; who comes as it ends is in the next one's queues.
         within = np.searchsorted(ends, arrivals, side="left")
@@ -62,7 +61,7 @@ def test_littles_law(policy, case: Case, leap: bool):
     """The time-integral of the number in the system, from the engine's queues, is the sum of the times that requests
     spend in it, from the ledger's stays: to the tick."""
     spans = Spans()
-    with mock.patch("engine_runs.simulate", partial(simulate, engine_of=spans.engine)):
+    with mock.patch("engine_runs.simulate", partial(simulate, observers=[spans])):
         run = serve(policy, case, leap=leap)
     times = request_times(run)
     sojourns = int((times.finish_ticks - times.arrival_ticks).sum())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,26 +10,24 @@ from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import Settings, Workload, simulate
-from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.stays import stays_table
 from strategies import Case, crowded_cases, medium_cases
 
 
-class Watched(Engine):
+class Watched(Observer):
     """Writes down who runs, and whose prefill goes on, in every step."""
 
-    seen: list[tuple[int, set[int], set[int]]]
+    every_step = True
 
-    def _leap_over(self, now, first_step):
-        self._note(now)
-        return super()._leap_over(now, first_step)
+    def __init__(self):
+        self.seen: list[tuple[int, set[int], set[int]]] = []
 
-    def _stand_still(self, now, first_step, plan):
-        self._note(now)
-        return super()._stand_still(now, first_step, plan)
+    def run_started(self, engine, refused):
+        self.state = engine.state
 
-    def _note(self, now):
+    def step_started(self, now, ticks, leap, plan):
         running = {sequence.index for sequence in self.state.running}
         self.seen.append((now, running, {sequence.index for sequence in self.state.prefilling}))
 
@@ -42,14 +38,14 @@ class Watched(Engine):
 def test_stays_are_what_a_watched_engine_does(policy, case: Case):
     settings = settings_of(policy, case.pool, case.limits)
     workload = workload_of(case.requests, case.limits.max_model_len)
-    kind = type("_Watched", (Watched,), {"seen": []})
-    simulate(replace(settings, leap=False), workload, case.cost, engine_of=kind)
+    watched = Watched()
+    simulate(settings, workload, case.cost, observers=[watched])
     run = simulate(settings, workload, case.cost)
     stays = stays_table(run)
     requests = requests_table(run)
     undisturbed = set(requests.index[(requests["recomputed"] + requests["swapped"]).fillna(0) == 0])
     # Of steps that begin together all but the last take no time.
-    last = {now: sides for now, *sides in kind.seen}
+    last = {now: sides for now, *sides in watched.seen}
     for now, (running, prefilling) in last.items():
         there = stays[(stays["start_ticks"] <= now) & (now < stays["end_ticks"])]["sequence"]
         assert running <= set(there) <= running | prefilling

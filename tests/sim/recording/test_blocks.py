@@ -18,12 +18,14 @@ from engine_runs import settings_of, workload_of
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
+from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.policy.static import FasterTransformer
 from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
 from fragmeter.sim.recording.plans import record as record_plan
+from fragmeter.sim.recording.plans.layouts import layout_of
 from fragmeter.sim.types.errors import SettingError, UserError
 from plan_cases import caching_case, swapping_case
 from radix_cases import shared_cases as radix_cases
@@ -271,31 +273,97 @@ def test_a_pool_that_is_hardly_used_takes_no_memory(policy):
     assert found.num_columns <= 100 and peak < 3 * 100 * MOST_ROWS * 13 + 2_000_000
 
 
-def test_where_much_is_in_use_fewer_moments_are_looked_at():
-    """Evenly spaced ones, as many as the blocks in use, and 32 for each sequence, go into what is allowed."""
+@pytest.mark.parametrize("allowed", [1, 300, 3_000])
+def test_where_much_is_in_use_fewer_moments_are_kept(allowed):
+    """As many as may be read; all looks together, dropped ones included, read at most some times that."""
     settings, workload = swapping_case()
-    run, whole = record(settings, workload)
+    read: list[int] = []
+    most_after = recording._Budget.most_after
+
+    def noting(budget, blocks):
+        read.append(blocks)
+        return most_after(budget, blocks)
+
+    with (
+        mock.patch.object(recording, "MOST_LOOKED_AT", allowed),
+        mock.patch.object(recording._Budget, "most_after", noting),
+        mock.patch.object(recording, "_least_ticks", return_value=0),
+    ):
+        _, few = record(settings, workload)
+    assert 1 <= few.num_columns <= max(1, allowed // max(read))
+    assert sum(read) <= 5 * allowed + 5 * max(read)
+    assert few.num_columns < record(settings, workload)[1].num_columns
+
+
+def test_a_look_is_as_dear_as_the_blocks_in_use_and_32_for_each_sequence():
+    settings, workload = swapping_case()
+    with mock.patch.object(recording._Budget, "most_after", return_value=2_000) as most_after:
+        run, _ = record(settings, workload)
     ledger = run.accounts.at_rows()
     in_use = -(-int((run.book.capacity_slots - ledger["free"]).max()) // run.book.block_size)
-    each = in_use + 32 * int(run.book.rows["width"].max())
-    with mock.patch.object(recording, "MOST_LOOKED_AT", 5 * each + 1):
-        _, few = record(settings, workload)
-    assert few.num_columns == 5 < whole.num_columns
-    assert np.array_equal(few.at_ticks, record(settings, workload, most_columns=5)[1].at_ticks)
-    with mock.patch.object(recording, "MOST_LOOKED_AT", 1):
-        assert record(settings, workload)[1].num_columns == 1
+    dearest = max(call.args[0] for call in most_after.call_args_list)
+    assert in_use <= dearest <= in_use + 32 * int(run.book.rows["width"].max())
 
 
-def test_columns_and_rows_of_a_long_run_are_real_ones():
-    """Of fewer moments and blocks each is one of the whole map's."""
+def test_rows_of_a_long_run_are_those_of_the_whole_map():
     settings, workload = swapping_case()
     _, whole = record(settings, workload)
     _, few = record(settings, workload, most_columns=7, most_rows=5)
-    assert few.bucket.shape == (7, 5) and whole.bucket.shape[1] == 18
-    assert few.block_ids.tolist() == [0, 4, 8, 13, 17]
     _, again = record(settings, workload, most_columns=7)
-    assert few.sequence.tolist() == again.sequence[:, few.block_ids].tolist()
-    assert (np.diff(few.at_ticks, 2) <= 1).all()
+    assert 4 <= few.num_columns <= 7 and few.block_ids.tolist() == [0, 4, 8, 13, 17] and whole.bucket.shape[1] == 18
+    same_but_rows(again, few)
+
+
+class Stepwise(Observer):
+    """Looks at the tables in every step by itself, without a grid and without leaps.
+
+    Attributes:
+        steps: By the start of the step, of those that start together the last: its end, and the blocks of each sequence.
+    """
+
+    every_step = True
+
+    def __init__(self) -> None:
+        self.steps: dict[int, tuple[int, dict[int, list[int]]]] = {}
+
+    def run_started(self, engine, refused):
+        self.state, self.layout = engine.state, layout_of(engine.memory, engine.policy.name)
+
+    def step_started(self, now, ticks, leap, plan):
+        state, layout = self.state, self.layout
+        layout.settle(state, leap[1])
+        there = [*state.running, *state.prefilling, *state.stalled]
+        self.steps[now] = now + ticks, {one.index: list(layout.table(one)) for one in there}
+
+
+@pytest.mark.parametrize("most", [3, 8, 100])
+@pytest.mark.parametrize("policy", [*PAGED, "sglang"])
+@hypothesis_settings(max_examples=4)
+@given(case=cases)
+def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case: Case):
+    """However often the stride doubles: from one tick on some twenty times."""
+    settings = replace(settings_of(policy, case.pool, case.limits), ids=True)
+    workload = workload_of(case.requests, case.limits.max_model_len, case.content if policy == "sglang" else None)
+    watched = Stepwise()
+    run = simulate(settings, workload, case.cost, observers=[watched])
+    if not run.book.num_steps:
+        return
+    with mock.patch.object(recording, "_least_ticks", return_value=0):
+        recorded, found = record(replace(settings, ids=False), workload, case.cost, most_columns=most)
+    assert told(recorded) == told(simulate(replace(settings, ids=False), workload, case.cost))
+    columns, steps, end = found.num_columns, run.book.num_steps, run.book.end_ticks
+    assert columns <= min(most, steps) and (columns > most // 2 or steps < most)
+    assert len(set(np.diff(found.at_ticks).tolist())) <= 1 and found.at_ticks[-1] < end
+    for column, (at, start) in enumerate(zip(found.at_ticks.tolist(), found.start_ticks.tolist())):
+        until, tables = watched.steps.get(start, (0, {}))
+        if until <= at:
+            assert start == at and not any(begin <= at < stop for begin, (stop, _) in watched.steps.items())
+            tables = {}
+        named = Counter(block for table in tables.values() for block in table)
+        assert found.references[column].tolist() == [named[block] for block in found.block_ids.tolist()]
+        for row, block in enumerate(found.block_ids.tolist()):
+            holders = [index for index, table in tables.items() if block in table]
+            assert found.sequence[column, row] == min(holders, default=NOBODY)
 
 
 @pytest.mark.parametrize(("case", "pins"), [(swapping_case, [0]), (caching_case, [])])
