@@ -15,16 +15,17 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims test test-all test-lowest smoke smoke-lowest benchmark docs screenshots clean
+.PHONY: help check format reproduce claims test test-all test-lowest smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
-	@echo "make check        lint, and whether every file is formatted; make format mends what can be mended"
+	@echo "make check        lint, formatting, and words that are not used; make format mends what can be mended"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
 	@echo "make smoke        the main commands once, without what the tests need; smoke-lowest: on the lowest versions"
+	@echo "make release-check  build wheel and sdist into dist, try both in clean environments outside the checkout"
 	@echo "make benchmark    how fast the simulator is, on one core"
 	@echo "make docs         docs/reproduction.md anew; TRACE=FILE puts the paper's own length pairs beside"
 	@echo "make screenshots  the pictures of the README, from pages made afresh"
@@ -47,6 +48,7 @@ $(VENV)/.dev: $(VENV)/.core
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tests/helpers/words.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -82,6 +84,10 @@ smoke-lowest:
 
 test-lowest:
 	$(ON_LOWEST) test
+
+# Builds are isolated and dependencies installed anew: it needs an index of packages.
+release-check: $(VENV)/.dev
+	$(BIN)/python tests/helpers/release_check.py dist
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py

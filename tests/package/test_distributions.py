@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +13,16 @@ from pathlib import Path
 import pytest
 
 from paths import ROOT
+from release_check import (
+    copy_files,
+    differences,
+    expected_in_wheel,
+    main,
+    sdist_names,
+    tracked_files,
+    wheel_contents,
+    without_metadata,
+)
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to compare with")
 
@@ -30,19 +39,11 @@ def files(tree: Path) -> dict[str, bytes]:
     return {path.relative_to(tree).as_posix(): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
 
 
-def zipped(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
     """A copy of the files that git tracks; building leaves files beside them."""
     copy = tmp_path_factory.mktemp("repository")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
+    copy_files(tracked_files(), copy)
     return copy
 
 
@@ -78,7 +79,47 @@ def test_the_sdist_holds_what_the_repository_holds(unpacked_sdist, tracked):
 def test_the_wheel_is_the_same_from_the_sdist(unpacked_sdist, wheel, tmp_path):
     from_sdist = build("wheel", unpacked_sdist, tmp_path / "dist")
     assert from_sdist.name == wheel.name
-    assert zipped(from_sdist) == zipped(wheel)
+    assert wheel_contents(from_sdist) == wheel_contents(wheel)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel, tracked):
+    assert differences(expected_in_wheel(tracked), without_metadata(wheel_contents(wheel))) == []
+
+
+def test_only_the_rooms_are_expected_in_a_wheel():
+    tracked = ["README.md", "__init__.py", "__main__.py", "setup.cfg", "sim/spec/data/models.json", "sim/__init__.py"]
+    unshipped = ["tests/conftest.py", "gpu/results/h200/run.json", "docs/words.py", "simulated.py"]
+    assert expected_in_wheel([*tracked, *unshipped]) == {
+        "fragmeter/__init__.py",
+        "fragmeter/__main__.py",
+        "fragmeter/sim/__init__.py",
+        "fragmeter/sim/spec/data/models.json",
+    }
+
+
+def test_a_missing_and_a_stray_file_are_named():
+    assert differences(["a", "b"], ["b", "a"]) == []
+    assert differences(["a", "b"], ["b", "tests/c"]) == ["missing: a", "not expected: tests/c"]
+
+
+def test_metadata_is_no_file_of_the_package(tmp_path):
+    archive = tmp_path / "fragmeter-1.tar.gz"
+    for name in ("PKG-INFO", "fragmeter.egg-info/SOURCES.txt", "sim/PKG-INFO", "Makefile"):
+        (tmp_path / "fragmeter-1" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fragmeter-1" / name).touch()
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(tmp_path / "fragmeter-1", "fragmeter-1")
+    assert without_metadata(sdist_names(archive)) == {"sim/PKG-INFO", "Makefile"}
+    assert without_metadata(["fragmeter-1.dist-info/METADATA", "fragmeter/a.py"]) == {"fragmeter/a.py"}
+
+
+@pytest.mark.slow
+def test_both_distributions_install_and_run_in_a_clean_environment(tmp_path, capfd):
+    """``make release-check``, which needs an index of packages."""
+    pytest.importorskip("build", reason="build is not installed")
+    main(tmp_path / "dist")
+    assert sorted(path.suffix for path in (tmp_path / "dist").iterdir()) == [".gz", ".whl"]
+    assert capfd.readouterr().out.count("fragmeter reproduce fig3") == 2
 
 
 def test_the_wheel_runs_outside_the_checkout(wheel, tmp_path):

@@ -1,0 +1,90 @@
+"""CITATION.cff and the workflow of continuous integration, beside what they describe."""
+
+from __future__ import annotations
+
+import configparser
+import re
+
+import pytest
+import yaml
+
+import fragmeter
+from paths import ROOT
+
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+
+#: Python versions of setup.cfg's classifiers, as "3.11".
+SUPPORTED = re.findall(
+    r"^ *Programming Language :: Python :: (3\.\d+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE
+)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict:
+    return yaml.safe_load(WORKFLOW.read_text())["jobs"]
+
+
+@pytest.fixture(scope="module")
+def steps(jobs) -> list[dict]:
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+@pytest.fixture(scope="module")
+def citation() -> dict:
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text())
+
+
+def test_the_workflow_calls_make_targets_that_exist(steps):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    commands = [step["run"].split() for step in steps if "run" in step]
+    assert all(program == "make" for program, *_ in commands)
+    called = {target for _, *named in commands for target in named}
+    assert {"check", "test", "release-check"} <= called <= targets
+
+
+def test_actions_are_pinned_to_a_major_version(steps):
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in used)
+
+
+def test_the_workflow_tests_every_supported_python(jobs):
+    assert len(SUPPORTED) >= 3
+    assert jobs["test"]["strategy"]["matrix"]["python"] == SUPPORTED
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["options"]["python_requires"] == f">={SUPPORTED[0]}"
+
+
+def test_the_workflow_only_reads_the_repository():
+    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
+
+
+def test_the_citation_has_the_required_keys(citation):
+    """Those of the Citation File Format 1.2.0, for the file and for each reference."""
+    assert citation["cff-version"] == "1.2.0"
+    assert {"authors", "cff-version", "message", "title"} <= citation.keys()
+    for reference in citation["references"]:
+        assert {"authors", "title", "type"} <= reference.keys()
+        assert all({"family-names", "given-names"} <= author.keys() for author in reference["authors"])
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package(citation):
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert citation["version"] == fragmeter.__version__
+    assert citation["license"] == config["metadata"]["license"]
+    assert citation["title"] == config["metadata"]["name"]
+
+
+def test_the_citation_refers_to_the_paper(citation):
+    [paper] = citation["references"]
+    assert paper["doi"] == "10.1145/3600006.3613165"
+    assert paper["year"] == 2023
+    assert "arXiv:2309.06180" in [identifier["value"] for identifier in paper["identifiers"]]
+
+
+def test_the_stability_page_lists_the_public_names():
+    page = (ROOT / "docs" / "stability.md").read_text()
+    for module in (fragmeter, fragmeter.sim, fragmeter.traces):
+        [row] = re.findall(rf"^\| `{module.__name__}` \| (.*) \|$", page, flags=re.MULTILINE)
+        assert row == ", ".join(f"`{name}`" for name in module.__all__)
