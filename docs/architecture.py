@@ -41,6 +41,7 @@ CAPTIONS = {
 
 #: What is in each folder: a line in its box. A room alone is what its ``__init__.py`` makes public.
 PURPOSES = {
+    "experiments/api": "interface in Python",
     "experiments/capacity": "GPUs to buy for a load",
     "experiments/claims": "claims of texts, tested",
     "experiments/cli": "command line",

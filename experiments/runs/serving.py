@@ -84,7 +84,7 @@ def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | Cl
     """Serve a load to the last request, on one replica or on several.
 
     Args:
-        progress: Told now and then how many requests have arrived.
+        progress: Called now and then with how many requests have arrived.
 
     Raises:
         UserError, SimulationFault: As ``sim.simulate``.

@@ -20,7 +20,7 @@ GROUPS = {
     "external": ("external fragmentation", "external", "░"),
     "free": ("free and cached", "unused", "·"),
 }
-#: Groups that hold memory which nobody can use.
+#: Groups of slots that are reserved or lost and hold no token.
 WASTED = ("reservation", "internal", "external")
 _TEXT_COLUMNS = 50
 #: Of the SVG: a percent is so many units wide; a segment below so many percent has no number in it.
@@ -93,15 +93,15 @@ def _svg(label: str, shares: Mapping[str, float]) -> str:
         so_far += share
         if not share:
             continue
-        told = number("_pct", share)
+        percent = number("_pct", share)
         parts.append(
-            f'<g><title>{escape(meaning)}: {told} %</title><rect x="{left:.2f}" y="1" width="{width:.2f}" '
+            f'<g><title>{escape(meaning)}: {percent} %</title><rect x="{left:.2f}" y="1" width="{width:.2f}" '
             f'height="{_HEIGHT - 2}" fill="{hue.light}" stroke="{PAPER}"/>'
         )
         if share >= _LEAST_PCT:
             parts.append(
                 f'<text x="{left + width / 2:.2f}" y="{_HEIGHT / 2}" fill="{hue.text}" font-size="12" '
-                f'font-family="sans-serif" text-anchor="middle" dominant-baseline="central">{told}</text>'
+                f'font-family="sans-serif" text-anchor="middle" dominant-baseline="central">{percent}</text>'
             )
         parts.append("</g>")
     summary = ", ".join(f"{meaning} {shares[group]:.1f} %" for group, (meaning, _, _) in GROUPS.items())

@@ -1,8 +1,8 @@
-"""Seconds and milliseconds beside the ticks of a result's tables, for readers who have no ticks.
+"""Seconds and milliseconds beside the ticks of a result's tables, for readers without ticks.
 
 A time on the simulated clock becomes seconds, a duration milliseconds: ``start_ticks`` has ``start_s`` beside it, and
 ``first_ticks``, the duration of a leap's first step, ``first_ms``. Requests also get their latencies by vLLM's names.
-The ticks stay: they are exact, and what fragmeter itself reads.
+The ticks remain: they are exact, and what fragmeter itself reads.
 """
 
 from __future__ import annotations

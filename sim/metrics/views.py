@@ -11,7 +11,7 @@ PAPER_VIEW = {
     "internal": ("over_estimate", "block_tail", "finished_hold"),
     "external_and_others": ("round_up", "stranded", "free", "cached"),
 }
-#: The paper's groups, with the slots apart that nobody holds: of a pool that is not full these are no waste.
+#: The paper's groups, with unused slots apart: in a pool that is not full these are no waste.
 HELD_VIEW = {
     "live": ("live",),
     "reservation": ("reserved",),

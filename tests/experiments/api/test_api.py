@@ -112,7 +112,7 @@ class TestSameAsTheCommandLine:
 
 class TestMistakes:
     @pytest.mark.parametrize(
-        ("keywords", "told"),
+        ("keywords", "text"),
         [
             ({"request_rte": 2}, "request_rte = 2: is no keyword of simulate; did you mean request_rate?"),
             ({"record_block": True}, "did you mean record_blocks"),
@@ -133,13 +133,13 @@ class TestMistakes:
             ({"trace": "missing.csv"}, "missing.csv: no such file"),
         ],
     )
-    def test_one_line_says_what_to_do(self, keywords, told):
+    def test_one_line_says_what_to_do(self, keywords, text):
         with pytest.raises(fm.UserError) as refusal:
             fm.simulate(**keywords)
-        assert told in str(refusal.value) and "\n" not in str(refusal.value)
+        assert text in str(refusal.value) and "\n" not in str(refusal.value)
 
     @pytest.mark.parametrize(
-        ("change", "keywords", "told"),
+        ("change", "keywords", "text"),
         [
             ({"prompt_tokens": [7, -1, 3]}, {}, "DataFrame, iloc 1: prompt_tokens = -1: must be 1 or more"),
             ({"prompt_tokens": [7, np.nan, 3]}, {}, "DataFrame, iloc 1: prompt_tokens = None"),
@@ -154,11 +154,11 @@ class TestMistakes:
             ({}, {"dataset": "alpaca"}, "dataset = 'alpaca': excludes trace"),
         ],
     )
-    def test_of_a_data_frame(self, change, keywords, told, trace):
+    def test_of_a_data_frame(self, change, keywords, text, trace):
         frame = pd.read_csv(trace).assign(**change).dropna(axis="columns", how="all")
         with pytest.raises(fm.UserError) as refusal:
             fm.simulate(trace=frame, **keywords)
-        assert told in str(refusal.value) and "\n" not in str(refusal.value)
+        assert text in str(refusal.value) and "\n" not in str(refusal.value)
 
     def test_a_frame_without_rows_or_with_a_column_twice(self, trace):
         frame = pd.read_csv(trace)
