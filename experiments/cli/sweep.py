@@ -159,7 +159,7 @@ def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> 
 
 def _row(swept: Swept) -> dict[str, Any]:
     outcome = swept.outcome
-    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {})
+    cells = row(swept.point.inputs, swept.work_sha256, outcome.summary or {}, swept.point.asked)
     return cells | {"error": outcome.error} if outcome.error else cells
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -18,6 +18,7 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.policy.registry import options_by_policy
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
@@ -111,14 +112,18 @@ def columns(inputs: Inputs) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
 
-def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def row(inputs: Inputs, work_sha256: str, summary: Mapping[str, Any], axes: Iterable[str] = ()) -> dict[str, Any]:
     """A point as one row: settings, then results.
+
+    Args:
+        axes: Settings that have a column also where the point's policy does not read them.
 
     Where both have a name (``block_size``), it is what was asked, or else what it came to.
     """
     # Which requests were refused is of a run, not of a table of runs.
     results = {name: value for name, value in summary.items() if name != "refused_requests"}
-    asked = dict(flat(columns(inputs))) | {"workload_sha256": work_sha256}
+    options = {name: inputs.settings.value(name) for name in axes if name in options_by_policy()}
+    asked = dict(flat(columns(inputs) | options)) | {"workload_sha256": work_sha256}
     return asked | {name: value for name, value in flat(results) if name not in asked}
 
 

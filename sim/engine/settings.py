@@ -112,6 +112,16 @@ class Settings:
         names = option_names(kind)
         return kind(**{name: value for name, value in self.options if name in names})
 
+    def value(self, name: str) -> Any:
+        """The value of a setting or option by its name, also of an option of another policy.
+
+        Raises:
+            SettingError: There is none of that name.
+        """
+        if name in SHARED:
+            return getattr(self, name)
+        return dict(self.options).get(name, default_of(name, policy(self.policy)))
+
     def given(self) -> dict[str, Any]:
         """Settings whose value is not the default, those of all policies included."""
         shared = {name: getattr(self, name) for name in SHARED}

@@ -25,6 +25,7 @@ EXEMPT = {
     "policy": "names what is simulated",
     "model": "names what is simulated",
     "gpu": "names what is simulated",
+    "allocator": "names what is simulated",
     "leap": "changes no result by design",
     "ids": "changes no result by design; recordings set it",
     "seed": "results say by which seed they came, also where nothing is drawn",

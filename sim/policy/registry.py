@@ -122,9 +122,9 @@ def imported(field: str, name: str, group: str, others: Any = ()) -> Any:
         if point is None:
             known = [*others, *_entry_points(group)]
             near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = f"; did you mean {near[0]}?" if near else ""
             listed = f"one of {', '.join(known)}, or package.module:ClassName" if known else "package.module:ClassName"
-            raise SettingError(field, name, f"{hint}{listed}")
+            raise SettingError(field, name, f"{listed}{hint}")
         module, attribute = point.module, point.attr
     # As ``python -m`` does: a file beside one's own data is found without installing it.
     here = os.getcwd()

@@ -91,7 +91,7 @@ def settings_of(
 def what_is_read(chosen: dict[str, Any], work: Workload) -> dict[str, Any]:
     """Settings by name, those that the run of a workload does not read at their defaults."""
     kept = only_read(settings(**chosen), work)
-    return {name: getattr(kept, name) for name in chosen}
+    return {name: kept.value(name) for name in chosen}
 
 
 def serve(policy: str, case: Case, window: tuple[int, int] | None = None, **switches) -> Run:

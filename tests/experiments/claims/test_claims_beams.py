@@ -39,7 +39,7 @@ def test_that_is_six_beams_with_fig_14_s_time_a_beam_and_fig_12a_s_scale():
     published = {"Orca (Max)": 0.3, "Orca (Pow2)": 1.9, "Orca (Oracle)": 3.16, "vLLM": 7.03}
     scale = fitted_scale(Asked("OPT-13B", Source((0,))), "vLLM").value
     for series, search in beam_searches(0).items():
-        assert search.system.n == 6 and search.system.settings.use_beam_search
+        assert search.system.n == 6 and search.system.settings.value("use_beam_search")
         # What is spent once a request, on each of six, and what every beam takes beside.
         assert search.system.steps.sequence_slope == pytest.approx(0.147 + 0.853 / 6 + 0.358)
         assert (search.scale, search.load.rate) == (scale, published[series])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import subprocess
@@ -15,7 +14,8 @@ from calibrations import document
 from cli_runs import command, data, run_here
 from fragmeter.experiments.cli.app import DONE, NO_READER, status
 from fragmeter.experiments.runs.inputs import DATASETS
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.engine.settings import SHARED, Settings
+from fragmeter.sim.policy.registry import options_by_policy
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
 
@@ -99,7 +99,8 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 
 
 def test_no_setting_is_left_out():
-    assert list(FLAGS) == [field.name for field in dataclasses.fields(Settings)]
+    # tests/sim/policy/test_registry.py has an allocator.
+    assert {*FLAGS, "allocator"} == {*SHARED, *options_by_policy()}
 
 
 def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):

@@ -23,17 +23,26 @@ def refused(capsys, *tokens: object) -> str:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--policy", "vllm-v1", "--swap-space", "4"], "swap_space = 4.0: vllm-v1 never swaps; use vllm-sosp23 or"),
+        (
+            ["--policy", "vllm-v1", "--swap-space", "4"],
+            "swap_space = 4.0: vllm-v1 does not read it; use --policy vllm-sosp23 or",
+        ),
         (["--swap-space", "4"], "swap_space = 4.0: nothing is swapped; use --preemption-mode swap, or leave it out"),
-        (["--policy", "vllm-v1", "--preemption-mode", "swap"], "preemption_mode = 'swap': vllm-v1 never swaps;"),
-        (["--waiting-served-ratio", "0"], "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; use tgi, or"),
+        (["--policy", "vllm-v1", "--preemption-mode", "swap"], "preemption_mode = 'swap': vllm-v1 does not read it;"),
+        (
+            ["--waiting-served-ratio", "0"],
+            "waiting_served_ratio = 0.0: vllm-sosp23 does not read it; use --policy tgi, or",
+        ),
         (["--beam-survival", "0.5"], "beam_survival = 0.5: is of beams; use --use-beam-search"),
         (["--use-beam-search"], "use_beam_search = True: every request asks for one sequence; use --n"),
         (["--num-replicas", "2", "--cache-threshold", "0.9"], "cache_threshold = 0.9: round-robin does not read it;"),
         (["--router", "kv-aware"], "router = 'kv-aware': requests arrive at one replica; use --num-replicas"),
         (["--policy", "static", "--max-num-batched-tokens", "300"], "max_num_batched_tokens = 300: static pads whole"),
         (["--disable-hybrid-kv-cache-manager"], "opt-13b has no window shorter than 2048 tokens"),
-        (["--policy", "vllm-v1", "--arena", "best-fit"], "arena = 'best-fit': vllm-v1 does not read it; use orca-max,"),
+        (
+            ["--policy", "vllm-v1", "--arena", "best-fit"],
+            "arena = 'best-fit': vllm-v1 does not read it; use --policy orca-max,",
+        ),
         (["--tokenizer", "t.json"], "tokenizer = 't.json': is of a trace; use --trace"),
         (["--timed-trace-chunk-hash-size", "16"], "timed_trace_chunk_hash_size = 16: is of a trace"),
         (["--timed-trace-sec-multiplier", "1"], "timed_trace_sec_multiplier = 1.0: is of a trace"),
@@ -55,7 +64,7 @@ class TestSweep:
     def test_refuses_an_axis_that_no_point_reads(self, tmp_path, capsys):
         axis = ["--policy", "vllm-v1", "--grid", "output_estimate=0.1,1"]
         told = refused(capsys, "sweep", *SOME, *axis, "--out", tmp_path / "out")
-        assert "output_estimate = 0.1: vllm-v1 does not read it; use lightllm" in told
+        assert "output_estimate = 0.1: vllm-v1 does not read it; use --policy lightllm" in told
         assert not list((tmp_path / "out").rglob("*.json"))
 
     def test_refuses_a_flag_that_no_point_reads(self, tmp_path, capsys):
@@ -78,7 +87,7 @@ class TestSweep:
         if fine:
             assert status(tokens) == DONE
         else:
-            assert "page_size = 64: vllm-v1 does not read it; use vattention" in refused(capsys, *tokens)
+            assert "page_size = 64: vllm-v1 does not read it; use --policy vattention" in refused(capsys, *tokens)
 
 
 class TestCompare:

@@ -61,7 +61,7 @@ class TestSystems:
         assert system.steps.sequence_slope * 4 == pytest.approx(4 * (1 - request) + request)
         beams = fig14.system("beam", 4, ORACLE)
         assert beams.steps.sequence_slope == pytest.approx(system.steps.sequence_slope + beam)
-        assert beams.settings.use_beam_search and beams.n == 4 and not system.settings.use_beam_search
+        assert beams.settings.value("use_beam_search") and beams.n == 4 and not system.settings.value("use_beam_search")
 
     def test_the_asked_slope_puts_the_crossing_where_it_is_published(self):
         source = Source((0,))

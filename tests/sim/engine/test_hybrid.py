@@ -24,6 +24,8 @@ from walk_hybrid import HybridWalk
 cases = st.one_of(hybrid_cases(), crowded_hybrid_cases())
 long_cases = hybrid_cases(8, 300, long_costs)
 
+NAMES = [kind.name for kind in HYBRID]
+
 
 def check(policy: str, hybrid: HybridCase) -> None:
     """Stepping gives the oracle's log, of the pool and of each group; leaping its requests."""
@@ -39,7 +41,7 @@ def check(policy: str, hybrid: HybridCase) -> None:
         same_requests(run, outcome)
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=50)
 @given(hybrid=cases)
 def test_every_step_and_slot_is_what_the_oracle_says(policy, hybrid):
@@ -47,7 +49,7 @@ def test_every_step_and_slot_is_what_the_oracle_says(policy, hybrid):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=5000)
 @given(hybrid=cases)
 def test_every_step_and_slot_is_what_the_oracle_says_at_length(policy, hybrid):
@@ -62,7 +64,7 @@ def check_leaps(policy: str, hybrid: HybridCase, data: st.DataObject) -> None:
     same(leapt, stepped)
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=50)
 @given(hybrid=st.one_of(cases, long_cases), data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, hybrid, data):
@@ -71,7 +73,7 @@ def test_leap_and_step_are_the_same_bits(policy, hybrid, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=2000)
 @given(hybrid=st.one_of(cases, long_cases), data=st.data())
 def test_leap_and_step_are_the_same_bits_at_length(policy, hybrid, data):
@@ -79,7 +81,7 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, hybrid, data):
     check_leaps(policy, hybrid, data)
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=30)
 @given(hybrid=st.one_of(cases, long_cases), leap=st.booleans())
 def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, hybrid, leap):
@@ -114,7 +116,7 @@ def test_invariants_1_2_and_3_the_tables_hold_what_the_ledger_says(policy, hybri
     assert [(start, buckets) for start, iterations, buckets in rows if iterations or buckets["live"]] == walked
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=30)
 @given(hybrid=cases)
 def test_the_ledgers_of_the_groups_add_up_to_the_pool(policy, hybrid):
@@ -130,7 +132,7 @@ def test_the_ledgers_of_the_groups_add_up_to_the_pool(policy, hybrid):
         assert held + free == pytest.approx(100 if run.book.end_ticks else 0)
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=50)
 @given(hybrid=cases)
 def test_every_request_is_finished_or_refused(policy, hybrid):
@@ -140,7 +142,7 @@ def test_every_request_is_finished_or_refused(policy, hybrid):
     assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
 
 
-@pytest.mark.parametrize("policy", HYBRID)
+@pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=20)
 @given(hybrid=hybrid_cases())
 def test_without_the_manager_and_without_windows_it_is_the_same(policy, hybrid):

@@ -370,7 +370,7 @@ class TestCommand:
             status(["simulate", "--trace", str(turns(tmp_path)), "--policy", "sarathi", "--enable-prefix-caching"]) == 2
         )
         said = capsys.readouterr().err
-        assert "enable_prefix_caching = True: sarathi keeps no prefixes; of the policies" in said
+        assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in said
         assert "vllm-v1" in said and len(said.splitlines()) == 1
 
     def test_layers_with_a_window_cache_nothing(self, tmp_path, capsys):

@@ -14,9 +14,9 @@ import pytest
 
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.unread import Unread
-from fragmeter.sim import Settings, settings, simulate
+from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.engine.settings import SHARED, default_of
+from fragmeter.sim.engine.settings import SHARED
 from fragmeter.sim.engine.unread import (
     EXEMPT,
     is_required,
@@ -73,10 +73,6 @@ SOMETIMES = ("max_num_batched_tokens", *options_by_policy())
 NOTHING = {name: value for kind in POLICIES.values() for name, value in kind.options_type.no_effect.items()}
 
 
-def value_of(asked: Settings, field: str) -> Any:
-    return asked.as_dict().get(field, default_of(field))
-
-
 def test_every_setting_has_its_place():
     assert sorted([*VALUES, *EXEMPT]) == sorted([*SHARED, *options_by_policy()])
     assert all(EXEMPT.values())
@@ -124,7 +120,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
         (place, value, why(policy, scene, field, value))
         for place, scene in enumerate(SCENES)
         for value in VALUES[field]
-        if value_of(scene.settings(policy), field) != value
+        if scene.settings(policy).value(field) != value
     ]
     read = [(place, value) for place, value, reason in cases if reason is None]
     assert any(changes(policy, place, field, value, everywhere) for place, value in read) == bool(read), (

@@ -277,8 +277,14 @@ def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"policy": "tgi", "use_beam_search": True}, "use_beam_search = True: tgi knows no beams"),
-        ({"policy": "orca", "shared_prefix_tokens": 4}, "shared_prefix_tokens = 4: orca pins no prefix"),
+        (
+            {"policy": "tgi", "use_beam_search": True},
+            "use_beam_search = True: tgi does not support it; use --policy orca, ",
+        ),
+        (
+            {"policy": "orca", "shared_prefix_tokens": 4},
+            "shared_prefix_tokens = 4: orca does not support it; use --policy vllm-sosp23 or vllm-v0",
+        ),
         ({"shared_prefix_tokens": 20}, "shared_prefix_tokens = 20: the shortest prompt has 20 tokens"),
         ({"shared_prefix_tokens": 19, "num_gpu_blocks_override": 1}, "shared_prefix_tokens = 19: fills 1 blocks"),
     ],
