@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class _Watched:
 
 
 def _until_preempted(env: Any, source: Any, policy: Policy, *rest: Any) -> Engine:
-    return Engine(env, source, _Watched(policy), *rest)
+    return Engine(env, source, cast(Policy, _Watched(policy)), *rest)
 
 
 def _most(settings: Settings, work: Workload) -> int:
