@@ -75,13 +75,13 @@ class Candidate:
         asked: Its value on each axis, the GPU first.
         settings: What is simulated; None where it does not start.
         refused: Why it does not start, in vLLM's words, and what would start it.
-        started: With everything that vLLM fills in; None where the flags are at odds.
+        started: With everything that vLLM fills in.
     """
 
     asked: dict[str, str]
     settings: Settings | None
     refused: str | None
-    started: Started | None
+    started: Started
 
     @property
     def name(self) -> str:

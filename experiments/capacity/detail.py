@@ -81,7 +81,7 @@ def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
     preemptions = sum(summary(beyond)["preemptions"].values())
     waits = waiting_shares(beyond)
     return {
-        "objective": max(missed, key=missed.get) if not found.meets else None,
+        "objective": max(missed, key=missed.__getitem__) if not found.meets else None,
         "missed": missed,
         "cause": _cause(waits, preemptions),
         "preemptions": preemptions,

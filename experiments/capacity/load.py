@@ -20,6 +20,7 @@ import numpy as np
 
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load, stream, workload
 from ...traces.arrivals.pacing import at_rate, unit_gaps
@@ -104,7 +105,7 @@ class Load:
     @property
     def num_prompts(self) -> int:
         """Requests of a run."""
-        count = self._inputs.requests.num_prompts
+        count = not_none(self._inputs.requests.num_prompts)
         return min(count, len(self._found)) if self.keeps_order else count
 
     @property
@@ -163,7 +164,7 @@ class Load:
         if self.pacing.rate_scale is None:
             return unit_gaps(len(rows), self.pacing.burstiness or 1.0, stream(seed, "arrivals"))
         # Of the trace's first request, and so of one that follows its last, the gap is the mean one.
-        own = np.diff(self._found.arrival_ticks) / 1e12
+        own = np.diff(not_none(self._found.arrival_ticks)) / 1e12
         return (np.insert(own, 0, own.mean()) / own.mean())[rows]
 
 

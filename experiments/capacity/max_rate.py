@@ -28,6 +28,7 @@ from statistics import NormalDist, fmean, stdev
 from ...sim.cost import StepCost
 from ...sim.engine.run import simulate
 from ...sim.engine.settings import Settings
+from ...sim.types.optional import not_none
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal, Verdict, compiled_cost, saturated_rate, verdict, verdict_of
 from .load import Drawn, Load
@@ -178,7 +179,7 @@ def follow(
     settings: Settings, load: Load, goal: Goal, seed: int, ahead: Ahead, step_cost: StepCost | None = None
 ) -> SeedRate:
     """Another seed, which begins where the first has ended."""
-    return _search(settings, load.draw(seed), goal, ahead.saturated, ahead.found.power, _STRIDE, step_cost)
+    return _search(settings, load.draw(seed), goal, ahead.saturated, not_none(ahead.found.power), _STRIDE, step_cost)
 
 
 def _search(

@@ -10,6 +10,7 @@ from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
+from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet, flat
 from .planning import Answer, Bill
 from .text import memory_rows, view_rows
@@ -65,16 +66,16 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
         {
             "candidate": answer.candidate.name,
             **point,
-            "cost_per_million_tokens": bill.full_per_million * answer.rate / point["request_rate"],
-            "recommended": point is answer.detail["curve"][-1],
+            "cost_per_million_tokens": not_none(bill.full_per_million) * answer.rate / point["request_rate"],
+            "recommended": point is answer.at_rate["curve"][-1],
         }
         for answer, bill in ranks
-        for point in answer.detail["curve"]
+        for point in answer.at_rate["curve"]
     ]
 
 
 def _row(answer: Answer, bill: Bill) -> dict[str, Any]:
-    at, limit = answer.detail, answer.detail["limit"]
+    at, limit = answer.at_rate, answer.at_rate["limit"]
     return {
         "Candidate": answer.candidate.name,
         "Requests/s a replica": "every rate" if answer.every_rate_meets else answer.rate,

@@ -27,6 +27,8 @@ from typing import Any
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.types.errors import SimulationFault, UserError
+from ...sim.types.optional import not_none
+from ...sim.workload.workload import Workload
 from ..runs.inputs import Inputs
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
@@ -63,7 +65,17 @@ class Answer:
     @property
     def rate(self) -> float:
         """Recommended for one replica, requests/s; 0 where there is none, infinite where every rate meets."""
-        return self.found.rate if self.detail else 0.0
+        return self.rates.rate if self.detail else 0.0
+
+    @property
+    def rates(self) -> MaxRate:
+        """The rates of a candidate that could be simulated."""
+        return not_none(self.found)
+
+    @property
+    def at_rate(self) -> dict[str, Any]:
+        """The detail of a candidate with a recommended rate."""
+        return not_none(self.detail)
 
     @property
     def every_rate_meets(self) -> bool:
@@ -130,7 +142,7 @@ class Planner:
 
     def __init__(self, load: Load, goal: Goal, seeds: Sequence[int], workers: Workers, store: Store | None) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
-        self._works: dict[int, str] = {}
+        self._works: dict[int, Workload] = {}
 
     def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
         """What is found of each candidate, in their order.
@@ -148,23 +160,24 @@ class Planner:
         errors = {chosen: told.error for (chosen, _), told in [*ahead.items(), *followed.items()] if told.error}
         rates = {
             chosen: MaxRate.of(
-                found, [SeedRate(**followed[chosen, seed].summary) for seed in others if chosen in meeting]
+                found, [SeedRate(**not_none(followed[chosen, seed].summary)) for seed in others if chosen in meeting]
             )
             for chosen, found in begun.items()
             if chosen not in errors
         }
-        able = {(chosen, first): (found.rate, found.seed_rates[0]) for chosen, found in rates.items() if found.rate}
-        details = self._stage("detail", able)
+        rated = {(chosen, first): (found.rate, found.seed_rates[0]) for chosen, found in rates.items() if found.rate}
+        details = self._stage("detail", rated)
         errors |= {chosen: told.error for (chosen, _), told in details.items() if told.error}
-        return [
-            Answer(
-                candidate,
-                error=errors.get(candidate.settings),
-                found=rates.get(candidate.settings),
-                detail=told.summary if (told := details.get((candidate.settings, first))) else None,
-            )
-            for candidate in candidates
-        ]
+        answers = []
+        for candidate in candidates:
+            chosen = candidate.settings
+            if chosen is None:
+                answers.append(Answer(candidate))
+                continue
+            told = details.get((chosen, first))
+            detail = told.summary if told else None
+            answers.append(Answer(candidate, error=errors.get(chosen), found=rates.get(chosen), detail=detail))
+        return answers
 
     def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
         """The answers with the share of ``count`` other seeds that meet the goal at the rate, and 1.15 times it."""
@@ -178,11 +191,11 @@ class Planner:
         return result
 
     def _share(self, answer: Answer, factor: float, seeds: Sequence[int]) -> float:
-        chosen, rate = answer.candidate.settings, answer.rate * factor
-        if answer.found.saturated is not None and rate > answer.found.saturated:
+        chosen, rate = not_none(answer.candidate.settings), answer.rate * factor
+        if answer.rates.saturated is not None and rate > answer.rates.saturated:
             return 0.0
         told = self._stage("verify", {(chosen, seed): (rate,) for seed in seeds})
-        return sum(each.summary["meets"] for each in told.values()) / len(seeds)
+        return sum(not_none(each.summary)["meets"] for each in told.values()) / len(seeds)
 
     def _stage(self, stage: str, jobs: Mapping[tuple[Settings, int], tuple]) -> dict[tuple[Settings, int], Outcome]:
         """Carry out what the store has not, and keep it."""

@@ -22,6 +22,7 @@ from ...sim.cost import StepCost
 from ...sim.engine.replica import build
 from ...sim.engine.settings import settings as checked
 from ...sim.engine.unread import only_read
+from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_MS
 
 MODES = ("recompute", "swap")
@@ -69,7 +70,8 @@ def preemptions(settings: Settings, lengths: list[int]) -> list[Preemption]:
 def break_evens(settings: Settings) -> list[tuple[int, str]]:
     """From which lengths on which way is the cheaper one, in whole blocks, from one up to the longest sequence."""
     replica = build(settings)
-    size, found = replica.block_size, []
+    size = replica.block_size
+    found: list[tuple[int, str]] = []
     for tokens in range(size, max(replica.max_model_len, size) + 1, size):
         cheaper = one_preemption(replica.cost, size, tokens).cheaper
         if not found or found[-1][1] != cheaper:
@@ -85,8 +87,9 @@ def simulated(settings: Settings, work: Workload) -> list[dict[str, Any]]:
 
 def _older(settings: Settings, policy: str, mode: str) -> Settings:
     budget = max(build(settings).max_model_len, _LEAST_BATCHED_TOKENS)
+    older: dict[str, Any] = {"policy": policy, "preemption_mode": mode, "enable_prefix_caching": None}
     return checked(
-        **replace(settings, policy=policy, preemption_mode=mode, enable_prefix_caching=None).as_dict()
+        **replace(settings, **older).as_dict()
         | {"swap_space": SWAP_SPACE_GIB, "watermark": WATERMARK, "max_num_batched_tokens": budget}
         | {"disable_hybrid_kv_cache_manager": True}
     )
@@ -110,6 +113,6 @@ def _row(settings: Settings, work: Workload) -> dict[str, Any]:
 def lengths_of(work: Workload | None, mean_tokens: int | None, longest: int) -> list[int]:
     """Lengths of which a preemption's cost is told: the load's median and longest, or those that were asked for."""
     if work is None:
-        return sorted({mean_tokens, longest})
+        return sorted({not_none(mean_tokens), longest})
     tokens = work.prompt_tokens + work.output_tokens
     return sorted({int(np.median(tokens)), int(tokens.max())})

@@ -21,6 +21,7 @@ from rich.table import Table
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.engine.replica import Replica, build
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 from ..runs.output import Report, track
 from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
@@ -56,8 +57,9 @@ class Asked:
         """Prompts and outputs in tokens, int64 [requests]."""
         if self.work is not None:
             return self.work.prompt_tokens, self.work.output_tokens
-        prompt = max(1, self.mean_tokens // 2)
-        return np.array([prompt]), np.array([max(1, self.mean_tokens - prompt)])
+        tokens = not_none(self.mean_tokens)
+        prompt = max(1, tokens // 2)
+        return np.array([prompt]), np.array([max(1, tokens - prompt)])
 
     def replica(self) -> Replica:
         """As it is built."""
@@ -96,11 +98,11 @@ def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
 def _answer_seats(asked: Asked, report: Report) -> Data:
     own = asked.settings.max_num_seqs
     if asked.work is None:
-        replica = asked.replica()
+        replica, tokens = asked.replica(), not_none(asked.mean_tokens)
         null = getattr(replica.policy, "null_blocks", 0)
-        sure = (replica.num_blocks - null) // -(-max(1, asked.mean_tokens - 1) // replica.block_size)
+        sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
         report.say(
-            f"max-num-seqs: up to {sure:,} sequences of {asked.mean_tokens:,} tokens each cannot preempt, however"
+            f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each cannot preempt, however"
             " they come. What a load does beyond that is found with one."
         )
         return {"in_any_order": sure}
@@ -131,7 +133,7 @@ def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
 
 
 def _seats_row(asked: Asked, value: int) -> Data:
-    told = summary(simulate(replace(asked.settings, max_num_seqs=value), asked.work))
+    told = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
     metrics = {name: told[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(told["preemptions"].values()), **metrics}
 

@@ -16,6 +16,7 @@ from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
 from ...sim.spec.launch import capacity
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 from ..runs.inputs import Inputs
 from ..runs.output import Report
 from ..runs.parallel import Workers
@@ -93,10 +94,10 @@ def search(aims: Aims, asked: Asked, workers: Workers, out: OutputFolder | None,
     Raises:
         UserError: What cannot be, before anything is simulated.
     """
-    goal = Goal(objectives(aims.goodput), aims.attainment)
+    goal = Goal(objectives(not_none(aims.goodput)), aims.attainment)
     priced = prices(aims.prices)
     # A line without a length takes the longest that fits, so that the choice of a GPU is left open.
-    flags = {"max-model-len": "auto"} | asked.line.flags if not asked.line.flags else asked.line.flags
+    flags = asked.line.flags or {"max-model-len": "auto"}
     line = replace(asked.line, flags=flags)
     found = candidates(line, asked.gpus, asked.choices.axes(), asked.model, asked.log, aims.cost)
     for candidate in found:
@@ -124,7 +125,7 @@ def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
 def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: int) -> None:
     """Refuse choices and flags of the load that no candidate reads; the pasted line may have any."""
     work = load.draw(seed).at(1.0)
-    runs = [(replace(asked.inputs, settings=candidate.settings), work) for candidate in able]
+    runs = [(replace(asked.inputs, settings=not_none(candidate.settings)), work) for candidate in able]
     refuse_unread(runs, {*asked.choices.axes(), *LOAD_FIELDS})
 
 
@@ -138,7 +139,7 @@ def _wanted(load: Load) -> float | None:
 
 def _long_enough(candidate: Candidate, tokens: int) -> Candidate:
     """The candidate, refused where the longest request does not fit."""
-    if candidate.settings is None or candidate.settings.max_model_len >= tokens:
+    if candidate.settings is None or not_none(candidate.settings.max_model_len) >= tokens:
         return candidate
     fits = f"max_model_len is {candidate.settings.max_model_len}"
     return replace(candidate, settings=None, refused=f"The load's longest request has {tokens:,} tokens, and {fits}.")
@@ -193,7 +194,7 @@ class _Teller:
         tried = [answer for answer in self._answers if answer.found]
         if not tried:
             return "Buy none of these: of no candidate a rate can be told; the reasons follow."
-        best = max(tried, key=lambda answer: answer.found.alone.attained)
+        best = max(tried, key=lambda answer: answer.rates.alone.attained)
         return f"Buy none of these. The nearest, {best.candidate.name}: {why_none(best, self._goal)}."
 
     def _explained(self) -> list[str]:
@@ -206,7 +207,8 @@ class _Teller:
     def _assumptions(self) -> list[str]:
         load, aims, prompts = self._load, self._aims, self._load.num_prompts
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
-        costs = sorted({answer.candidate.settings.cost for answer in self._answers if answer.candidate.settings})
+        chosen = [answer.candidate.settings for answer in self._answers if answer.candidate.settings]
+        costs = sorted({not_none(each.cost) for each in chosen})
         seeds = (
             f"{aims.seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%}"
             " confidence."

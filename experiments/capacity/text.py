@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ...sim.spec.launch import capacity
+from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal
 from ..vllm_serve.checks import gib
 from .detail import BEYOND
@@ -32,7 +33,7 @@ _PLAIN = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "block_s
 
 def flags_told(answer: Answer) -> str:
     """The settings of a candidate, as flags."""
-    chosen = answer.candidate.settings
+    chosen = not_none(answer.candidate.settings)
     values = ((name, getattr(chosen, name)) for name in _FLAGS)
     told = [
         f"--{name.replace('_', '-')} {value}" for name, value in values if value not in _PLAIN.get(name, (None, "auto"))
@@ -50,7 +51,7 @@ def rate_told(answer: Answer) -> str:
 
 def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: float | None, currency: str) -> str:
     """What to buy, how to set it, and what to expect, in one paragraph."""
-    found, at, launch = answer.found, answer.detail, answer.candidate.started.launch
+    found, at, launch = answer.rates, answer.at_rate, answer.candidate.started.launch
     replicas = f"{bill.replicas} replica{'s' if bill.replicas > 1 else ''} of {launch.num_gpus} GPU"
     each = "s" if launch.num_gpus > 1 else ""
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
@@ -70,7 +71,7 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
 
 def _sure(answer: Answer) -> str:
     """What other seeds will do with the rate."""
-    found = answer.found
+    found = answer.rates
     return (
         f"where single seeds bear {min(found.seed_rates):.3g} to {max(found.seed_rates):.3g}, so that {CONTENT:.0%} of"
         " other seeds meet the goal, too"
@@ -81,10 +82,10 @@ def _sure(answer: Answer) -> str:
 
 def limit_told(answer: Answer) -> str:
     """What stands in the way of a higher rate."""
-    at, limit = answer.detail, answer.detail["limit"]
+    at, limit = answer.at_rate, answer.at_rate["limit"]
     kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
     if limit["objective"] is None:
-        most = answer.found.saturated
+        most = answer.rates.saturated
         delivers = "so few requests do not fill it" if most is None else f"it delivers {most:.3g} requests/s at most"
         return f"No objective limits it: {delivers}; {kv}."
     missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
@@ -115,7 +116,7 @@ def candidates_table(ranks: Sequence[tuple[Answer, Bill]], others: Sequence[Answ
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limit", min_width=9)
     for answer, bill in ranks:
-        at, limit = answer.detail, answer.detail["limit"]
+        at, limit = answer.at_rate, answer.at_rate["limit"]
         table.add_row(
             answer.candidate.name,
             "every" if answer.every_rate_meets else f"{answer.rate:,.3g}",
@@ -152,7 +153,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
         return f"cannot be simulated: {answer.error}"
     if answer.every_rate_meets:
         return f"{EVERY_RATE}; for a price give more requests a run (--num-prompts), or say what is to be served"
-    alone = answer.found.alone
+    alone = answer.rates.alone
     if not alone.meets:
         missed = ", ".join(f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items())
         return (
@@ -165,7 +166,7 @@ def why_none(answer: Answer, goal: Goal) -> str:
 def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: float | None, currency: str) -> str:
     """Why a candidate that could serve is not the one to buy, in a line."""
     winner, cheapest = best
-    limited = _limit_in_short(answer.detail["limit"])
+    limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_told(answer)} ({rate_told(winner)} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
@@ -183,9 +184,10 @@ def _gpus(bill: Bill) -> str:
 
 def verified_told(answer: Answer, count: int) -> str:
     """What other seeds say, in a line."""
-    shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in answer.verified.items())
+    verified = not_none(answer.verified)
+    shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in verified.items())
     if answer.every_rate_meets:
-        return f"{answer.candidate.name}: of {count} other seeds {answer.verified[1.0]:.1%} meet the goal at every rate"
+        return f"{answer.candidate.name}: of {count} other seeds {verified[1.0]:.1%} meet the goal at every rate"
     return f"{answer.candidate.name}: of {count} other seeds meet the goal {shares} {answer.rate:.3g} requests/s"
 
 
@@ -209,7 +211,7 @@ def memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
 def view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
     """What the KV cache holds at the recommended rate, in percent."""
     return [
-        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.detail[view].items()}
+        {"Candidate": answer.candidate.name} | {_label(name): share for name, share in answer.at_rate[view].items()}
         for answer, _ in ranks
     ]
 

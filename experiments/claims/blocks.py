@@ -175,7 +175,7 @@ def _sixteen_chunks(trial: Trial) -> Values:
     sizes = (512, 1024, 4096)
     more = {size: {"block_size": size, "num_gpu_blocks_override": 15_728 // size} for size in sizes}
     found = {f"chat_{size}_pct": _empty_share(_burst_run(trial, "vllm-sosp23", _FEW, **more[size])) for size in sizes}
-    long = Workload("16K", [0], [16 * _KI - 512], [1024])
+    long = Workload("16K", np.array([0]), np.array([16 * _KI - 512]), np.array([1024]))
     return found | {f"at_16k_{size}_pct": tail_waste_pct(long, size) for size in sizes} | {"chunks": 16 * _KI / 1024}
 
 

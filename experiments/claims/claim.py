@@ -57,7 +57,9 @@ class Part:
     @property
     def open(self) -> bool:
         """Whether the number decides nothing: it is too small, and could be large enough."""
-        return None not in (self.up_to, self.least) and self.value < self.least <= self.up_to
+        if self.up_to is None or self.least is None:
+            return False
+        return self.value < self.least <= self.up_to
 
 
 @dataclass(frozen=True)

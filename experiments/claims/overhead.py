@@ -8,6 +8,7 @@ from ...sim.cost import RooflineCost
 from ...sim.cost.paper import SWAP_IN_MS_PER_BLOCK, PaperCost
 from ...sim.cost.shares import SHARES
 from ...sim.spec import gpu, model
+from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_MS
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
@@ -82,7 +83,7 @@ def judge_twenty_two(values: Mapping[str, float]) -> Judged:
 
 
 def _under_512(trial: Trial) -> Values:
-    batch = published_fig13a()["vLLM", "batched_requests"]
+    batch = not_none(published_fig13a()["vLLM", "batched_requests"])
     prompt, output = published_mean_tokens()
     context = batch * (prompt + output / 2)
     shape, card = model("opt-13b"), gpu("a100-40gb")

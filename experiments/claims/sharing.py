@@ -109,7 +109,7 @@ def judge_one_prompt(values: Mapping[str, float]) -> Judged:
 
 
 def _branches(trial: Trial) -> Values:
-    found = {}
+    found: Values = {}
     for name, policy in {"paged": "vllm-v0", "contiguous": "orca-oracle"}.items():
         for kind, branch in _BRANCHES.items():
             run = simulate(settings(policy=policy), _branch(*branch))

@@ -65,7 +65,7 @@ def gap_seconds(run: Run) -> pd.DataFrame:
     """
     book = run.book
     stays = book.stays["index"], book.stays["start_clock"], book.stay_end, book.first_token_ticks
-    ticks = {"index": [], "ticks": []}
+    ticks: dict[str, list[np.ndarray]] = {"index": [], "ticks": []}
     for index, start, end, first in zip(*(column.tolist() for column in stays), strict=True):
         later = book.end_of(np.arange(start + 2, end + 1))
         ticks["index"].append(np.full(1 + len(later), index))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from statistics import NormalDist
 
@@ -76,10 +76,11 @@ _BATCHES = {"batches_of_8": 8, "one_at_a_time": 1}
 def _orca(trial: Trial) -> Values:
     limit = 2 * _orca_latency_s(trial, 0.01)
     orca = highest_rate(lambda rate: _orca_latency_s(trial, rate) <= limit, 8.0)
-    others = {
-        name: highest_rate(lambda rate, most=most: _static_latency_s(trial, most, rate) <= limit, 0.2)
-        for name, most in _BATCHES.items()
-    }
+
+    def in_time(most: int, rate: float) -> bool:
+        return _static_latency_s(trial, most, rate) <= limit
+
+    others = {name: highest_rate(partial(in_time, most), 0.2) for name, most in _BATCHES.items()}
     times = {f"over_{name}": orca / rate for name, rate in others.items()}
     return times | {"over_the_better": min(times.values()), "orca_requests_per_s": orca, "limit_s": limit}
 
@@ -148,8 +149,8 @@ def _sarathi(trial: Trial) -> Values:
     found = {}
     for name, served in deployments().items():
         sarathi, paged = (
-            highest_rate(lambda rate, at=(served, *chosen): _in_time(trial, *at, rate), served.guess)
-            for chosen in (("sarathi", 512), ("vllm-v0", _MAX_LEN))
+            highest_rate(partial(_in_time, trial, served, policy, budget), served.guess)
+            for policy, budget in (("sarathi", 512), ("vllm-v0", _MAX_LEN))
         )
         found[name] = sarathi / paged
     return found

@@ -59,8 +59,8 @@ def _latency(trial: Trial) -> Values:
     """Median latency of static and of continuous batches of four, at a load that both can carry."""
     drawn = anyscale.draw(anyscale.facts()["output_caps"][-1], trial.seed).workload()
     arrivals = poisson(_LATENCY_REQUESTS, _LATENCY_RATE, stream(trial.seed, "claims latency"))
-    columns = (column[:_LATENCY_REQUESTS] for column in (drawn.prompt_tokens, drawn.output_tokens))
-    work = Workload("latency", arrivals, *columns)
+    prompts, outputs = (column[:_LATENCY_REQUESTS] for column in (drawn.prompt_tokens, drawn.output_tokens))
+    work = Workload("latency", arrivals, prompts, outputs)
     batch = anyscale.facts()["static_batch"][-1]
     return {
         f"median_s_{policy}": median_latency_s(

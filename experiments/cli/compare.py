@@ -14,6 +14,7 @@ from rich.table import Table
 from ...reports.data.results import read_documents
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..runs.grid import Point, changed, known_name
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
@@ -106,13 +107,13 @@ def compare(
         raise UserError(f"--{unused} goes with --waste; add it, or leave --{unused} out")
     if not 0 < confidence < 1:
         raise SettingError("confidence", confidence, "must lie between 0 and 1, such as 0.95")
-    if bool(folders) == bool(sets) or len(folders or sets) < 2:
+    if bool(folders) == bool(sets) or len(folders or sets or ()) < 2:
         raise UserError("compare takes two or more result folders, or --set two or more times")
     if folders:
         _refuse_flags_of_runs(inputs, seeds, confidence)
         sides = [_read(folder) for folder in folders]
     else:
-        sides = _run(inputs, sets, seeds, workers)
+        sides = _run(inputs, sets or [], seeds, workers)
     base, *others = sides
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
     for other, moved in found:
@@ -190,7 +191,7 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
     sides = []
     for place, text in enumerate(sets):
         runs = swept[place * seeds : (place + 1) * seeds]
-        metrics = [_metrics(each.outcome.summary) for each in runs]
+        metrics = [_metrics(not_none(each.outcome.summary)) for each in runs]
         sides.append(Side(text, metrics, [each.work_sha256 for each in runs]))
     return sides
 

@@ -6,6 +6,7 @@ import importlib
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -27,7 +28,7 @@ def doctor(*, json: JsonTarget = None) -> None:
     """Say what works on this machine, and why not."""
     report = Report(json)
     parts = [simulator(), reports(), *every_part()]
-    findings = {
+    findings: dict[str, Any] = {
         "fragmeter": __version__,
         "python": platform.python_version(),
         "parts": [part.as_dict() for part in parts],

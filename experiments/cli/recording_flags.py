@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...sim.output.files import require_writable_file
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 
 
 class WantedPlan(NamedTuple):
@@ -25,7 +26,7 @@ class WantedPlan(NamedTuple):
 
     def path(self, out: Path | None) -> Path:
         """Where it lies in the end, with results in ``out``."""
-        return out / "plan.npz" if self.file is None else self.file
+        return not_none(out) / "plan.npz" if self.file is None else self.file
 
 
 def wanted_plan(

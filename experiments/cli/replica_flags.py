@@ -71,7 +71,10 @@ def _flags(name: str, has_defaults: bool, without: tuple[str, ...] = ()) -> type
 
 
 if TYPE_CHECKING:
-    ReplicaFlags = SettingsFlags = _Flags
+    SettingsFlags = _Flags
+
+    class ReplicaFlags(_Flags):
+        gpu: str | None
 else:
     SettingsFlags = _flags("SettingsFlags", has_defaults=True)
     ReplicaFlags = _flags("ReplicaFlags", has_defaults=False, without=OWN)

@@ -79,7 +79,7 @@ def report(
     _check_request(request, results)
     asked = Asked(results, request, goal, None if measured is None else read_measured(measured, results))
     pictures = write_images(images, figures(asked), image_format) if images is not None else []
-    if perfetto is not None:
+    if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
     write_report(out, asked)
     _tell(told, folders, asked, out, perfetto, pictures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -18,7 +18,10 @@ from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 
 #: What there is to rerun.
-Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE)]
+if TYPE_CHECKING:
+    Wanted = str
+else:
+    Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE)]
 
 
 def reproduce(

@@ -84,15 +84,15 @@ def simulate(
     if plan is not None and not plan.num_steps:
         remedy = "no step is in the window; begin earlier, or serve more"
         raise SettingError("record_steps", record_steps or "0:", remedy)
-    if plan_file is not None:
+    if plan is not None and plan_file is not None:
         plan.save(plan_file)
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
     _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
     _tell(load, summarize(run), report, out)
-    if plan is not None:
+    if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
-    if blocks is not None:
+    if blocks is not None and out is not None:
         report.point_to(f"Block map of {_map_told(blocks)}", out / "blocks.npz")
 
 

@@ -14,6 +14,7 @@ from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
+from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..runs.grid import axes, points
 from ..runs.inputs import PACING, REQUESTS, Inputs, Requests
@@ -112,7 +113,7 @@ def sweep(
 def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
     if grid or (maximize is None) == (minimize is None):
         raise UserError("sweep --search takes either --maximize or --minimize, and no --grid")
-    return Wanted(maximize or minimize, maximize is not None, limits(at_most))
+    return Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
 
 
 def _tell_search(

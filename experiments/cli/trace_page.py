@@ -11,6 +11,7 @@ import numpy as np
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...sim.types import ticks
+from ...sim.types.optional import not_none
 from ...traces import Trace
 
 _SHARES, _BINS = np.linspace(0, 1, 101), 120
@@ -50,7 +51,7 @@ def length_rows(trace: Trace) -> list[dict[str, float]]:
 
 def arrival_rows(trace: Trace) -> list[dict[str, float]]:
     """Requests a second in so many spans of equal length."""
-    times_s = trace.arrival_ticks / ticks.PER_SECOND
+    times_s = not_none(trace.arrival_ticks) / ticks.PER_SECOND
     counts, edges = np.histogram(times_s, bins=_BINS)
     return [
         {"start_s": float(start), "end_s": float(end), "requests_per_s": float(count / (end - start))}

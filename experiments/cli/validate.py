@@ -20,6 +20,7 @@ from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report, track
 from .replica_flags import REPLICA, ReplicaFlags
@@ -112,9 +113,10 @@ def validate(
     if check:
         from ..measured.plan_check import check_plan
 
-        check_plan(recorded, plan.name, opened, model or "toy-llama", dtype, 1 if every is None else every, report)
+        rows = 1 if every is None else every
+        check_plan(not_none(recorded), not_none(plan).name, opened, model or "toy-llama", dtype, rows, report)
         return
-    if recorded is not None:
+    if plan is not None and recorded is not None:
         _time_plan(recorded, plan.name, opened, model, dtype, report)
         return
     _validate(opened, calibration, model, dtype, quick, 1 if seed is None else seed, folder, report)

@@ -28,6 +28,7 @@ from ...sim.engine.unread import only_read
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
+from ...sim.types.optional import not_none
 from ...sim.workload.users import Users
 from ...traces import Measured, Pacing, Trace, paced, workload
 from ..runs.pool_use import PoolUse, pool_use
@@ -104,9 +105,8 @@ class Benchmark:
 
     def under_way(self) -> np.ndarray:
         """Requests that each one found under way when it was sent, int64 [n]."""
-        starts = self.arrivals.arrival_ticks / ticks.PER_SECOND
-        if self.trace.arrival_ticks is not None:
-            starts = self.trace.arrival_ticks / ticks.PER_SECOND
+        sent = self.trace if self.trace.arrival_ticks is not None else self.arrivals
+        starts = not_none(sent.arrival_ticks) / ticks.PER_SECOND
         # A client sends in the instant in which it has an answer, give or take the decimals of seconds.
         ends = np.sort(starts + self.measured.e2el_s) - 1e-6
         return np.arange(len(starts)) - np.searchsorted(ends, starts, side="right")
@@ -176,8 +176,9 @@ class Replayed(Client):
     run: Run
     offset_ticks: int = 0
 
+    # Computed when it is first read; the base class does not say whether it is given.
     @cached_property
-    def times(self) -> RequestTimes:
+    def times(self) -> RequestTimes:  # type: ignore[override]
         """Of those that were served; ``index`` are rows of the benchmark's trace."""
         return request_times(self.run)
 
@@ -243,7 +244,7 @@ def _server_rows(metrics: ServerMetrics, replayed: Replayed) -> list[dict[str, A
         "server_mean_ttft_ms": (inside_ms, metrics.ttft_s and metrics.ttft_s * 1e3),
         "server_mean_itl_ms": (replayed.values()["mean_itl_ms"], metrics.itl_s and metrics.itl_s * 1e3),
     }
-    return [_row(name, *pair) for name, pair in pairs.items() if pair[1] is not None]
+    return [_row(name, mine, theirs) for name, (mine, theirs) in pairs.items() if theirs is not None]
 
 
 def _row(name: str, simulated: float, measured: float) -> dict[str, Any]:
@@ -265,9 +266,9 @@ def total_error(rows: Sequence[dict[str, Any]]) -> float:
 def scatter(benchmark: Benchmark, replayed: Client) -> dict[str, list[float | int | None]]:
     """Columns of a row for each request that was served on both sides, in the order in which they were sent."""
     served = replayed.times.index
-    sides = {"simulated": replayed, "measured": benchmark.measured}
+    sides: dict[str, Client | Measured] = {"simulated": replayed, "measured": benchmark.measured}
     columns: dict[str, np.ndarray] = {
-        "row": benchmark.trace.rows.lines[served],
+        "row": not_none(benchmark.trace.rows.lines)[served],
         "prompt_tokens": benchmark.trace.prompt_tokens[served],
         "output_tokens": benchmark.trace.output_tokens[served],
     }

@@ -28,6 +28,7 @@ from ...reports.page.serving_sections import measured as measured_section
 from ...sim.metrics.result import served_times
 from ...sim.output import frames as pd
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_US
 from ...traces import measured, read
 from .replay import Benchmark, Served, scatter
@@ -73,7 +74,7 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
                 remedy = f"is of other requests than {result.name}; run fragmeter simulate --trace {path} --out"
                 raise SettingError("measured", str(path), remedy)
         pairs[result.name] = pd.DataFrame(scatter(benchmark, Served(served_times(asked))))
-        same_times &= _sent_alike(asked["arrival_ticks"].to_numpy(), benchmark.arrivals.arrival_ticks)
+        same_times &= _sent_alike(asked["arrival_ticks"].to_numpy(), not_none(benchmark.arrivals.arrival_ticks))
     follows = same_times or benchmark.measured.max_concurrency is not None
     return Measured(pairs, "" if follows else _TIMES_DIFFER)
 

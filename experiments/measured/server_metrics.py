@@ -22,6 +22,7 @@ from os import PathLike
 from pathlib import Path
 
 from ...sim.types.errors import UserError
+from ...sim.types.optional import not_none
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -94,7 +95,7 @@ def _scrapes(path: str | PathLike[str], text: str) -> Iterator[Scrape]:
             continue
         found = _SAMPLE.fullmatch(line)
         value = None if found is None else _number(found[3])
-        if value is None:
+        if found is None or value is None:
             remedy = "is no metric; give what the server answers at /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
         if not found[1].startswith(_SERVER):
@@ -142,7 +143,7 @@ class _Reader:
             num_scrapes=len(self._scrapes),
             num_gpu_blocks=_whole(config.get("num_gpu_blocks")),
             block_size=_whole(config.get("block_size")),
-            kv_usage=(_mean(usage), max(usage)) if usage else None,
+            kv_usage=(not_none(_mean(usage)), max(usage)) if usage else None,
             running=_mean(self._gauge(RUNNING)),
             waiting=_mean(self._gauge(WAITING)),
             preemptions=self._counted(PREEMPTIONS),

@@ -89,10 +89,10 @@ def _by_flags(server: Server, model_id: str | None) -> Settings:
             raise SettingError(name, getattr(server, name), "is of a command line; give --serve")
     if server.gpu is None:
         raise SettingError("gpu", None, "is missing; say what the server ran on, by --gpu or with --serve")
-    if server.model is None and model_id is None:
-        raise SettingError("model", None, "is missing, and the benchmark names none; give --model")
-    shape = {"model": server.model}
+    shape: dict[str, Any] = {"model": server.model}
     if server.model is None:
+        if model_id is None:
+            raise SettingError("model", None, "is missing, and the benchmark names none; give --model")
         served = served_model(model_id)
         own = served.quantization == model(served.name).quantization
         shape = {"model": served.name, "quantization": None if own else served.quantization}

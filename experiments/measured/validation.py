@@ -147,7 +147,8 @@ class Validation:
     def long_prompt(self) -> Plan:
         """A prompt by itself, chunk by chunk."""
         scale = self._scale
-        workload = Workload("One prompt", *(np.array([one]) for one in (0, self._prompt_tokens, 1)))
+        arrivals, prompts, outputs = (np.array([one]) for one in (0, self._prompt_tokens, 1))
+        workload = Workload("One prompt", arrivals, prompts, outputs)
         blocks = -(-self._prompt_tokens // BLOCK_SIZE) + 2
         limits = {"max_num_batched_tokens": scale.chunk_tokens, "max_num_seqs": 1}
         return self._recorded(workload, policy="vllm-v1", num_gpu_blocks_override=blocks, **limits)
@@ -157,7 +158,12 @@ class Validation:
         return min(self._scale.prompt_tokens, model_spec(self._scale.model).max_model_len - 1)
 
     def _recorded(self, workload: Workload, **fields: Any) -> Plan:
-        common = {"model": self._scale.model, "cost": self._cost, "seed": self._seed, "block_size": BLOCK_SIZE}
+        common: dict[str, Any] = {
+            "model": self._scale.model,
+            "cost": self._cost,
+            "seed": self._seed,
+            "block_size": BLOCK_SIZE,
+        }
         return record(Settings(**common, **fields), workload, shuffle_ids=fields["policy"] == PAGED)[1]
 
     @cached_property

@@ -12,6 +12,7 @@ from .fit import FITTED_ON, SCALES, Fit
 from .paper import FIG2, MAX_MODEL_LEN, SERIES, Experiment, Source
 from .published import published_mean_tokens, published_slots
 from .rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row
+from .sharing import Saved
 
 Payload = dict[str, Any]
 _DECIMALS, _SCALE_DECIMALS = 3, 6
@@ -57,7 +58,11 @@ def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
     seeds = bench.source.seeds
     few = seeds[: len(WANDERING_SEEDS)]
     wandering = seeds if len(seeds) > 1 else WANDERING_SEEDS
-    asked = {"asked": (seeds, 1), "wandering": (wandering, 1), "few": (few, 1)}
+    asked: dict[str | float, tuple[tuple[int, ...], float]] = {
+        "asked": (seeds, 1),
+        "wandering": (wandering, 1),
+        "few": (few, 1),
+    }
     asked |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
@@ -86,7 +91,7 @@ def _rows(experiment: Experiment, series: str, runs: dict[Any, list[Measured]]) 
         )
 
 
-def row(series: str, metric: str, published: float | None, runs: list[Measured], **more: Any) -> Row:
+def row(series: str, metric: str, published: float | None, runs: Sequence[Measured | Saved], **more: Any) -> Row:
     """One value beside the published one, as ``value_row``, with its mean over time in place of iterations
     (``over_time``)."""
     cells = value_row(series, metric, published, [run.values[metric] for run in runs], **more)

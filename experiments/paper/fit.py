@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
+from ...sim.types.optional import not_none
 from ..runs.scanning import scan
 from .bench import Bench, Case
 from .paper import FIG13A, SERIES
@@ -65,7 +66,7 @@ def fit(bench: Bench, by_context: bool = False) -> Fit:
     Args:
         by_context: Of steps that depend on the context (``ContextCost``).
     """
-    published = FIG13A.published()[FITTED_ON, METRIC]
+    published = not_none(FIG13A.published()[FITTED_ON, METRIC])
     if bench.source.exact is None:
         return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
     best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)

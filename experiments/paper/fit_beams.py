@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from ...sim.types.optional import not_none
 from ..runs.scanning import scan
 from .paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
 from .sharing import SAVED, SharingCase, measure_sharing
@@ -55,7 +56,7 @@ def fit_sharegpt_survival(source: Source) -> SurvivalFit:
 
 
 def _fit(experiment: Experiment, source: Source, series: str, coarse: range) -> SurvivalFit:
-    published = FIG15.published()[series, FITTED_ON_BEAMS]
+    published = not_none(FIG15.published()[series, FITTED_ON_BEAMS])
     best, values = scan(partial(_measure, experiment, source), published, coarse, _FINE_STEP)
     return SurvivalFit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()))
 

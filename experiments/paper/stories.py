@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Story:
 
     title: str
     text: str
-    rows: tuple[dict[str, str | int], ...]
+    rows: tuple[dict[str, Any], ...]
     log: tuple[str, ...]
 
 
@@ -71,6 +72,10 @@ class OneSecondStep:
         return 0
 
     def swap_in_ticks(self, blocks: int) -> int:
+        """See ``StepCost``."""
+        return 0
+
+    def copy_ticks(self, slots: int) -> int:
         """See ``StepCost``."""
         return 0
 
@@ -108,7 +113,8 @@ def tell(scene: Scene) -> Story:
 def _states(run: Run) -> dict[tuple[int, int], str]:
     """What each request does in each iteration in which it is there, by (request, iteration)."""
     book = run.book
-    states, last_leave = {}, defaultdict(int)
+    states: dict[tuple[int, int], str] = {}
+    last_leave: defaultdict[int, int] = defaultdict(int)
     idle = "finished_hold" if book.together else "paused"
     last = book.iteration_of(book.stay_leave - 1) + 1 if book.together else book.leave_iteration
     for stay, (index, leave) in enumerate(zip(book.stays["index"].tolist(), last.tolist(), strict=True)):
@@ -135,7 +141,8 @@ def _chunks(book: Book) -> dict[tuple[int, int], int]:
 
 def _prefills(book: Book) -> dict[tuple[int, int], int]:
     """Tokens that every prefill computes in an iteration, by (request, iteration)."""
-    tokens, done = _chunks(book), defaultdict(int)
+    tokens = _chunks(book)
+    done: defaultdict[int, int] = defaultdict(int)
     for (index, _), chunk in tokens.items():
         done[index] += chunk
     for stay, row in enumerate(book.stay_row.tolist()):

@@ -42,6 +42,9 @@ from ..runs.output import Report
 from . import sections
 from .telling import tell
 
+#: Sections of the page from a document and its bench.
+Show = Callable[[Payload, Bench], Sequence[Section]]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -60,7 +63,7 @@ class Figure:
     """
 
     make: Callable[..., Payload]
-    show: Callable[[Payload, Bench], Sequence[Section]] | None = None
+    show: Show | None = None
     tell: Callable[[Payload, Report], None] = tell
     seeds: int | None = DEFAULT_SEEDS
     traced: bool = True
@@ -74,9 +77,9 @@ class Figure:
         return self.make(bench, parts) if self.in_parts else self.make(bench)
 
 
-def _fixed(make: Callable[[], Payload], *show: Any, **more: Any) -> Figure:
+def _fixed(make: Callable[[], Payload], show: Show | None = None, **more: Any) -> Figure:
     """A figure that serves no requests."""
-    return Figure(lambda _: make(), *show, seeds=None, traced=False, **more)
+    return Figure(lambda _: make(), show, seeds=None, traced=False, **more)
 
 
 def _rates(title: str, make: Callable[[Bench], Payload], seconds: int) -> Figure:

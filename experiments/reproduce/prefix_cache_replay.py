@@ -27,6 +27,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from ...sim.memory.prefix import HashChain
+from ...sim.types.optional import not_none
 from ...traces import HashedTrace
 
 POLICIES = ("fifo", "lru", "optimal")
@@ -90,9 +91,9 @@ def _cache(trace: PrefixTrace, policy: str, capacity_blocks: int | None) -> tupl
     if policy == INFINITE:
         return _Fifo(trace.num_prefixes), trace.last_requests
     if policy == "fifo":
-        return _Fifo(capacity_blocks), trace.last_requests
+        return _Fifo(not_none(capacity_blocks)), trace.last_requests
     worths = trace.last_requests if policy == "lru" else trace.next_requests
-    return _Leaves(capacity_blocks, trace.parents), worths
+    return _Leaves(not_none(capacity_blocks), trace.parents), worths
 
 
 class _Fifo:

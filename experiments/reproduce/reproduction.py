@@ -130,7 +130,7 @@ def _show(page: Page, name: str, document: Payload, benches: Benches, folder: Ou
 
 
 def _point_to(page: Page, report: Report, folder: OutputFolder | None) -> None:
-    if page:
+    if page and folder is not None:
         report.point_to("Page", folder.path / PAGE)
 
 

@@ -113,8 +113,8 @@ def changed(base: Inputs, values: Mapping[str, str]) -> Inputs:
 def _values(part: str, text: str) -> Iterator[str]:
     """One value, or those of a range, its end included."""
     try:
-        first, last, *step = (Decimal(number) for number in part.split(":"))
-        step = step[0] if step else Decimal(1)
+        first, last, *steps = (Decimal(number) for number in part.split(":"))
+        step = steps[0] if steps else Decimal(1)
         count = (last - first) // step
         fits = 0 <= count < MOST_POINTS
     except (ValueError, ArithmeticError):

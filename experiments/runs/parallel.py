@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from ...sim.output.interrupts import INTERRUPTED
 from ...sim.types.errors import MissingExtra, SettingError
+from ...sim.types.optional import not_none
 
 Result = TypeVar("Result")
 # A worker process takes about a second to start, a run some tenths of one.
@@ -157,14 +158,15 @@ def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers
         from ray.util.joblib import register_ray
     except ImportError:
         raise _missing("ray") from None
+    address = not_none(workers.address)
     try:
-        if workers.address != "auto":
+        if address != "auto":
             # Ray itself asks for a minute, and says on the way what it tries.
-            host, _, port = workers.address.removeprefix("ray://").rpartition(":")
+            host, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
-        ray.init(address=workers.address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError):
-        raise _silent("ray", workers.address) from None
+        raise _silent("ray", address) from None
     register_ray()
     try:
         with joblib.parallel_config(backend="ray", n_jobs=workers.jobs or -1), joblib.Parallel() as pool:

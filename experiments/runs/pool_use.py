@@ -39,7 +39,7 @@ def pool_use(run: Run) -> PoolUse:
     over_time = run.accounts.window().slot_ticks
     used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
     levels = run.accounts.at_rows()
-    at_rows = capacity - sum(levels[bucket] for bucket in _FREE)
+    at_rows = np.asarray(capacity - sum(levels[bucket] for bucket in _FREE))
     if run.book.paged and not run.book.groups.sliding:
         # In its last step a leap holds what its sequences have taken on the way.
         at_rows = at_rows + growth_moments(run.book)[0] * run.book.block_size

@@ -29,6 +29,7 @@ from ...sim.engine.settings import Settings
 from ...sim.memory.accounting.book import Book
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import request_times
+from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 
@@ -120,7 +121,7 @@ def verdict_of(run: Run, goal: Goal) -> Verdict:
     times, n = request_times(run), len(run.workload)
     first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
     first[times.index], finish[times.index], finished[times.index] = times.first_token_ticks, times.finish_ticks, True
-    return judged(run.workload, goal, Seen(first, finish, finished), over=True)
+    return not_none(judged(run.workload, goal, Seen(first, finish, finished), over=True))
 
 
 def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> Verdict | None:

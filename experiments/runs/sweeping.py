@@ -80,7 +80,8 @@ def sweep_points(
         if store and outcome.summary is not None:
             store.keep(outcome.key, point.inputs, outcome.summary)
         outcomes[outcome.key] = outcome
-    return [Swept(*each, outcomes[name]) for *each, name in zip(points, hashes, keys, strict=True)]
+    swept = zip(points, hashes, keys, strict=True)
+    return [Swept(point, work_sha256, outcomes[name]) for point, work_sha256, name in swept]
 
 
 def _run(

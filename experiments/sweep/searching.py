@@ -22,6 +22,7 @@ from warnings import catch_warnings, simplefilter
 
 from ...sim.metrics.objectives import Objectives
 from ...sim.types.errors import MissingExtra, SettingError, UserError
+from ...sim.types.optional import not_none
 from ..runs.grid import PART_OF, Point, changed, known_name
 from ..runs.inputs import Inputs
 from ..runs.parallel import Workers
@@ -108,7 +109,7 @@ class Wanted:
         """By what share of each limit a trial is above it (of 0, by how much), below 0 where it is within."""
         # Of a limit of 0 there are no shares.
         return {
-            name: (self._number(swept, name, "at_most") - limit) / (abs(limit) or 1)
+            name: (not_none(self._number(swept, name, "at_most")) - limit) / (abs(limit) or 1)
             for name, limit in self.limits.items()
         }
 
@@ -124,7 +125,7 @@ class Wanted:
     def best(self, found: Sequence[Swept]) -> list[int]:
         """Places of the trials within all limits, the best first; of equal ones the first."""
         fit = [place for place, swept in enumerate(found) if self._fits(swept)]
-        return sorted(fit, key=lambda place: self.value(found[place]) * (-1 if self.maximize else 1))
+        return sorted(fit, key=lambda place: not_none(self.value(found[place])) * (-1 if self.maximize else 1))
 
     def _fits(self, swept: Swept) -> bool:
         return swept.outcome.summary is not None and all(share <= 0 for share in self.beyond(swept).values())

@@ -113,10 +113,10 @@ def _without(settings: Settings, work: Workload, base: Saturated, name: str, gon
 def _at_fixed_point(charged: dict[Saturated, float], rate: str) -> float:
     """A rate where as much is charged as there is: between the pools beside it, or of the nearest."""
     below, above = ({each: at for each, at in charged.items() if (at <= 1) == low} for low in (True, False))
-    low = max(below, key=below.get)
+    low = max(below, key=below.__getitem__)
     if not above:
         return getattr(low, rate)
-    high = min(above, key=above.get)
+    high = min(above, key=above.__getitem__)
     part = (1 - below[low]) / (above[high] - below[low])
     return (1 - part) * getattr(low, rate) + part * getattr(high, rate)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import overload
 
 from ...sim.types.errors import SettingError, UserError
 from .flags import KNOWN, MANY, NOT_SIMULATED, READ, SHORT, SWITCHES
@@ -55,6 +56,12 @@ class ServeLine:
     def switch(self, name: str, default: bool = False) -> bool:
         """Whether a switch is on."""
         return bool(self.flags.get(name, default))
+
+    @overload
+    def whole(self, name: str, default: int) -> int: ...
+
+    @overload
+    def whole(self, name: str, default: None = None) -> int | None: ...
 
     def whole(self, name: str, default: int | None = None) -> int | None:
         """A whole number; ``8k`` is 8,000 and ``8K`` 8,192, as vLLM has them.

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ...sim.spec.launch import Launch, capacity
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 
 Found = TypeVar("Found")
 GIB = 1 << 30
@@ -45,7 +46,7 @@ class StartupLog:
             return _blocks(launch, launch.max_model_len, self.num_tokens / launch.max_model_len) * block_bytes
         if self.memory_bytes is not None:
             return self.memory_bytes
-        return _blocks(launch, *self.concurrency) * block_bytes
+        return _blocks(launch, *not_none(self.concurrency)) * block_bytes
 
 
 def _blocks(launch: Launch, tokens: int, sequences: float) -> int:

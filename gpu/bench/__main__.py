@@ -37,7 +37,10 @@ def _report(given: argparse.Namespace) -> bool:
 
     plan, described = PLANS[device.torch_device.type], device.describe()
     sheet, copy = data_sheet(described), device_copy(device)
-    peaks = {"data_sheet": sheet and sheet.memory_bytes_per_s, "copy": copy.bytes_per_s}
+    peaks: dict[str, float | None] = {
+        "data_sheet": sheet.memory_bytes_per_s if sheet else None,
+        "copy": copy.bytes_per_s,
+    }
     rows = [shape.as_dict() for shape in plan.shapes()]
     document = {"schema_version": SCHEMA_VERSION, "device": described, "bytes_per_s": peaks, "rows": rows}
     print(f"measured copy {copy.bytes_per_s / 1e9:.0f} GB/s" + (f", data sheet {sheet.name}" if sheet else ""))

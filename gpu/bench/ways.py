@@ -103,7 +103,7 @@ PASSES = (("fragmeter", "torch", "gather"), ("flashinfer",))
 SAME: frozenset[str] = frozenset({"flashinfer"})
 
 
-def disagreement(way: Work, reference: Work) -> float:
+def disagreement(way: Callable[[int], torch.Tensor], reference: Callable[[int], torch.Tensor]) -> float:
     """Relative L2 between what two calls return."""
     found, wanted = way(0).double().clone(), reference(0).double()
     return float((found - wanted).norm() / wanted.norm())

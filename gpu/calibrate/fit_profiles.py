@@ -23,6 +23,7 @@ from rich.table import Table as Printed
 
 from ...sim.cost import shares
 from ...sim.cost.calibration import PROFILES
+from ...sim.cost.operations import OpName
 from ...sim.output.files import write_whole
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
@@ -38,13 +39,13 @@ MOST_MEDIAN_ERROR, MOST_BIAS = 0.10, 0.05
 
 Which = Callable[[Points], np.ndarray]
 #: Rows that are fitted. Smaller calls are no layer's; 128 is the head_dim that all tables have.
-FITTED: dict[str, Which] = {
+FITTED: dict[OpName, Which] = {
     "gemm": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
 }
 #: Rows whose errors are told, and in words.
-TOLD: dict[str, tuple[str, Which]] = {
+TOLD: dict[OpName, tuple[str, Which]] = {
     "gemm": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
     "decode_attention": (
         "1 to 256 sequences of 512 to 32k tokens",
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the printed table there")
     asked = parser.parse_args(arguments)
     try:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name, fitted in profiles(asked.tables):
             write_whole(asked.out / f"{name}.json", as_text(fitted))
             # What is scaled was held out where it was fitted.

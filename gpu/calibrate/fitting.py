@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals, Work, corners
+from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
 from ...sim.types.errors import MissingExtra, UserError
 
 #: Logarithmic error beyond which a point counts for less.
@@ -47,7 +47,7 @@ class Points(NamedTuple):
             far as the whole step does: what remains may be mostly noise.
     """
 
-    operation: str
+    operation: OpName
     arguments: dict[str, np.ndarray]
     us: np.ndarray
     parts_us: np.ndarray | None = None
@@ -72,7 +72,7 @@ class Points(NamedTuple):
         return self.arguments[name] if name in self.arguments else np.broadcast_to(self.work.at[name], self.us.shape)
 
 
-def table(operation: str, rows: Sequence[Mapping[str, Any]]) -> Points:
+def table(operation: OpName, rows: Sequence[Mapping[str, Any]]) -> Points:
     """Points of one operation, from dicts of its arguments and ``us``.
 
     Raises:
@@ -103,7 +103,7 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
     Raises:
         UserError: An unknown operation, or a point that lacks an argument.
     """
-    by_operation: dict[str, list[Mapping[str, Any]]] = {}
+    by_operation: dict[OpName, list[Mapping[str, Any]]] = {}
     for point in points:
         if point.get("op") not in OPERATIONS:
             raise UserError(f"point: op = {point.get('op')!r}: one of {', '.join(OPERATIONS)}")
@@ -121,7 +121,7 @@ def describe(
     """
     possible = points.take(is_possible(points, limits))
     model = fit_model(possible, limits)
-    report = {"points": len(possible.us), "impossible": len(points.us) - len(possible.us)}
+    report: dict[str, Any] = {"points": len(possible.us), "impossible": len(points.us) - len(possible.us)}
     report |= errors(possible, model.us(possible.work))
     within = told(possible) if told else None
     held = {name: held_out(possible, name, limits, within) for name in COLUMNS.get(points.operation, ())}

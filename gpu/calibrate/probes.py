@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -228,15 +228,15 @@ class Probes:
         pool, block_size = self._pool, self._pool.block_size
         on_device = [self._rng.permutation(pool.num_blocks)[: 2 * blocks].reshape(2, blocks) for _ in range(MOST_TURNS)]
         on_host = [self._rng.permutation(pool.host_blocks)[:blocks] for _ in range(MOST_TURNS)]
-        moves = {
-            "block_copy": (pool.copy, on_device),
+        moves: dict[str, tuple[Callable[[np.ndarray], object], list[tuple[np.ndarray, np.ndarray]]]] = {
+            "block_copy": (pool.copy, [(ids[0], ids[1]) for ids in on_device]),
             "swap_out": (pool.swap_out, [(ids[0], host) for ids, host in zip(on_device, on_host, strict=True)]),
             "swap_in": (pool.swap_in, [(host, ids[0]) for ids, host in zip(on_device, on_host, strict=True)]),
         }
         for op, (moving, ends) in moves.items():
             pairs = [np.stack(both, axis=1) for both in ends]
             point = points.move(op, self._model, blocks, block_size)
-            yield Probe(point, lambda number, moving=moving, pairs=pairs: moving(_turn(pairs, number)), captured=False)
+            yield Probe(point, _moving(moving, pairs), captured=False)
 
     def _step(self, lens: list[int], contexts: list[int]) -> StepProbe:
         block_size, model = self._pool.block_size, self._model
@@ -272,6 +272,10 @@ class Probes:
 
     def _put(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device.torch_device)
+
+
+def _moving(move: Callable[[np.ndarray], object], pairs: Sequence[np.ndarray]) -> Work:
+    return lambda number: move(_turn(pairs, number))
 
 
 def _turn(items: Sequence[Item], number: int) -> Item:

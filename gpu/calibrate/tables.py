@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...sim.cost.operations import OpName
 from ...sim.output import frames as pd
 from ...sim.types.errors import UserError
 from .fitting import Points
 
 FRAMEWORK = "vllm"
-_PLACES = {
+_PLACES: dict[OpName, tuple[str, str]] = {
     "gemm": ("gemm", "gemm_perf"),
     "decode_attention": ("attention", "generation_attention_perf"),
     "prefill_attention": ("attention", "context_attention_perf"),
@@ -41,7 +42,7 @@ class Table(NamedTuple):
     points: Points
 
 
-def read(tables: Path, system: str, operation: str) -> Table:
+def read(tables: Path, system: str, operation: OpName) -> Table:
     """The newest table of vLLM's kernels for an operation on a system, e.g. ``h100_sxm``.
 
     Raises:
@@ -79,7 +80,7 @@ def _bytes(tables: Path, path: PurePosixPath) -> bytes:
         return wheel.read(str(path))
 
 
-def _points(operation: str, frame: pd.DataFrame) -> Points:
+def _points(operation: OpName, frame: pd.DataFrame) -> Points:
     """The rows in bf16, as the arguments of an operation."""
     if operation == "gemm":
         frame = frame[frame.gemm_dtype == "bfloat16"]

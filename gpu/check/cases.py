@@ -133,13 +133,14 @@ def case(
     tables, pool = _tables(contexts, block_size, num_blocks, make.wild_block, np.random.default_rng(seed))
     held = zip(tables, contexts, strict=True)
     slots = make.ints(np.concatenate([slots_of(table, context, block_size) for table, context in held]))
-    caches = [make.full((pool, block_size, kv_heads, head_dim), 0 if num_blocks else np.nan, dtype) for _ in "kv"]
-    for cache in caches:
+    fill = 0 if num_blocks else np.nan
+    key_cache, value_cache = (make.full((pool, block_size, kv_heads, head_dim), fill, dtype) for _ in "kv")
+    for cache in (key_cache, value_cache):
         cache.reshape(-1, kv_heads, head_dim)[slots] = make.normal((sum(contexts), kv_heads, head_dim), dtype)
     queries = len(contexts) if query_lens is None else sum(query_lens)
     query = make.normal((queries, num_heads, head_dim), dtype)
     lengths = make.ints(np.array(contexts, np.int32))
-    return Case(query, *caches, make.ints(tables), lengths, block_size, max(contexts))
+    return Case(query, key_cache, value_cache, make.ints(tables), lengths, block_size, max(contexts))
 
 
 def _tables(
@@ -149,10 +150,9 @@ def _tables(
     blocks = [-(-context // block_size) for context in contexts]
     pool = num_blocks or sum(blocks) + 2
     ids = rng.permutation(pool)
-    if num_blocks:
-        ids[[0, np.argmax(ids)]] = ids[[np.argmax(ids), 0]]
-    else:  # block 0 is nobody's, so that who reads from the cache's beginning in place of nothing reads NaNs
-        ids[[-1, np.argmin(ids)]] = ids[[np.argmin(ids), -1]]
+    # Else block 0 is nobody's, so that who reads from the cache's beginning in place of nothing reads NaNs.
+    swapped = [0, int(np.argmax(ids))] if num_blocks else [-1, int(np.argmin(ids))]
+    ids[swapped] = ids[swapped[::-1]]
     unheld = int(ids[-1]) if wild is None else wild
     tables = np.full((len(contexts), max(blocks) + 1), unheld, np.int32)
     for table, end, count in zip(tables, np.cumsum(blocks), blocks, strict=True):

@@ -110,7 +110,8 @@ def toolkit() -> tuple[ModuleType, Path]:
     """
     try:
         nvrtc = importlib.import_module("cupy").cuda.nvrtc
-        folders = (Path(folder, "include") for folder in find_spec("nvidia.cu13").submodule_search_locations)
+        spec = find_spec("nvidia.cu13")
+        folders = (Path(folder, "include") for folder in (spec and spec.submodule_search_locations) or ())
         include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
         nvrtc.getVersion()
     except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
@@ -130,9 +131,9 @@ def _report() -> bool:
         for found in compiled(every_kernel(), architecture):
             rows[found.expression].append(found)
     print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
-    for expression, found in rows.items():
-        print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in found))
-    return not any(one.spill_bytes for found in rows.values() for one in found)
+    for expression, row in rows.items():
+        print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in row))
+    return not any(one.spill_bytes for row in rows.values() for one in row)
 
 
 if __name__ == "__main__":

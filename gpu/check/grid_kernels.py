@@ -70,11 +70,11 @@ def contiguously(point: Point, make: Make) -> float:
     """One block a sequence, with room behind its tokens, is a contiguous cache."""
     given = case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
-    slots = [cache.reshape(-1, *cache.shape[2:]) for cache in (given.key_cache, given.value_cache)]
+    keys, values = (cache.reshape(-1, *cache.shape[2:]) for cache in (given.key_cache, given.value_cache))
     starts = library_of(out).asarray(given.block_tables[:, 0], dtype=library_of(out).int64) * given.block_size
     # An empty sequence begins nowhere.
     starts[given.context_lens == 0] = -1
-    contiguous.forward_into(out, given.query, *slots, starts, given.context_lens, given.max_context_len)
+    contiguous.forward_into(out, given.query, keys, values, starts, given.context_lens, given.max_context_len)
     return error(out, expected(given))
 
 
@@ -88,7 +88,7 @@ def written(point: Point, make: Make) -> float:
     wanted = [_copied(one) for one in caches]
     for right, rows in zip(wanted, new, strict=True):
         right.reshape(-1, *row[1:])[make.ints(slots[slots >= 0])] = rows[make.ints(np.flatnonzero(slots >= 0))]
-    cache.reshape_and_cache(*new, *caches, make.ints(slots))
+    cache.reshape_and_cache(new[0], new[1], caches[0], caches[1], make.ints(slots))
     return _wrong(caches, wanted)
 
 
@@ -133,15 +133,16 @@ def _wrong(found: list[Any], wanted: list[Any]) -> float:
     return max(float((one != right).sum()) / math.prod(one.shape) for one, right in pairs)
 
 
+Trial = Callable[[Point, Make], float]
 #: How each kernel that computes is tried, and each that only moves values.
-ATTENTION = {
+ATTENTION: dict[str, Trial] = {
     "decode_attention": decode,
     "prefill_attention": prefilled,
     "contiguous_attention": contiguously,
 }
-MOVING = {
+MOVING: dict[str, Trial] = {
     "reshape_and_cache": written,
     "copy_blocks": copied,
     "swap_blocks": swapped,
 }
-KERNELS: dict[str, Callable[[Point, Make], float]] = ATTENTION | MOVING
+KERNELS = ATTENTION | MOVING

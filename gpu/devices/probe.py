@@ -62,7 +62,8 @@ def _ask(cupy: ModuleType) -> GpuReport:
 
 
 def _refused(cupy: ModuleType, error: Exception) -> GpuReport:
-    status = getattr(error, "status", None)
-    state, meaning = _STATES.get(status, ("failed", str(error)))
+    status: int | None = getattr(error, "status", None)
+    unknown: tuple[State, str] = ("failed", str(error))
+    state, meaning = unknown if status is None else _STATES.get(status, unknown)
     code = "" if status is None else f" (CUDA status {status})"
     return GpuReport(state, f"CuPy {cupy.__version__}: {meaning}{code}", status)

@@ -63,9 +63,14 @@ class Stopwatch(Protocol):
         how: What it does, for a report.
     """
 
-    quantile: float
-    cold_bytes: int
-    how: str
+    @property
+    def quantile(self) -> float: ...
+
+    @property
+    def cold_bytes(self) -> int: ...
+
+    @property
+    def how(self) -> str: ...
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
         """Warm ``work`` up; ``captured`` says whether a GPU may replay it as a graph."""

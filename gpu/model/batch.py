@@ -10,8 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ...sim.types.optional import not_none
+
 #: Contiguous rows are handed to paged prefill as consecutive blocks of at most so many tokens.
 MOST_CONTIGUOUS_BLOCK = 256
+
+
+#: What a batch is made of: ids or lengths, in order.
+Ints = Sequence[int] | np.ndarray
 
 
 class Batch(NamedTuple):
@@ -36,10 +42,10 @@ class Batch(NamedTuple):
     @classmethod
     def paged(
         cls,
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        token_ids: Sequence[int],
-        tables: Sequence[Sequence[int]],
+        query_lens: Ints,
+        context_lens: Ints,
+        token_ids: Ints,
+        tables: Sequence[Ints] | np.ndarray,
         block_size: int,
     ) -> Batch:
         """Rows whose tables are lists of block ids; the slots of the new tokens follow from them."""
@@ -54,10 +60,10 @@ class Batch(NamedTuple):
     @classmethod
     def contiguous(
         cls,
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        token_ids: Sequence[int],
-        slot_starts: Sequence[int],
+        query_lens: Ints,
+        context_lens: Ints,
+        token_ids: Ints,
+        slot_starts: Ints,
     ) -> Batch:
         """Rows that lie in one piece each, from ``slot_starts`` on."""
         lens, contexts, starts = map(np.asarray, (query_lens, context_lens, slot_starts))
@@ -77,10 +83,10 @@ class Batch(NamedTuple):
         """Decodes, filled up with empty sequences that write nowhere; tables, where there are any, of ``columns``."""
         more = rows - len(self.query_lens)
         tables = starts = None
-        if self.is_paged:
+        if self.block_tables is not None:
             held = self.block_tables[:, :columns]
             tables = np.pad(held, ((0, more), (0, columns - held.shape[1])))
-        else:
+        if self.slot_starts is not None:
             starts = np.pad(self.slot_starts, (0, more))
         return Batch(
             np.pad(self.query_lens, (0, more), constant_values=1),
@@ -181,21 +187,21 @@ class Stager:
 
     def _decodes(self, batch: Batch, rows: np.ndarray, place: Place, max_context_len: int | None) -> Rows:
         contexts = batch.context_lens[rows].astype(np.int32)
-        paged = batch.is_paged
+        tables, starts = batch.block_tables, batch.slot_starts
         return Rows(
             slice(0, len(rows)),
             place(contexts),
             max_context_len or int(contexts.max()),
             self._block_size,
-            block_tables=place(batch.block_tables[rows].astype(np.int32)) if paged else None,
-            slot_starts=None if paged else place(batch.slot_starts[rows].astype(np.int64)),
+            block_tables=None if tables is None else place(tables[rows].astype(np.int32)),
+            slot_starts=None if starts is None else place(starts[rows].astype(np.int64)),
         )
 
     def _prefills(self, batch: Batch, rows: np.ndarray, first_token: int, place: Place) -> Rows:
         lens, contexts = batch.query_lens[rows], batch.context_lens[rows].astype(np.int32)
         block_size, tables = self._block_size, batch.block_tables
         if tables is None:
-            block_size, tables = self._consecutive(batch.slot_starts, batch.context_lens)
+            block_size, tables = self._consecutive(not_none(batch.slot_starts), batch.context_lens)
         return Rows(
             slice(first_token, first_token + int(lens.sum())),
             place(contexts),

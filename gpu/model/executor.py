@@ -54,9 +54,9 @@ class Executor:
         """The moves and writes of a step, the one after the last; what :meth:`attention` takes."""
         move(self.pool, self.plan, self.plan.step(step))
         inputs = self._stager.inputs(batch(self.plan, step), self.place)
-        for layer, caches in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
-            new = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
-            self._device.reshape_and_cache(*new, *caches, inputs.slot_mapping)
+        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            key, value = (self.drawn(kind, layer, inputs.token_ids, inputs.positions) for kind in (KEY, VALUE))
+            self._device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
         return inputs
 
     @torch.inference_mode()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 
 #: What turning positions into angles starts from; Llama's. No time depends on it.
 ROTARY_BASE = 10_000.0
@@ -126,7 +127,7 @@ class Weights:
         hidden = F.embedding(token_ids, self.embedding)
         if self.positions is not None:
             return hidden + F.embedding(positions + self.first_position, self.positions), None
-        cos, sin = self.rotary
+        cos, sin = not_none(self.rotary)
         return hidden, (cos[positions], sin[positions])
 
     def logits(self, hidden: Tensor) -> Tensor:

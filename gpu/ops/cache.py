@@ -126,7 +126,7 @@ def _spans(pairs: np.ndarray, block_bytes: int) -> list[Span]:
     ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
     breaks = np.flatnonzero((np.diff(ordered, axis=0) != 1).any(axis=1)) + 1
     runs = np.split(ordered, breaks) if len(ordered) else []
-    return [(*(int(block) * block_bytes for block in run[0]), len(run) * block_bytes) for run in runs]
+    return [(int(run[0, 0]) * block_bytes, int(run[0, 1]) * block_bytes, len(run) * block_bytes) for run in runs]
 
 
 def _loads(what: str, cache: Array, parts: int) -> int:

@@ -64,7 +64,7 @@ def forward_into(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
-    arrays = views(
+    query, out, key_cache, value_cache, slot_starts, context_lens = views(
         query=query,
         out=out,
         key_cache=key_cache,
@@ -72,7 +72,7 @@ def forward_into(
         slot_starts=slot_starts,
         context_lens=context_lens,
     )
-    call = checked(*arrays, max_context_len)
+    call = checked(query, out, key_cache, value_cache, slot_starts, context_lens, max_context_len)
     if check_ids:
         _check_slots(call)
     call.run(kernels_for(call.query))

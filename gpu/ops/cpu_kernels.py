@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,7 @@ class CpuKernels:
 
 
 @functools.cache
-def _function(kernel: Kernel) -> ctypes._CFuncPtr:
+def _function(kernel: Kernel) -> Callable[..., int]:
     if os.environ.get(SANITIZE) and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise UserError(
             f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize PROGRAM ..."
@@ -204,7 +204,7 @@ def _compile(kernel: Kernel, text: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, target = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         source.write_text(text)
-        command = [found, *_flags(), "-include", _header(found), "-o", target, source]
+        command: list[str | Path] = [found, *_flags(), "-include", _header(found), "-o", target, source]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]

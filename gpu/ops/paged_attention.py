@@ -83,7 +83,7 @@ def paged_attention_cuda_forward(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
-    arrays = views(
+    query, out, key_cache, value_cache, block_tables, context_lens = views(
         query=query,
         out=out,
         key_cache=key_cache,
@@ -91,7 +91,7 @@ def paged_attention_cuda_forward(
         block_tables=block_tables,
         context_lens=context_lens,
     )
-    call = checked(*arrays, block_size, max_context_len)
+    call = checked(query, out, key_cache, value_cache, block_tables, context_lens, block_size, max_context_len)
     if check_ids:
         lengths = on_host(call.context_lens)
         checks.lengths("context_lens", lengths, "max_context_len", max_context_len)

@@ -81,7 +81,7 @@ def forward_into(
     check_ids: bool = False,
 ) -> None:
     """:func:`forward` into ``out``, an array like ``query``."""
-    arrays = views(
+    query, out, key_cache, value_cache, block_tables, query_start_loc, context_lens = views(
         query=query,
         out=out,
         key_cache=key_cache,
@@ -90,7 +90,18 @@ def forward_into(
         query_start_loc=query_start_loc,
         context_lens=context_lens,
     )
-    call = Call(*arrays, block_size, max_query_len, max_context_len)
+    call = Call(
+        query,
+        out,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_start_loc,
+        context_lens,
+        block_size,
+        max_query_len,
+        max_context_len,
+    )
     call.check()
     if check_ids:
         call.check_ids()

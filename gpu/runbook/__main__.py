@@ -80,7 +80,7 @@ def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
 
 def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKind:
     """The folder of ``--out``: what these parts, those of any device and earlier ones write, and their logs."""
-    known = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
+    known: list[Part | Outcome] = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
     files = {name for part in known for name in (*part.files, f"{part.name}.log")}
     return FolderKind(
         "GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...sim.types.optional import not_none
 from ..bench.table import HEADINGS, line
 
 Found = dict[str, Any]
@@ -14,7 +15,7 @@ Found = dict[str, Any]
 
 def summary(out: Path) -> str:
     """The page."""
-    run = _read(out, "run")
+    run = not_none(_read(out, "run"))
     told = [_told(name, found) for name in SECTIONS if (found := _read(out, name))]
     return "\n\n".join([_heading(run, _device(out)), _parts(run), *told]) + "\n"
 
@@ -128,7 +129,12 @@ def _calibration(found: Found) -> str:
 
 def _validation(found: Found) -> str:
     """Part by part: one that was stopped has those that it came to."""
-    sections = {"runs": _runs, "operations": _operations, "allocation": _allocation, "attention": _attention}
+    sections: dict[str, Callable[[Any], str]] = {
+        "runs": _runs,
+        "operations": _operations,
+        "allocation": _allocation,
+        "attention": _attention,
+    }
     told = [section(found[name]) for name, section in sections.items() if name in found]
     if "start_up" in found:
         told.append(_start_up(found["start_up"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -37,6 +37,10 @@ BESIDE = ("embedding", "elementwise", "kv_write", "step")
 AHEAD_CYCLES = 100_000_000
 
 
+#: Times by name; of a name that never ran, 0.
+Microseconds = defaultdict[str, float]
+
+
 class Clock(Protocol):
     """Adds up microseconds by name; calls may lie within each other."""
 
@@ -46,7 +50,7 @@ class Clock(Protocol):
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """What a call returns."""
 
-    def read(self) -> Counter[str]:
+    def read(self) -> Microseconds:
         """What has been counted since the beginning."""
 
 
@@ -55,7 +59,7 @@ class CpuClock:
 
     def begin(self) -> None:
         """As :class:`Clock` has it."""
-        self._us: Counter[str] = Counter()
+        self._us: Microseconds = defaultdict(float)
 
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """As :class:`Clock` has it."""
@@ -64,7 +68,7 @@ class CpuClock:
         self._us[name] += (time.thread_time_ns() - start) / 1e3
         return found
 
-    def read(self) -> Counter[str]:
+    def read(self) -> Microseconds:
         """As :class:`Clock` has it."""
         return self._us
 
@@ -86,10 +90,10 @@ class CudaClock:
         self._spans.append((name, start, end))
         return found
 
-    def read(self) -> Counter[str]:
+    def read(self) -> Microseconds:
         """As :class:`Clock` has it; waits for the device."""
         torch.cuda.synchronize()
-        found: Counter[str] = Counter()
+        found: Microseconds = defaultdict(float)
         for name, start, end in self._spans:
             found[name] += start.elapsed_time(end) * 1e3
         return found
@@ -104,7 +108,7 @@ class TimedStep:
         self._clock: Clock = CudaClock() if self._on_gpu else CpuClock()
 
     @torch.inference_mode()
-    def operations_us(self, plan: Plan, step: int) -> Counter[str]:
+    def operations_us(self, plan: Plan, step: int) -> Microseconds:
         """Microseconds of each operation of a step, all its calls together."""
         self._clock.begin()
         for name, pairs in moves_of(plan, plan.step(step)).items():
@@ -154,7 +158,7 @@ def operations_compared(
         watch: Passes the samples on while they are taken.
     """
     timed, quantile = TimedStep(skeleton), timing.stopwatch(skeleton.device).quantile
-    samples: dict[int, list[Counter[str]]] = {step: [] for step in steps}
+    samples: dict[int, list[Microseconds]] = {step: [] for step in steps}
     for step in watch([*steps] * (rounds + 1), len(steps) * (rounds + 1)):
         samples[step].append(timed.operations_us(plan, step))
     sides: dict[str, list[tuple[float, float]]] = {}
@@ -168,13 +172,13 @@ def operations_compared(
     return {name: compared(*np.transpose(both)) for name, both in sides.items()}
 
 
-def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: int) -> Counter[str]:
+def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: int) -> Microseconds:
     """What the calibration says of a step, operation by operation."""
     found, block_size = plan.step(step), plan.meta["block_size"]
     lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
     calls = points.operations_of_step(model, lens, contexts, block_size)
     calls += [(1, points.move(name, model, len(pairs), block_size)) for name, pairs in moves_of(plan, found).items()]
-    us: Counter[str] = Counter()
+    us: Microseconds = defaultdict(float)
     for count, point in [*calls, (1, points.step(len(lens)))]:
         us[point["op"]] += count * _point_us(calibration, point)
     return us

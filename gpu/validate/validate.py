@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ...sim.recording.plans import Plan
+from ...sim.types.optional import not_none
 from ..calibrate.fitting import Points, errors
 from ..devices import timing
 from ..devices.timing import Stopwatch
@@ -83,7 +84,7 @@ def padded(found: Batch, padding: int, decodes: bool) -> Batch:
         context_lens=np.concatenate([found.context_lens, contexts]),
         token_ids=np.pad(found.token_ids, (0, padding)),
         slot_mapping=np.pad(found.slot_mapping, (0, padding), constant_values=-1),
-        slot_starts=np.pad(found.slot_starts, (0, len(lens))),
+        slot_starts=np.pad(not_none(found.slot_starts), (0, len(lens))),
     )
 
 
@@ -107,12 +108,13 @@ def quantiles_ms(us: np.ndarray) -> dict[str, float]:
 
 def allocates(plan: Plan) -> np.ndarray:
     """bool [steps]: in which a row's block table is longer than in the row of its sequence before."""
-    blocks, before = np.diff(plan.table_offsets), {}
+    blocks = np.diff(plan.table_offsets)
+    before: dict[int, int] = {}
     grown = np.zeros(plan.num_steps, bool)
     for step, row in _rows(plan):
         sequence = int(plan.sequence[row])
         grown[step] |= blocks[row] > before.get(sequence, 0)
-        before[sequence] = blocks[row]
+        before[sequence] = int(blocks[row])
     return grown
 
 

@@ -54,7 +54,7 @@ def palette(is_dark: bool = False) -> list[str]:
 
 def plain_palette(is_dark: bool = False) -> list[str]:
     """A colour for every kind, as ``#rrggbb``; of those that a request holds, none of the shades'."""
-    return [_hex(*_BASE[kind][is_dark]) for kind in KINDS]
+    return [_hex(*(_BASE[kind][1] if is_dark else _BASE[kind][0])) for kind in KINDS]
 
 
 def legend_colour(kind: str) -> str:

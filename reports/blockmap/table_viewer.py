@@ -58,7 +58,7 @@ def chosen_request(plan: Plan, requests: np.ndarray) -> int | None:
     if not plan.is_paged or not len(plan.sequence):
         return None
     targets = set(plan.copies[:, 1].tolist())
-    for step in np.flatnonzero(np.diff(plan.copy_offsets)):
+    for step in np.flatnonzero(np.diff(plan.copy_offsets)).tolist():
         for row in range(len(plan.step(step).sequence)):
             if targets & set(plan.block_table(step, row).tolist()):
                 return int(requests[plan.step(step).sequence[row]])
@@ -74,14 +74,14 @@ def table_frames(plan: Plan, sequences: Sequence[int]) -> Iterator[Frame]:
     """
     sample_of = {sequence: place for place, sequence in enumerate(sequences)}
     there: set[int] = set()
-    for number in np.flatnonzero(_steps_with(plan, sequences)):
+    for number in np.flatnonzero(_steps_with(plan, sequences)).tolist():
         step = plan.step(number)
         rows = {sample_of[name]: row for row, name in enumerate(step.sequence.tolist()) if name in sample_of}
         tables = [plan.block_table(number, rows[at]).tolist() if at in rows else [] for at in range(len(sequences))]
         tokens = [int(step.context_lens[rows[at]]) if at in rows else 0 for at in range(len(sequences))]
         new = [int(step.query_tokens[rows[at]]) if at in rows else 0 for at in range(len(sequences))]
         references = _references(plan, number)
-        moment = int(number), step.start_ticks / PER_SECOND
+        moment = number, step.start_ticks / PER_SECOND
         copies = [pair for pair in step.copies.tolist() if any(pair[1] in table for table in tables)]
         yield from _before_copies(moment, tables, [c - q for c, q in zip(tokens, new)], references, copies)
         shown = {block: references[block] for table in tables for block in table}
@@ -169,7 +169,7 @@ class TableViewer:
     }
 
     def __init__(self, name: str, plan: Plan, request: int, sequences: Sequence[int]) -> None:
-        frames = []
+        frames: list[Frame] = []
         for frame in table_frames(plan, sequences):
             if len(frames) == MOST_FRAMES:
                 break

@@ -49,7 +49,7 @@ def free_run_histogram(found: BlockMap, title: str) -> go.Figure:
     longest = int(np.flatnonzero(mean).max(initial=0))
     names = ["1", *(f"{1 << power:,}\u2013{(2 << power) - 1:,}" for power in range(1, longest + 1))]
     rows = [[name, float(count)] for name, count in zip(names, mean.tolist())]
-    numbers = {"columns": ["Blocks in a run", "Runs at a time, mean"], "rows": rows}
+    numbers: Numbers = {"columns": ["Blocks in a run", "Runs at a time, mean"], "rows": rows}
     subtitle = f"Runs of free blocks by their length, mean over {found.num_columns:,} moments."
     figure = blank(title, subtitle, 300, numbers)
     figure.add_bar(

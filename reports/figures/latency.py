@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -107,7 +108,9 @@ def _data(runs: Mapping[str, Distribution]) -> Numbers:
 
 def _numbers(runs: Mapping[str, Distribution], limit_ms: float | None, met_pct: Mapping[str, float]) -> Numbers:
     columns = ["Run", "Values", "Mean (ms)", *("Longest (ms)" if each == 100 else f"p{each} (ms)" for each in TOLD)]
-    rows = [[name, each.number, each.mean_ms, *(each.told_ms[one] for one in TOLD)] for name, each in runs.items()]
+    rows: list[list[Any]] = [
+        [name, each.number, each.mean_ms, *(each.told_ms[one] for one in TOLD)] for name, each in runs.items()
+    ]
     if limit_ms is not None:
         columns += ["Objective (ms)", "Met by (% of requests)"]
         rows = [[*row, limit_ms, met_pct.get(row[0])] for row in rows]

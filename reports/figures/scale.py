@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from ...sim.types.optional import not_none
 from ..style.labels import PARAMETERS, Numbers, Row, is_percent, metric_label, parameter_of, series_of
 from ..style.look import blank, note
 from ..style.palette import GRID, INK, MUTED, Hue
@@ -79,7 +80,7 @@ def _furnish(figure: go.Figure, name: str, fitted_scale: float | None, cell: dic
 
 def sensitivity_numbers(rows: Sequence[Row]) -> Numbers:
     """Values at several settings of a parameter, as a table: a line a value, then a column a setting."""
-    key = parameter_of(rows)
+    key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
     at_x = any(row.get("x") is not None for row in rows)
     lines: dict[tuple, list] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..style.labels import Numbers
 from ..style.look import blank, fill
 from ..style.palette import BUCKETS
 
@@ -20,7 +21,7 @@ def lengths(rows: Sequence[Row]) -> go.Figure:
     Rows are ``{"share", "prompt", "output"}``, by ascending share, from 0 to 1.
     """
     columns = ["Share of requests", "Prompt tokens", "Output tokens"]
-    numbers = {"columns": columns, "rows": [list(row.values()) for row in rows]}
+    numbers: Numbers = {"columns": columns, "rows": [list(row.values()) for row in rows]}
     figure = blank("How long the requests are", "Share of requests with at most so many tokens.", 340, numbers)
     for name in ("prompt", "output"):
         figure.add_scatter(
@@ -41,7 +42,7 @@ def arrivals(rows: Sequence[Row]) -> go.Figure:
 
     Rows are ``{"start_s", "end_s", "requests_per_s"}``, one after the other.
     """
-    numbers = {"columns": ["From (s)", "To (s)", "Requests/s"], "rows": [list(row.values()) for row in rows]}
+    numbers: Numbers = {"columns": ["From (s)", "To (s)", "Requests/s"], "rows": [list(row.values()) for row in rows]}
     width_s = rows[0]["end_s"] - rows[0]["start_s"]
     figure = blank("How fast they come", f"Requests a second, counted over {width_s:,.3g} s each.", 300, numbers)
     figure.add_bar(

@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 from ...sim.output.files import write_whole
 from ...sim.output.folders import FolderKind, replace_folder
 from ...sim.types.errors import MissingExtra, UserError
+from ...sim.types.optional import not_none
 from ..style.labels import file_stem
 
 ImageFormat = Literal["png", "svg"]
@@ -79,7 +80,7 @@ def _task(figure: go.Figure, path: Path, kind: ImageFormat) -> dict[str, Any]:
 
 def _named_for_good(svg: bytes) -> bytes:
     """A drawing with the number 0 for its random one."""
-    number = _DRAWING.search(svg)[1]
+    number = not_none(_DRAWING.search(svg))[1]
     return re.sub(rb"(?<=[a-z-])" + number, b"000000", svg)
 
 

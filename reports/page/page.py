@@ -45,10 +45,17 @@ class Widget(Protocol):
         constants: What script and style of its kind are rendered with, the same for each widget of the kind.
     """
 
-    kind: str
-    figures: Sequence[go.Figure]
-    data: Any
-    constants: Mapping[str, str]
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def figures(self) -> Sequence[go.Figure]: ...
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def constants(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)

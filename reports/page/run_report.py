@@ -15,6 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.metrics.objectives import Objectives
+from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
 from ..blockmap.table_viewer import TableViewer, chosen_request
@@ -59,7 +60,10 @@ def write_report(path: str | PathLike[str], asked: Asked) -> Path:
 def figures(asked: Asked) -> list[go.Figure]:
     """Every figure of the page, in its order."""
     return [
-        figure for section in _sections(asked) for holder in (*section.widgets, section) for figure in holder.figures
+        figure
+        for section in _sections(asked)
+        for shown in (*(widget.figures for widget in section.widgets), section.figures)
+        for figure in shown
     ]
 
 
@@ -70,6 +74,11 @@ def _sections(asked: Asked) -> list[Section]:
 def _served(asked: Asked) -> list[Result]:
     """The runs in which somebody was not refused."""
     return [result for result in asked.results if len(result.stays)]
+
+
+def _recorded(asked: Asked) -> list[tuple[Result, BlockMap]]:
+    """The runs whose blocks were recorded, and these."""
+    return [(result, blocks) for result in asked.results if (blocks := result.blocks) is not None]
 
 
 def _on_one_clock(figure: go.Figure, asked: Asked) -> go.Figure:
@@ -111,8 +120,7 @@ def _run_told(result: Result) -> str:
 
 
 def _block_maps(asked: Asked) -> Section | None:
-    recorded = [result for result in asked.results if result.blocks is not None]
-    maps = [PlayedMap(each.name, each.blocks, each.request_of_sequence) for each in recorded]
+    maps = [PlayedMap(each.name, blocks, each.request_of_sequence) for each, blocks in _recorded(asked)]
     if not maps:
         return None
     text = (
@@ -177,15 +185,15 @@ def _waste_row(result: Result) -> dict[str, Any]:
 
 
 def _fragmentation(asked: Asked) -> Section | None:
-    recorded = [result for result in asked.results if result.blocks is not None]
+    recorded = _recorded(asked)
     if not recorded:
         return None
     figures = [
         figure
-        for result in recorded
+        for result, blocks in recorded
         for figure in (
-            _on_one_clock(largest_free_run(result.blocks, f"{result.name}: {_FREE_RUN}"), asked),
-            free_run_histogram(result.blocks, f"{result.name}: lengths of the free runs"),
+            _on_one_clock(largest_free_run(blocks, f"{result.name}: {_FREE_RUN}"), asked),
+            free_run_histogram(blocks, f"{result.name}: lengths of the free runs"),
         )
     ]
     text = (

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ...sim.types.optional import not_none
 from ..style.labels import (
     PARAMETERS,
     VIEWS,
@@ -129,7 +130,7 @@ def _waste_cells(row: Row, view: str) -> Iterator[str]:
 def sensitivity_table(payload: Payload) -> Table:
     """Each value at each setting of a parameter that the rows carry: a line a value, a column a setting."""
     rows = payload["rows"]
-    key = parameter_of(rows)
+    key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
     table = _table()
     for heading in ("", "published", *(f"{PARAMETERS[key][0]}={setting:.2f}" for setting in settings)):

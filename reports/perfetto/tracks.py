@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
@@ -41,7 +41,8 @@ class Tracks:
         self, file: BinaryIO, names: Sequence[str], categories: Sequence[str], annotations: Sequence[str]
     ) -> None:
         self._file, self._builder, self._packets = file, TraceProtoBuilder(), 0
-        self._tracks, self._children = 0, Counter()
+        self._tracks = 0
+        self._children: Counter[int | None] = Counter()
         first = self._packet(_NEW).interned_data
         self._names = _interned(first.event_names, names)
         self._categories = _interned(first.event_categories, categories)
@@ -119,7 +120,7 @@ class Tracks:
         return packet
 
 
-def _interned(entries: object, texts: Sequence[str]) -> dict[str, int]:
+def _interned(entries: Any, texts: Sequence[str]) -> dict[str, int]:
     """Texts and the numbers that stand for them, written into one of the lists of ``InternedData``."""
     numbers = {text: number for number, text in enumerate(texts, start=1)}
     for text, number in numbers.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from .reuse import reused_tokens
 _PERCENTILES = (50, 90, 95, 99)
 
 
-def stats(trace: Trace) -> dict[str, object]:
+def stats(trace: Trace) -> dict[str, Any]:
     """Rows, lengths and arrivals of ``trace``, as plain numbers.
 
     ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` hold mean, standard deviation, extremes

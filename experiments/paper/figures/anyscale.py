@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ....sim.cost import PaperCost
+from ....sim.cost import PaperCost, StepCost
 from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.engine.run import simulate
 from ....sim.engine.settings import settings
@@ -116,7 +116,7 @@ def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
     vllm = {"num_gpu_blocks_override": vllm_blocks(budget), "max_num_batched_tokens": budget}
     tgi = {name: facts()[name] for name in ("waiting_served_ratio", "max_waiting_tokens")}
     longest = int(drawn.output_tokens.max())
-    runs = {
+    runs: dict[str, tuple[str, dict[str, Any], Workload, StepCost]] = {
         NAIVE: ("static", {"max_num_seqs": batch}, drawn.workload(longest), cost),
         FASTERTRANSFORMER: ("fastertransformer", {"max_num_seqs": batch}, drawn.workload(), cost),
         TOLD_CAP: ("orca", slots, drawn.workload(max_tokens=cap), cost),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ....sim.types.optional import not_none
 from ..bench import Bench, Case
 from ..comparison import Payload, compare
 from ..fit import FITTED_ON, METRIC, fit
@@ -32,7 +33,7 @@ def _without_context(alpaca: Bench) -> Iterator[str]:
     plain = fit(alpaca)
     seed = alpaca.source.seeds[0]
     found = alpaca.measure([Case(FIG13B, seed, SERIES[FITTED_ON], plain.scale)], "without context")[0].values[METRIC]
-    published = FIG13B.published()[FITTED_ON, METRIC]
+    published = not_none(FIG13B.published()[FITTED_ON, METRIC])
     yield (
         f"With steps that know no context (s = {plain.scale:g}, seed {seed}), {FITTED_ON} would batch {found:.1f}"
         f" requests, {found / published - 1:+.0%}: Alpaca's short sequences would each take as long as Fig 1's."

@@ -58,7 +58,8 @@ def slots_in_second_iteration(prompt_tokens: int, output_tokens: int, max_model_
         policy="orca", block_size=_BLOCK_SIZE, num_gpu_blocks_override=max_model_len // _BLOCK_SIZE,
         max_model_len=max_model_len, leap=False,
     )  # fmt: skip
-    request = Workload("one request", *(np.array([value]) for value in (0, prompt_tokens, output_tokens)))
+    arrivals, prompts, outputs = (np.array([value]) for value in (0, prompt_tokens, output_tokens))
+    request = Workload("one request", arrivals, prompts, outputs)
     buckets = simulate(chosen, request, PaperCost()).accounts.at_rows()
     live, reserved, over = (int(buckets[name][_SECOND]) for name in ("live", "reserved", "over_estimate"))
     return {"token_slots": live, "reserved_slots": reserved, "internal_slots": over}

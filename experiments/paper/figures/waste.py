@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from ....sim.types.optional import not_none
 from ..bench import Bench, Case, Measured
 from ..comparison import Payload, pool_told, row
 from ..fit import Fit
@@ -152,7 +153,7 @@ def _what_stays(at: Values) -> tuple[str, bool]:
 
 def _paging(at: Values) -> tuple[str, bool]:
     kinds = [at[VLLM, metric] for metric in _POPULAR_WASTE]
-    allowed = 100 - published_fig2()[VLLM, "token_states_pct"]
+    allowed = 100 - not_none(published_fig2()[VLLM, "token_states_pct"])
     reserved, internal, external = kinds
     return (
         f"Paging leaves next to nothing of the three: reservation {reserved:.1f} %, internal {internal:.2f} %, external"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from ....sim.cost import PaperCost, RooflineCost, StepCost, cost
+from ....sim.cost import PaperCost, StepCost, cost
 from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
 from ....sim.spec import block_bytes, gpu, model
 from ..step_time import usual_length
@@ -54,10 +54,11 @@ class Steps:
         own = _slopes(self.model, self.gpu, self.tensor_parallel)
         if PaperCost.fits(model(self.model), gpu(self.gpu), self.tensor_parallel):
             return 1.0, 1.0, 1.0
-        return tuple(mine / measured for mine, measured in zip(own, _slopes(*_MEASURED), strict=True))
+        step, decode, prefill = (mine / measured for mine, measured in zip(own, _slopes(*_MEASURED), strict=True))
+        return step, decode, prefill
 
 
-def _roofline(model_name: str, gpu_name: str, tensor_parallel: int) -> RooflineCost:
+def _roofline(model_name: str, gpu_name: str, tensor_parallel: int) -> StepCost:
     return cost("roofline", model(model_name), gpu(gpu_name), tensor_parallel)
 
 

@@ -10,6 +10,7 @@ a part of its time. Runs that stay below are simulated to the last request, and 
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class _Watch:
         self._work, self._most_s = work, most_s
         self._told = 0
 
-    def engine(self, *parts: object) -> Engine:
+    def engine(self, *parts: Any) -> Engine:
         """The engine that is watched."""
         self._engine = Engine(*parts)
         return self._engine
