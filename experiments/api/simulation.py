@@ -17,10 +17,10 @@ from ...sim.engine.run import Run
 from ...sim.metrics.result import table_of
 from ...sim.metrics.views import HELD_VIEW
 from ...sim.output import frames as pd
-from ...sim.recording.blocks import BlockMap, record_again
+from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.types.errors import SettingError
 from ..runs.points import flat
-from ..runs.serving import prepare, refuse_for_cluster, serve, summarize, write_result
+from ..runs.serving import prepare, refuse_for_cluster, serve, serve_observed, summarize, write_result
 from .arguments import arguments, signature
 
 
@@ -33,7 +33,7 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
 
     Args:
         record_blocks: Record what every block holds over time, for ``save`` and the block map of ``fragmeter report``.
-            The run is served once more for it.
+            The results are the same with and without.
         keywords: Settings, requests, arrivals and replicas, such as ``policy="vllm-v1"``, ``request_rate=2`` or
             ``num_gpu_blocks_override=2000``. ``trace`` is a path, a pandas DataFrame with the columns of a trace file
             (``prompt_tokens``, ``output_tokens``, ``arrival_s``, ...), a ``traces.Trace`` or a ``sim.Workload``.
@@ -47,12 +47,15 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
     inputs, cluster, given = arguments(keywords)
     load = prepare(inputs, cluster, given)
     refuse_for_cluster(cluster, record_blocks=record_blocks)
-    run = serve(load)
-    blocks = record_again(run, load.work) if record_blocks else None
-    return Simulation(run, load.described, blocks)
+    if not record_blocks:
+        return Simulation(serve(load), load.described)
+    recording = BlockRecording(load.inputs.settings, load.work)
+    run = serve_observed(load, [recording])
+    return Simulation(run, load.described, recording.block_map(run))
 
 
-simulate.__signature__ = signature(Parameter("record_blocks", Parameter.KEYWORD_ONLY, default=False, annotation="bool"))
+_OWN = Parameter("record_blocks", Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+simulate.__signature__ = signature(_OWN)  # type: ignore[attr-defined]  # what help() shows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,8 +103,8 @@ class Simulation:
         Args:
             name: "requests", "stays", "preemptions", "steps", "memory" or "gaps" (inter-token latencies).
         """
-        of = cluster_table_of if isinstance(self.run, ClusterRun) else table_of
-        found = of(self.run, name)
+        run = self.run
+        found = cluster_table_of(run, name) if isinstance(run, ClusterRun) else table_of(run, name)
         return found[[column for column in found if column != "ticks" and not column.endswith("_ticks")]]
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,6 @@ from rich.progress import Progress
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
-from ...sim.engine.run import simulate as serve_one
 from ...sim.metrics.result import check_target
 from ...sim.output.files import require_apart
 from ...sim.recording.blocks import BlockMap, BlockRecording
@@ -27,7 +25,16 @@ from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
 from ..runs.output import RESULTS, JsonTarget, Report
-from ..runs.serving import DEFAULT_RATE, Load, prepare, refuse_for_cluster, serve, summarize, write_result
+from ..runs.serving import (
+    DEFAULT_RATE,
+    Load,
+    prepare,
+    refuse_for_cluster,
+    serve,
+    serve_observed,
+    summarize,
+    write_result,
+)
 from ..runs.trace_flags import READING, left_out_told
 from .recording_flags import WantedPlan, wanted_plan
 from .replica_flags import SETTINGS, SettingsFlags
@@ -113,9 +120,8 @@ def _served(
     observers: list[Observer] = [each for each in (plan, blocks) if each is not None]
     if not observers:
         return serve(load, progress), None, None
-    run = serve_one(replace(settings, ids=True), work, None, progress, observers)
-    run = replace(run, settings=settings)
-    return run, plan and plan.plan(run), blocks and blocks.block_map(run)
+    run = serve_observed(load, observers, progress)
+    return run, None if plan is None else plan.plan(run), None if blocks is None else blocks.block_map(run)
 
 
 def _keep(write_to: Callable[..., Path], out: Path | None) -> None:

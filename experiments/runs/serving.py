@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, simulate_cluster, write_cluster
+from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.engine.run import simulate as serve_one
 from ...sim.engine.unread import refuse_unread_in_cluster
@@ -93,6 +94,17 @@ def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | Cl
     if load.cluster != Cluster():
         return simulate_cluster(settings, load.work, load.cluster, progress=progress)
     return serve_one(settings, load.work, progress=progress)
+
+
+def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable[[int], None] | None = None) -> Run:
+    """Serve a load on one replica, with block ids for its observers; the results are those of ``serve``.
+
+    Raises:
+        UserError, SimulationFault: As ``sim.simulate``.
+    """
+    settings = load.inputs.settings
+    run = serve_one(replace(settings, ids=True), load.work, None, progress, observers)
+    return replace(run, settings=settings)
 
 
 def summarize(run: Run | ClusterRun) -> dict[str, Any]:

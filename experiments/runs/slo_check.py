@@ -178,7 +178,7 @@ class _Watch(Observer):
         if self._told % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
             return
         seen = seen_so_far(self._engine, self._work)
-        self.certain = seen and judged(self._work, self._goal, seen, over=False)
+        self.certain = None if seen is None else judged(self._work, self._goal, seen, over=False)
         if self.certain:
             self._engine.stop()
 

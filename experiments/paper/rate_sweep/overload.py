@@ -10,12 +10,12 @@ a part of its time. Runs that stay below are simulated to the last request, and 
 from __future__ import annotations
 
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from ....sim.cost import StepCost
 from ....sim.engine.engine import Engine
+from ....sim.engine.observer import Observer
 from ....sim.engine.run import simulate
 from ....sim.engine.settings import Settings
 from ....sim.metrics.requests import request_times
@@ -26,10 +26,6 @@ from ....sim.workload.workload import Workload
 _LOOKS_EVERY = 10
 
 
-class _FarAbove(Exception):
-    """What ends a run whose mean is known to be above the most that is asked for."""
-
-
 def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: float = inf) -> float:
     """Mean of (finish - arrival) / output tokens over all requests served, in s/token.
 
@@ -37,30 +33,30 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: f
         most_s: Means that are known to be above it are infinite.
     """
     watch = _Watch(work, most_s)
-    try:
-        run = simulate(settings, work, cost, None if most_s == inf else watch.look, watch.engine)
-    except _FarAbove:
+    run = simulate(settings, work, cost, None if most_s == inf else watch.look, (watch,))
+    if watch.is_far_above:
         return inf
     return float(request_times(run).normalized_latency_s.mean())
 
 
-class _Watch:
-    """Looks at the bound while a run goes on."""
+class _Watch(Observer):
+    """Checks the bound while a run goes on, and ends one that is far above."""
 
     def __init__(self, work: Workload, most_s: float) -> None:
         self._work, self._most_s = work, most_s
-        self._told = 0
+        self._looks = 0
+        self.is_far_above = False
 
-    def engine(self, *parts: Any) -> Engine:
-        """The engine that is watched."""
-        self._engine = Engine(*parts)
-        return self._engine
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        """See ``Observer``."""
+        self._engine = engine
 
     def look(self, _: int) -> None:
         """Now and then: end a run that is far above."""
-        self._told += 1
-        if self._told % _LOOKS_EVERY == 0 and self.least_s() > self._most_s:
-            raise _FarAbove
+        self._looks += 1
+        if self._looks % _LOOKS_EVERY == 0 and self.least_s() > self._most_s:
+            self.is_far_above = True
+            self._engine.stop()
 
     def least_s(self) -> float:
         """The bound."""
