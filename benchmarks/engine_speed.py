@@ -42,7 +42,7 @@ def requests(count: int, rate: float):
 def saturation(count: int) -> float:
     """Requests a second that the policy serves when they are all there at the start."""
     run = simulate(settings(), requests(count, np.inf))
-    return count / (run.book.end_ticks / 1e12)
+    return count / (run.log.end_ticks / 1e12)
 
 
 def cpu_seconds(work) -> float:
@@ -70,14 +70,14 @@ def measure(kind: str, count: int, rate: float) -> dict[str, float]:
 
     def serve():
         runs.append(simulate(settings(ids=kind == "ids", leap=kind != "step"), work))
-        assert runs[0].window.num_steps == runs[0].book.num_steps
+        assert runs[0].window.num_steps == runs[0].log.num_steps
 
     seconds = cpu_seconds(serve)
-    leaps = len(runs[0].book.rows["steps"])
+    leaps = len(runs[0].log.rows["steps"])
     return {
         "seconds": seconds,
         "leaps": leaps,
-        "steps": runs[0].book.num_steps,
+        "steps": runs[0].log.num_steps,
         "tokens": int(work.output_tokens.sum()),
         "floor_seconds": simpy_seconds(leaps),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -36,7 +36,7 @@ def served(policy: str, work: Workload) -> tuple[float, Run]:
     """CPU seconds of a run, and the run."""
     start = time.process_time()
     run = simulate(settings(policy=policy), work)
-    assert run.window.num_steps == run.book.num_steps
+    assert run.window.num_steps == run.log.num_steps
     return time.process_time() - start, run
 
 
@@ -44,11 +44,11 @@ def report(policies: list[str]) -> None:
     """A line a policy."""
     for policy in policies:
         _, flood = served(policy, requests(REQUESTS // 4, np.inf))
-        rate = LOAD * (REQUESTS // 4) / (flood.book.end_ticks / 1e12)
+        rate = LOAD * (REQUESTS // 4) / (flood.log.end_ticks / 1e12)
         work = requests(REQUESTS, rate)
         seconds, run = min((served(policy, work) for _ in range(TRIES)), key=lambda pair: pair[0])
-        leaps = len(run.book.rows["steps"])
-        print(f"{policy:18} {REQUESTS / seconds:9,.0f} requests/s  {run.book.num_steps / leaps:5.1f} steps a leap")
+        leaps = len(run.log.rows["steps"])
+        print(f"{policy:18} {REQUESTS / seconds:9,.0f} requests/s  {run.log.num_steps / leaps:5.1f} steps a leap")
 
 
 def known(policy: str) -> str:

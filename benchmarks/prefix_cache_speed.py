@@ -58,8 +58,8 @@ def measure(work: Workload, policy: str, block_size: int, caching: bool) -> dict
     return {
         "seconds": time.process_time() - start,
         "requests": len(work),
-        "leaps": len(run.book.rows["steps"]),
-        "steps": run.book.num_steps,
+        "leaps": len(run.log.rows["steps"]),
+        "steps": run.log.num_steps,
         "cached_pct": 100 * window.share_of_time("cached"),
         "hit_pct": 100 * cache["hit_rate"] if cache else 0.0,
         "evicted_blocks": cache["evicted_blocks"] if cache else 0,

@@ -23,8 +23,8 @@ from fragmeter.reports.figures.figures import (
 )
 from fragmeter.sim import settings
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import requests_table, steps_table, write
-from fragmeter.sim.metrics.stays import stays_table
 from fragmeter.sim.recording.blocks import record
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -39,13 +39,13 @@ folder.mkdir(parents=True, exist_ok=True)
 load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 80, seed=0, max_model_len=2048), request_rate=3)
 for policy in ("orca-max", "vllm-sosp23"):
     run, blocks = record(settings(policy=policy, num_gpu_blocks_override=400), load)
-    requests, stays = requests_table(run), stays_table(run)
+    requests, residencies = requests_table(run), residencies_table(run)
     figures = {
         "blocks": block_map(blocks, f"{policy}: every block over time"),
         "free": largest_free_run(blocks, f"{policy}: free blocks, and the longest run of them"),
-        "requests": request_timeline(requests, stays, f"{policy}: requests over time"),
+        "requests": request_timeline(requests, residencies, f"{policy}: requests over time"),
         "latency": latency_cdf("e2el", {policy: of_values(request_times(run).e2el_ms)}, limit_ms=20_000),
-        "throughput": throughput_over_time({policy: over_time(requests, stays, steps_table(run))}),
+        "throughput": throughput_over_time({policy: over_time(requests, residencies, steps_table(run))}),
     }
     for name, figure in figures.items():
         figure.write_html(folder / f"{policy}-{name}.html", include_plotlyjs="directory")

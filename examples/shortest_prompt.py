@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.policy import Options, Policy, Pool
-from fragmeter.sim.types.sequence import CARRY_ON, Plan
+from fragmeter.sim.types.sequence import CARRY_ON, StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ShortestPromptOptions(Options):
 
 
 class ShortestPromptFirst(Policy):
-    """Admits the shortest prompt whose whole output is sure to fit, so that nothing is ever preempted."""
+    """Admits the shortest prompt once its whole output is sure to fit, so that nothing is ever preempted."""
 
     name = "shortest-prompt"
     system = "example"
@@ -42,21 +42,21 @@ class ShortestPromptFirst(Policy):
         if not state.waiting:
             return CARRY_ON
         for sequence in state.waiting:
-            self._seen_at.setdefault(sequence, state.clock)
-        overdue = state.clock - self.options.max_wait_steps
+            self._seen_at.setdefault(sequence, state.decode_step)
+        overdue = state.decode_step - self.options.max_wait_steps
         queue = sorted(state.waiting, key=lambda s: (self._seen_at[s] > overdue, s.start_tokens, s.order))
         promised = sum(self._final_blocks(sequence, transaction) for sequence in state.running)
         free, tokens, admitted = transaction.memory.num_blocks - promised, 0, []
         for sequence in queue:
             free -= self._final_blocks(sequence, transaction)
-            budget = self.limits.max_num_batched_tokens - state.width - tokens
-            full = state.width + len(admitted) == self.limits.max_num_seqs
+            budget = self.limits.max_num_batched_tokens - state.batch_size - tokens
+            full = state.batch_size + len(admitted) == self.limits.max_num_seqs
             if free < 0 or full or sequence.start_tokens > budget:
                 break
             tokens += sequence.start_tokens
             admitted.append(self._leave(sequence))
         # ``order`` is the queue with the admitted sequences first. One real step: the queue's order may change.
-        return Plan(admitted=tuple(admitted), prefill_tokens=tokens, order=tuple(queue), steady=False)
+        return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, order=tuple(queue), steady=False)
 
     def _leave(self, sequence):
         del self._seen_at[sequence]

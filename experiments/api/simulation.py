@@ -101,7 +101,7 @@ class Simulation:
         """A table of the result folder without its columns of ticks.
 
         Args:
-            name: "requests", "stays", "preemptions", "steps", "memory" or "gaps" (inter-token latencies).
+            name: "requests", "residencies", "preemptions", "steps", "memory" or "gaps" (inter-token latencies).
         """
         run = self.run
         found = cluster_table_of(run, name) if isinstance(run, ClusterRun) else table_of(run, name)

@@ -99,12 +99,12 @@ def _cause(waits: dict[str, float], preemptions: int) -> str:
 
 def waiting_shares(run: Run) -> dict[str, float]:
     """Share of the run's time in which somebody waits for a seat, for memory, and for steps to be over."""
-    book, limits = run.book, run.replica.policy.limits
-    rows, ticks = book.rows, book.rows["ticks"] / max(book.end_ticks, 1)
+    run_log, limits = run.log, run.replica.policy.limits
+    rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
     queued = rows["waiting"] > 0
-    seats = queued & (rows["width"] >= limits.max_num_seqs)
+    seats = queued & (rows["batch_size"] >= limits.max_num_seqs)
     # A prompt of the mean length, in whole blocks, and one more for those that run.
-    room = (1 - -int(run.workload.prompt_tokens.mean()) // book.block_size) * book.block_size
-    memory = queued & ~seats & (book.capacity_slots - rows["held"] < room)
+    room = (1 - -int(run.workload.prompt_tokens.mean()) // run_log.block_size) * run_log.block_size
+    memory = queued & ~seats & (run_log.capacity_slots - rows["held"] < room)
     steps = queued & ~seats & ~memory
     return {name: float(ticks[some].sum()) for name, some in (("seats", seats), ("memory", memory), ("steps", steps))}

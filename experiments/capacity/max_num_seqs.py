@@ -21,7 +21,7 @@ from ...sim import Settings, Workload, simulate
 from ...sim.engine.engine import Engine
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
-from ...sim.types.sequence import Plan
+from ...sim.types.sequence import StepPlan
 
 #: Passes values on and shows how far they have come: values, what they are, how many.
 Watch = Callable[[Iterable[int], str, int], Iterable[int]]
@@ -64,9 +64,9 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Se
     most = _most(settings, work)
     run = simulate(replace(settings, max_num_seqs=most), work)
     # A prompt that goes on after a step has a seat and computes no token of its own.
-    peak = min(most, int(run.book.rows["width"].max(initial=0)) + 1)
+    peak = min(most, int(run.log.rows["batch_size"].max(initial=0)) + 1)
     sure = _in_any_order(run)
-    if not len(run.book.cuts["index"]):
+    if not len(run.log.evictions["index"]):
         return Seats(most, peak, most, sure, 1)
     values, runs = range(peak, 0, -1), 1
     for value in watch(values, "Fewer seats", len(values)):
@@ -93,7 +93,7 @@ class _UntilPreempted(Observer):
         """See ``Observer``."""
         self._engine = engine
 
-    def plan_decided(self, now: int, plan: Plan) -> None:
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
         """See ``Observer``."""
         if plan.preempted or plan.swapped_out:
             self.preempted = True

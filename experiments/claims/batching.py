@@ -30,7 +30,7 @@ def _three_sources(trial: Trial) -> Values:
         "reserved": second["reserved"],
         "over_estimate": second["over_estimate"],
         "free_and_too_small": second["stranded"] + second["free"],
-        "waiting": int(run.book.rows["waiting"][1]),
+        "waiting": int(run.log.rows["waiting"][1]),
     }
 
 
@@ -142,7 +142,7 @@ def _paused_after(waiting: int) -> int:
     prompts, told = [4] * (_RUNNING + waiting), [long] * (_RUNNING + waiting)
     work = few(prompts, told, told, [0.0] * _RUNNING + [arrival_s] * waiting)
     run = story("tgi", work, waiting_served_ratio=_RATIO, max_num_seqs=64)
-    started = int(run.book.stays["start_ticks"][_RUNNING])
+    started = int(run.log.residencies["start_ticks"][_RUNNING])
     return -(-started // PER_SECOND) - int(arrival_s)
 
 

@@ -88,7 +88,7 @@ def _burst(
     work = at_once(lengths, requests, trial.seed, n, copies)
     run = simulate(settings(policy=policy, step_scale=trial.step_scale, seed=trial.seed, **dict(more)), work)
     served = ~run.refused
-    return n * int(work.output_tokens[served].sum()) * PER_SECOND / run.book.end_ticks
+    return n * int(work.output_tokens[served].sum()) * PER_SECOND / run.log.end_ticks
 
 
 def story(policy: str, requests: Workload, **more: Any) -> Run:

@@ -113,7 +113,7 @@ def _branches(trial: Trial) -> Values:
     for name, policy in {"paged": "vllm-v0", "contiguous": "orca-oracle"}.items():
         for kind, branch in _BRANCHES.items():
             run = simulate(settings(policy=policy), _branch(*branch))
-            copies = run.book.copies
+            copies = run.log.copies
             found[f"{kind}_{name}_slots"] = int(copies["slots"].sum())
             found[f"{kind}_{name}_us"] = int(copies["ticks"].sum()) * 1e6 / PER_SECOND
     return found

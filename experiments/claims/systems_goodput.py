@@ -63,11 +63,16 @@ def gap_seconds(run: Run) -> pd.DataFrame:
     Returns:
         Columns ``index`` (the request) and ``gap_s``. Of runs with one sequence a request.
     """
-    book = run.book
-    stays = book.stays["index"], book.stays["start_clock"], book.stay_end, book.first_token_ticks
+    run_log = run.log
+    residencies = (
+        run_log.residencies["index"],
+        run_log.residencies["start_step"],
+        run_log.residency_end,
+        run_log.first_token_ticks,
+    )
     ticks: dict[str, list[np.ndarray]] = {"index": [], "ticks": []}
-    for index, start, end, first in zip(*(column.tolist() for column in stays), strict=True):
-        later = book.end_of(np.arange(start + 2, end + 1))
+    for index, start, end, first in zip(*(column.tolist() for column in residencies), strict=True):
+        later = run_log.end_of(np.arange(start + 2, end + 1))
         ticks["index"].append(np.full(1 + len(later), index))
         ticks["ticks"].append(np.append(first, later))
     table = pd.DataFrame({name: np.concatenate(columns) for name, columns in ticks.items()})
@@ -113,7 +118,7 @@ def served(trial: Trial, policy: str, step_tokens: int, clients: int) -> Served:
     """All requests, sent by so many clients."""
     chosen = settings(policy=policy, max_num_batched_tokens=step_tokens, **_CARDS)
     run = simulate(chosen, _requests(trial, clients))
-    return Served(clients, lateness(run), _REQUESTS * PER_SECOND / run.book.end_ticks)
+    return Served(clients, lateness(run), _REQUESTS * PER_SECOND / run.log.end_ticks)
 
 
 def best(numbers: Sequence[Served], stretch: float = 1.0) -> Served:

@@ -160,7 +160,7 @@ def _in_time(trial: Trial, served: Served, policy: str, budget: int, rate: float
     run = _serve(served, policy, budget, _sharegpt4(trial, rate))
     times = request_times(run)
     wait_s = float(np.median(times.first_scheduled_ticks - times.arrival_ticks)) / PER_SECOND
-    return Gaps.of(run.book).percentile_ms(99) <= served.limit_ms and wait_s <= 2
+    return Gaps.of(run.log).percentile_ms(99) <= served.limit_ms and wait_s <= 2
 
 
 def _serve(served: Served, policy: str, budget: int, work: Workload) -> Run:

@@ -101,7 +101,7 @@ def _hf_ticks(work: Workload, n: int) -> int:
 def tokens_per_s(policy: str, work: Workload, **more: Any) -> float:
     """Output tokens/s of all that is asked for, to the last request."""
     run = simulate(settings(policy=policy, **{"model": MODEL} | more), work)
-    return _asked_tokens(work) * PER_SECOND / run.book.end_ticks
+    return _asked_tokens(work) * PER_SECOND / run.log.end_ticks
 
 
 def _asked_tokens(work: Workload) -> float:

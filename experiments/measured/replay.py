@@ -189,7 +189,7 @@ class Replayed(Client):
 
     @cached_property
     def _gaps(self) -> Gaps:
-        return Gaps.of(self.run.book)
+        return Gaps.of(self.run.log)
 
     def _gap_ms(self, percentile: int | None) -> float:
         """A statistic of the inter-token latencies."""
@@ -199,7 +199,7 @@ class Replayed(Client):
         """The metrics, by vLLM's names."""
         served = self.times.index
         lengths = self.run.workload.prompt_tokens[served], self.run.workload.output_tokens[served]
-        found = _rates(self.run.book.end_ticks / ticks.PER_SECOND + self._offset_s, *lengths)
+        found = _rates(self.run.log.end_ticks / ticks.PER_SECOND + self._offset_s, *lengths)
         tpot = self.tpot_s[~np.isnan(self.tpot_s)]
         for name, values in (("ttft", self.ttft_s), ("tpot", tpot), ("e2el", self.e2el_s)):
             found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in STATISTICS.items()}

@@ -110,7 +110,7 @@ def measure(workload: Workload, case: Case) -> Measured:
 
 
 def _rates(run: Run) -> dict[str, float]:
-    seconds, served = run.book.end_ticks / PER_SECOND, ~run.refused
+    seconds, served = run.log.end_ticks / PER_SECOND, ~run.refused
     counts = int(served.sum()), int(run.workload.output_tokens[served].sum())
     return {name: count / seconds for name, count in zip(OVER_THE_RUN, counts, strict=True)}
 

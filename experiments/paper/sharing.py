@@ -97,8 +97,8 @@ def _saved_pct(ratio: np.ndarray, weights: np.ndarray | None = None) -> float:
 
 def _requests_from(ledger: Ledger, start_ticks: int, n: int) -> np.ndarray:
     """Requests of which a sequence came to the device from then on."""
-    stays = ledger.stays.columns()
-    return np.unique(stays["index"][stays["start_ticks"] >= start_ticks] // n)
+    residencies = ledger.residencies.columns()
+    return np.unique(residencies["index"][residencies["start_ticks"] >= start_ticks] // n)
 
 
 def closed_form_pct(

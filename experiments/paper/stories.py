@@ -1,7 +1,7 @@
 """The textbook stories: a handful of sequences on a pool small enough to follow every slot.
 
 Each is a run of the simulator; its picture (sequences by iterations) and its log are read off the
-run's book. The batches are those of the explanations of continuous batching: four seats, in which
+run's run log. The batches are those of the explanations of continuous batching: four seats, in which
 S3 ends after two iterations and S2, the last, after six.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings, settings
-from ...sim.memory.accounting.book import Book
+from ...sim.memory.accounting.run_log import RunLog
 from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
 from ...sim.workload.workload import Workload
@@ -112,55 +112,59 @@ def tell(scene: Scene) -> Story:
 
 def _states(run: Run) -> dict[tuple[int, int], str]:
     """What each request does in each iteration in which it is there, by (request, iteration)."""
-    book = run.book
+    run_log = run.log
     states: dict[tuple[int, int], str] = {}
     last_leave: defaultdict[int, int] = defaultdict(int)
-    idle = "finished_hold" if book.together else "paused"
-    last = book.iteration_of(book.stay_leave - 1) + 1 if book.together else book.leave_iteration
-    for stay, (index, leave) in enumerate(zip(book.stays["index"].tolist(), last.tolist(), strict=True)):
-        begin = int(book.row_iteration[book.stay_row[stay]])
+    idle = "finished_hold" if run_log.together else "paused"
+    last = run_log.iteration_of(run_log.residency_release - 1) + 1 if run_log.together else run_log.leave_iteration
+    for residency, (index, leave) in enumerate(zip(run_log.residencies["index"].tolist(), last.tolist(), strict=True)):
+        begin = int(run_log.row_iteration[run_log.residency_row[residency]])
         states |= {(index, iteration): idle for iteration in range(begin, leave)}
-        decodes = book.iteration_of(np.arange(book.stays["start_clock"][stay] + 1, book.stay_end[stay]))
+        decodes = run_log.iteration_of(
+            np.arange(run_log.residencies["start_step"][residency] + 1, run_log.residency_end[residency])
+        )
         states |= {(index, iteration): "decode" for iteration in decodes.tolist()}
-        states[index, begin] = "decode" if book.stays["kind"][stay] == SWAPPED_IN else "prefill"
+        states[index, begin] = "decode" if run_log.residencies["kind"][residency] == SWAPPED_IN else "prefill"
         last_leave[index] = max(last_leave[index], leave)
-    states |= dict.fromkeys(_chunks(book), "prefill")
-    starts = book.rows["start_ticks"][book.rows["iterations"] > 0]
+    states |= dict.fromkeys(_chunks(run_log), "prefill")
+    starts = run_log.rows["start_ticks"][run_log.rows["iterations"] > 0]
     for index, leave in last_leave.items():
         arrived = int(np.searchsorted(starts, run.workload.arrival_ticks[index]))
         states = {(index, iteration): "waiting" for iteration in range(arrived, leave)} | states
     return states
 
 
-def _chunks(book: Book) -> dict[tuple[int, int], int]:
+def _chunks(run_log: RunLog) -> dict[tuple[int, int], int]:
     """Tokens of every chunk of a prefill that goes on, by (request, iteration)."""
-    iterations = book.row_iteration[book.row_at(book.chunks["start_ticks"])]
-    keys = zip(book.chunks["index"].tolist(), iterations.tolist(), strict=True)
-    return dict(zip(keys, book.chunks["tokens"].tolist(), strict=True))
+    iterations = run_log.row_iteration[run_log.row_at(run_log.chunks["start_ticks"])]
+    keys = zip(run_log.chunks["index"].tolist(), iterations.tolist(), strict=True)
+    return dict(zip(keys, run_log.chunks["tokens"].tolist(), strict=True))
 
 
-def _prefills(book: Book) -> dict[tuple[int, int], int]:
+def _prefills(run_log: RunLog) -> dict[tuple[int, int], int]:
     """Tokens that every prefill computes in an iteration, by (request, iteration)."""
-    tokens = _chunks(book)
+    tokens = _chunks(run_log)
     done: defaultdict[int, int] = defaultdict(int)
     for (index, _), chunk in tokens.items():
         done[index] += chunk
-    for stay, row in enumerate(book.stay_row.tolist()):
-        index = int(book.stays["index"][stay])
-        tokens[index, int(book.row_iteration[row])] = int(book.stays["tokens"][stay]) - done.pop(index, 0)
+    for residency, row in enumerate(run_log.residency_row.tolist()):
+        index = int(run_log.residencies["index"][residency])
+        tokens[index, int(run_log.row_iteration[row])] = int(run_log.residencies["tokens"][residency]) - done.pop(
+            index, 0
+        )
     return tokens
 
 
 def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
-    who, preempted, prefilled = defaultdict(list), _preempted(run.book), _prefills(run.book)
+    who, preempted, prefilled = defaultdict(list), _preempted(run.log), _prefills(run.log)
     for (index, iteration), state in sorted(states.items()):
         tokens = f":{prefilled[index, iteration]}" if state == "prefill" else ""
         who[iteration, state].append(_name(index) + tokens)
     # A row without an iteration is one in which everything was pushed out.
-    ran = run.book.rows["iterations"] > 0
+    ran = run.log.rows["iterations"] > 0
     buckets = {name: column[ran] for name, column in run.accounts.at_rows().items()}
     lines = []
-    for iteration in range(run.book.num_steps):
+    for iteration in range(run.log.num_steps):
         parts = [_part("preempt", preempted[iteration])]
         parts += [_part(verb, who[iteration, state]) for state, verb in _VERBS.items()]
         parts += [" ".join(f"{name} {slots[iteration]}" for name, slots in buckets.items() if slots[iteration])]
@@ -168,11 +172,11 @@ def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _preempted(book: Book) -> dict[int, list[str]]:
+def _preempted(run_log: RunLog) -> dict[int, list[str]]:
     """Names of those that lose their place when an iteration is scheduled."""
     names = defaultdict(list)
-    iterations = book.first_iteration_from(book.cuts["ticks"])
-    for index, iteration in zip(book.cuts["index"].tolist(), iterations.tolist(), strict=True):
+    iterations = run_log.first_iteration_from(run_log.evictions["ticks"])
+    for index, iteration in zip(run_log.evictions["index"].tolist(), iterations.tolist(), strict=True):
         names[iteration].append(_name(index))
     return names
 

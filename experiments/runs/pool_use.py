@@ -34,21 +34,21 @@ class PoolUse:
 
 def pool_use(run: Run) -> PoolUse:
     """The gauges of a run: exact, but where layers have windows the most is that of the leaps' first steps."""
-    rows, capacity = run.book.rows, run.book.capacity_slots
+    rows, capacity = run.log.rows, run.log.capacity_slots
     busy = int(rows["ticks"].sum())
     over_time = run.accounts.window().slot_ticks
     used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
     levels = run.accounts.at_rows()
     at_rows = np.asarray(capacity - sum(levels[bucket] for bucket in _FREE))
-    if run.book.paged and not run.book.groups.sliding:
+    if run.log.paged and not run.log.groups.sliding:
         # In its last step a leap holds what its sequences have taken on the way.
-        at_rows = at_rows + growth_moments(run.book)[0] * run.book.block_size
+        at_rows = at_rows + growth_moments(run.log)[0] * run.log.block_size
     cache = prefix_cache(run)
     return PoolUse(
         mean_usage=used / (capacity * busy) if busy and capacity else 0.0,
         # Of one block, which is V1's null block, nothing is left.
         max_usage=int(at_rows.max(initial=0)) / capacity if capacity else 0.0,
-        mean_running=_mean(rows["width"], rows["ticks"]),
+        mean_running=_mean(rows["batch_size"], rows["ticks"]),
         mean_waiting=_mean(rows["waiting"], rows["ticks"]),
         hit_rate=None if cache is None else cache["hit_rate"],
     )

@@ -26,7 +26,7 @@ from ...sim.engine.observer import Observer
 from ...sim.engine.replica import build
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
-from ...sim.memory.accounting.book import Book
+from ...sim.memory.accounting.run_log import RunLog
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import request_times
 from ...sim.types.optional import not_none
@@ -201,7 +201,7 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
     ledger, together = engine.ledger, engine.policy.leaves_together
     if not len(ledger.rows.columns()["steps"]):
         return None
-    book = Book.of(
+    run_log = RunLog.of(
         ledger,
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,
@@ -209,16 +209,16 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
         end_ticks=0,
         **nobody,
     )
-    rows, stays = book.rows, book.stays
+    rows, residencies = run_log.rows, run_log.residencies
     known, clock = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())
-    begun = np.flatnonzero(stays["start_ticks"] < known)
-    index = stays["index"][begun]
+    begun = np.flatnonzero(residencies["start_ticks"] < known)
+    index = residencies["index"][begun]
     first, finish = np.full(n, known), np.full(n, known)
-    # Backwards, so that of several stays the first one stands.
-    first[index[::-1]] = book.first_token_ticks[begun[::-1]]
-    done = book.stay_leave[begun] <= clock
-    done &= ~np.isin(begun, book.cuts["stay"])
+    # Backwards, so that of several residencies the first one stands.
+    first[index[::-1]] = run_log.first_token_ticks[begun[::-1]]
+    done = run_log.residency_release[begun] <= clock
+    done &= ~np.isin(begun, run_log.evictions["residency"])
     finished = np.zeros(n, dtype=bool)
     finished[index[done]] = True
-    finish[index[done]] = book.leave_ticks[begun[done]]
+    finish[index[done]] = run_log.leave_ticks[begun[done]]
     return Seen(first, finish, finished)

@@ -154,7 +154,7 @@ def saturated(settings: Settings, work: Workload) -> Saturated:
 
 def _full_until(run: Run) -> int:
     """When the last request that waits is taken."""
-    rows = run.book.rows
+    rows = run.log.rows
     waiting = np.flatnonzero(rows["waiting"])
     if not len(waiting):
         raise UserError(

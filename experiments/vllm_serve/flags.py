@@ -62,7 +62,7 @@ NOT_SIMULATED = {
     "mm-encoder-tp-mode": (True, "an encoder takes memory"),
     "mm-processor-cache-gb": (True, "an encoder takes memory"),
     "rope-scaling": (True, "longer positions; give --max-model-len"),
-    "kv-cache-dtype-skip-layers": (True, "layers whose KV cache stays 16 bit"),
+    "kv-cache-dtype-skip-layers": (True, "layers with a KV cache of 16 bit"),
     "runner": (True, "pooling models"),
     "task": (True, "pooling models"),
     "convert": (True, "pooling models"),

@@ -90,7 +90,9 @@ def _subtitle(found: BlockMap, drawn: Picture) -> str:
     if drawn.is_shaded:
         told.append("each request has its own shade.")
     else:
-        told.append(f"requests have no shades, as a block stays with one for {drawn.stay_columns:.1f} moments (mean).")
+        told.append(
+            f"requests have no shades, as a block stays with one for {drawn.residency_columns:.1f} moments (mean)."
+        )
     return " ".join(told)
 
 

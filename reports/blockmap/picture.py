@@ -47,7 +47,7 @@ class Picture(NamedTuple):
     png: bytes
     columns: np.ndarray
     is_shaded: bool
-    stay_columns: float
+    residency_columns: float
 
 
 def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES) -> Picture:
@@ -56,17 +56,17 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
     Args:
         requests: int64 [columns, rows], the request that holds each block, or ``NOBODY``.
     """
-    stay = mean_stay(requests)
-    for parts, is_shaded in _choices(found.num_columns, stay):
+    residency = mean_residency(requests)
+    for parts, is_shaded in _choices(found.num_columns, residency):
         columns = middles(found.num_columns, parts)
         kind, request = found.bucket[columns].T, requests[columns].T
         png = paletted_png(indices(kind, request), palette()) if is_shaded else paletted_png(kind, plain_palette())
         if len(png) <= most_bytes:
             break
-    return Picture(png, columns, is_shaded, stay)
+    return Picture(png, columns, is_shaded, residency)
 
 
-def mean_stay(requests: np.ndarray) -> float:
+def mean_residency(requests: np.ndarray) -> float:
     """For how many columns in a row the same request holds a block, on average; 0 where nobody holds any."""
     held = requests != NOBODY
     begins = held.copy()
@@ -79,9 +79,9 @@ def middles(columns: int, parts: int) -> np.ndarray:
     return (2 * np.arange(parts) + 1) * columns // (2 * parts)
 
 
-def _choices(columns: int, stay: float) -> Iterator[tuple[int, bool]]:
+def _choices(columns: int, residency: float) -> Iterator[tuple[int, bool]]:
     """How many columns, and whether with shades, the best first; the last one is a single column."""
     yield columns, True
     halves = [columns >> power for power in range(columns.bit_length())]
-    yield from ((parts, True) for parts in halves[1:] if stay * parts >= _LEAST_STAY * columns)
+    yield from ((parts, True) for parts in halves[1:] if residency * parts >= _LEAST_STAY * columns)
     yield from ((parts, False) for parts in halves)

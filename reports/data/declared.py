@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...sim.memory import BUCKETS
-from ...sim.metrics.stays import BEGINS, ENDS, KINDS
+from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 
 #: Of ticks what int64 holds; of what is counted so much that a product of two fits as well; of slots, a pool's.
@@ -119,18 +119,23 @@ class Declaration:
     ascending: Sequence[str] = ()
     others: bool = False
 
-    def read(self, path: Path, sizes: Mapping[str, int] | None = None) -> pd.DataFrame:
+    def read(
+        self, path: Path, sizes: Mapping[str, int] | None = None, former: Mapping[str, str] | None = None
+    ) -> pd.DataFrame:
         """The table in a file.
 
         Args:
             sizes: How many there are of each kind of thing that columns are places in.
+            former: Names that columns may have in an older file, by their names today.
 
         Raises:
             Damaged: It is not as declared.
             OSError: It cannot be read.
         """
         table, where = _read_parquet(path), path.name
-        names = table.column_names
+        today = {before: now for now, before in (former or {}).items() if now in self.columns}
+        names = [today.get(name, name) for name in table.column_names]
+        table = table.rename_columns(names)
         missing = [name for name, column in self.columns.items() if not column.optional and name not in names]
         if missing:
             raise Damaged(f"{where}: has no column {missing[0]}")
@@ -199,7 +204,7 @@ TABLES = {
         },
         ("arrival_ticks", "first_scheduled_ticks", "first_token_ticks", "finish_ticks"),
     ),
-    "stays": Declaration(
+    "residencies": Declaration(
         {
             "request": Column(places="requests"),
             "sequence": Column(places="sequences"),
@@ -215,7 +220,7 @@ TABLES = {
     "steps": Declaration({
         **dict.fromkeys(("start_ticks", "ticks", "first_ticks", "next_ticks", "swap_ticks"), _TICKS),
         "slope_ticks": _ANY_TICKS,
-        **dict.fromkeys(("steps", "width", "decodes", "prefill_tokens", "waiting", "growing", "iterations"), Column()),
+        **dict.fromkeys(("steps", "batch_size", "decodes", "prefill_tokens", "waiting", "growing", "iterations"), Column()),
         "replica": _REPLICA,
     }),
     "memory": Declaration({"start_ticks": _TICKS, **dict.fromkeys(BUCKETS, _SLOTS), "replica": _REPLICA}),

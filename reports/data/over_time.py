@@ -9,7 +9,7 @@ step; after x picoseconds j steps are done, where
 
 which is exact where steps end, and between two ends rises evenly. Two kinds of tokens are no row's: those of prompts
 that end while others pause, which come when the row ends, and the first token of a sequence that forks, which came
-with the request's. A sequence runs in its stays (``stays.parquet``); a request waits from its arrival to its end where
+with the request's. A sequence runs in its residencies (``residencies.parquet``); a request waits from its arrival to its end where
 none of its sequences does.
 """
 
@@ -24,7 +24,7 @@ MOST_SPANS = 400
 COLUMNS = ("start_s", "end_s", "running", "waiting", "output_tokens", "prompt_tokens")
 
 
-def over_time(requests: pd.DataFrame, stays: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def over_time(requests: pd.DataFrame, residencies: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row for each of ``MOST_SPANS`` equal spans of a run, from its tables.
 
     Columns: ``start_s`` and ``end_s``; ``running``, sequences that compute, and ``waiting``, requests of which no
@@ -39,15 +39,15 @@ def over_time(requests: pd.DataFrame, stays: pd.DataFrame, steps: pd.DataFrame) 
     under_way_s = _covered_s(served["arrival_ticks"], served["finish_ticks"], edges)
     span_s = np.diff(edges) / PER_SECOND
     outputs, prompts = np.zeros(len(edges)), np.zeros(len(edges))
-    for rows, own in _replicas(steps, stays):
+    for rows, own in _replicas(steps, residencies):
         outputs += _steps_tokens(rows, edges) + np.searchsorted(_lone_tokens(rows, own, requests), edges, side="right")
         prompts += _prompt_tokens(rows, edges)
     columns = (
         edges[:-1] / PER_SECOND,
         edges[1:] / PER_SECOND,
-        _covered_s(stays["start_ticks"], stays["end_ticks"], edges) / span_s,
+        _covered_s(residencies["start_ticks"], residencies["end_ticks"], edges) / span_s,
         # What is left of nothing by rounding is nothing.
-        np.maximum(under_way_s - _covered_s(*_apart(stays), edges), 0) / span_s,
+        np.maximum(under_way_s - _covered_s(*_apart(residencies), edges), 0) / span_s,
         np.diff(outputs),
         np.diff(prompts),
     )
@@ -66,20 +66,20 @@ def _past_s(times: pd.Series, edges: np.ndarray) -> np.ndarray:
     return count * edges_s - np.concatenate([[0.0], np.cumsum(ordered_s)])[count]
 
 
-def _apart(stays: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Starts and ends of the stays, without what those of one request have in common."""
-    ordered = stays.sort_values(["request", "start_ticks"], kind="stable")
+def _apart(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Starts and ends of the residencies, without what those of one request have in common."""
+    ordered = residencies.sort_values(["request", "start_ticks"], kind="stable")
     latest = ordered.groupby("request")["end_ticks"].cummax()
     before = latest.groupby(ordered["request"]).shift(fill_value=0)
     starts = np.maximum(ordered["start_ticks"], before)
     return starts, np.maximum(ordered["end_ticks"], starts)
 
 
-def _replicas(steps: pd.DataFrame, stays: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Steps and stays of each replica; a run of one does not number them."""
+def _replicas(steps: pd.DataFrame, residencies: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Steps and residencies of each replica; a run of one does not number them."""
     if "replica" not in steps:
-        return [(steps, stays)]
-    return [(rows, stays[stays["replica"] == number]) for number, rows in steps.groupby("replica")]
+        return [(steps, residencies)]
+    return [(rows, residencies[residencies["replica"] == number]) for number, rows in steps.groupby("replica")]
 
 
 def _steps_tokens(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
@@ -115,10 +115,10 @@ def _before(tokens: np.ndarray) -> np.ndarray:
     return np.cumsum(tokens) - tokens
 
 
-def _lone_tokens(rows: pd.DataFrame, stays: pd.DataFrame, requests: pd.DataFrame) -> np.ndarray:
+def _lone_tokens(rows: pd.DataFrame, residencies: pd.DataFrame, requests: pd.DataFrame) -> np.ndarray:
     """When the tokens come that no row counts, int64, ascending."""
-    firsts = stays["first_token_ticks"].to_numpy()
+    firsts = residencies["first_token_ticks"].to_numpy()
     row = np.searchsorted(rows["start_ticks"].to_numpy(), firsts, side="left") - 1
     paused = firsts[rows["steps"].to_numpy()[row] == 0]
-    forked = stays["request"][stays["begun"] == "forked"]
+    forked = residencies["request"][residencies["begun"] == "forked"]
     return np.sort(np.concatenate([paused, requests["first_token_ticks"][forked].to_numpy(np.int64)]))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...sim.memory import BUCKETS
+from ...sim.metrics.result import FORMER_COLUMNS, FORMER_TABLES
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import restore
@@ -33,7 +34,7 @@ class Result:
     Attributes:
         name: What it is called beside others.
         summary, about: ``summary.json`` and ``run.json``.
-        requests, stays, steps, memory: The tables; times are in ticks.
+        requests, residencies, steps, memory: The tables; times are in ticks.
         preemptions, gaps: Tables too; None of a run that an earlier version wrote.
         blocks, plan: What was recorded besides, if it was.
     """
@@ -42,7 +43,7 @@ class Result:
     summary: Mapping[str, Any]
     about: Mapping[str, Any]
     requests: pd.DataFrame
-    stays: pd.DataFrame
+    residencies: pd.DataFrame
     steps: pd.DataFrame
     memory: pd.DataFrame
     preemptions: pd.DataFrame | None = None
@@ -68,7 +69,7 @@ class Result:
     @property
     def end_s(self) -> float:
         """When the last request was done."""
-        return self.stays["end_ticks"].max() / PER_SECOND if len(self.stays) else 0.0
+        return self.residencies["end_ticks"].max() / PER_SECOND if len(self.residencies) else 0.0
 
 
 def sequences_of(requests: pd.DataFrame) -> np.ndarray:
@@ -152,15 +153,24 @@ def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     sizes = {"requests": about["workload"]["requests"], "replicas": num_replicas(about)}
     tables = {}
     for name, declared in TABLES.items():
-        path = place / f"{name}.parquet"
+        path = _table_file(place, name)
         if name in _LATER and not path.is_file():
             continue
-        tables[name] = declared.read(path, sizes)
+        tables[name] = declared.read(path, sizes, FORMER_COLUMNS)
         if name == "requests":
             if len(tables[name]) != sizes["requests"]:
                 raise Damaged(f"{path.name}: has {len(tables[name])} rows, and run.json {sizes['requests']} requests")
             sizes["sequences"] = len(sequences_of(tables[name]))
     return tables
+
+
+def _table_file(place: Path, name: str) -> Path:
+    """The file of a table, by the name that it has, or had in the schema version before."""
+    path = place / f"{name}.parquet"
+    if name in FORMER_TABLES and not path.is_file():
+        former = place / f"{FORMER_TABLES[name]}.parquet"
+        return former if former.is_file() else path
+    return path
 
 
 def _check_of_one_run(result: Result) -> None:
@@ -176,13 +186,13 @@ def _check_of_one_run(result: Result) -> None:
 
 def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
     """What the files of one run agree in, each with what is said where they do not; the first may be the reason."""
-    requests, stays, steps, memory = result.requests, result.stays, result.steps, result.memory
+    requests, residencies, steps, memory = result.requests, result.residencies, result.steps, result.memory
     refused, summary = requests["refused"].to_numpy(), result.summary
     counts = len(requests) - summary["refused"], summary["refused"]
     yield "summary.json: is of another run than requests.parquet", (summary["completed"], refused.sum()) == counts
     for name in ("first_scheduled_ticks", "first_token_ticks", "finish_ticks", "recomputed", "swapped"):
         yield f"requests.parquet: {name} is not of those that were served", (requests[name].isna() == refused).all()
-    tables = (requests, stays, steps, memory)
+    tables = (requests, residencies, steps, memory)
     yield "replica is in some tables and not in others", len({"replica" in table for table in tables}) == 1
     for name in ("start_ticks", *(["replica"] if "replica" in steps else [])):
         yield "memory.parquet: is of another run than steps.parquet", memory[name].equals(steps[name])
@@ -193,9 +203,9 @@ def _agreements(result: Result) -> Iterator[tuple[str, bool]]:
         yield "steps.parquet: start_ticks are not in order", rows["start_ticks"].is_monotonic_increasing
     for rows in _of_each_replica(memory):
         yield "memory.parquet: the pool changes its size", rows[list(BUCKETS)].sum(axis=1).nunique() == 1
-    asked = result.request_of_sequence[stays["sequence"]]
-    yield "stays.parquet: sequences are of other requests", (asked == stays["request"].to_numpy()).all()
-    yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(stays)
+    asked = result.request_of_sequence[residencies["sequence"]]
+    yield "residencies.parquet: sequences are of other requests", (asked == residencies["request"].to_numpy()).all()
+    yield "steps.parquet: has no steps of those that were served", len(steps) > 0 or not len(residencies)
     if result.gaps is not None:
         last = result.gaps["first_ticks"] + result.gaps["slope_ticks"].astype(float) * (result.gaps["count"] - 1)
         yield "gaps.parquet: slope_ticks lead below 0, or beyond all time", last.between(0, MOST_TICKS).all()

@@ -19,7 +19,7 @@ _HEIGHT_PX = 460
 _MOST_LINES = 25
 
 
-def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) -> go.Figure:
+def request_timeline(requests: pd.DataFrame, residencies: pd.DataFrame, title: str) -> go.Figure:
     """A line for each request from its arrival to its end, in the order of arrival from the top.
 
     Of a request of several sequences the first is drawn; of more than ``MOST_REQUESTS`` some, evenly chosen. Then all
@@ -27,9 +27,9 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
 
     Args:
         requests: ``requests.parquet``.
-        stays: ``stays.parquet``.
+        residencies: ``residencies.parquet``.
     """
-    spans = request_spans(requests, stays)
+    spans = request_spans(requests, residencies)
     served = spans["request"].unique()
     drawn = served[np.unique(np.linspace(0, len(served) - 1, min(len(served), MOST_REQUESTS)).round().astype(int))]
     shown = spans[spans["request"].isin(drawn)]
@@ -57,9 +57,9 @@ def request_timeline(requests: pd.DataFrame, stays: pd.DataFrame, title: str) ->
     return figure
 
 
-def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+def request_spans(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataFrame:
     """``request_spans_ticks`` in seconds: columns ``request``, ``state``, ``start_s``, ``end_s``."""
-    spans = request_spans_ticks(requests, stays)
+    spans = request_spans_ticks(requests, residencies)
     return pd.DataFrame(
         {
             "request": spans["request"],
@@ -70,14 +70,14 @@ def request_spans(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def request_spans_ticks(requests: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataFrame:
     """What each request did from when to when: columns ``request``, ``state``, ``start_ticks``, ``end_ticks``.
 
     States are the keys of ``palette.TIMELINE``. Spans without a length are left out. Who stood still and was then
     preempted is told as stalled until it runs again.
     """
-    first = stays.groupby("request")["sequence"].transform("min") == stays["sequence"]
-    own = stays[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
+    first = residencies.groupby("request")["sequence"].transform("min") == residencies["sequence"]
+    own = residencies[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
     before = own["request"].shift(fill_value=-1) == own["request"]
     arrival = requests["arrival_ticks"].to_numpy()[own["request"]]
     away_since = np.where(before, own["end_ticks"].shift(fill_value=0), arrival)

@@ -73,11 +73,11 @@ def _sections(asked: Asked) -> list[Section]:
 
 def _served(asked: Asked) -> list[Result]:
     """The runs in which somebody was not refused."""
-    return [result for result in asked.results if len(result.stays)]
+    return [result for result in asked.results if len(result.residencies)]
 
 
 def _recorded(asked: Asked) -> list[tuple[Result, BlockMap]]:
-    """The runs whose blocks were recorded, and these."""
+    """The runs with recorded blocks, and these."""
     return [(result, blocks) for result in asked.results if (blocks := result.blocks) is not None]
 
 
@@ -220,7 +220,7 @@ def _timeline(asked: Asked) -> Section | None:
     if not served:
         return None
     figures = [
-        _on_one_clock(request_timeline(each.requests, each.stays, f"{each.name}: requests over time"), asked)
+        _on_one_clock(request_timeline(each.requests, each.residencies, f"{each.name}: requests over time"), asked)
         for each in served
     ]
     return Section("Requests over time", "From arrival to the last token. Drag to zoom.", figures)

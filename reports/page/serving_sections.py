@@ -67,7 +67,7 @@ def _goal_told(results: Sequence[Result], goal: Objectives | None, met: Mapping[
 
 def serving(results: Sequence[Result]) -> Section | None:
     """Batch and throughput over time; None where no step was run."""
-    tables = {each.name: over_time(each.requests, each.stays, each.steps) for each in results}
+    tables = {each.name: over_time(each.requests, each.residencies, each.steps) for each in results}
     tables = {name: table for name, table in tables.items() if len(table)}
     if not tables:
         return None

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ...sim.memory import BUCKETS
-from ...sim.metrics.stays import KINDS
+from ...sim.metrics.residencies import KINDS
 from ...sim.output import frames as pd
 from ...sim.output.files import whole_file
 from ...sim.types.errors import UserError
@@ -66,14 +66,14 @@ def write_timeline(path: str | PathLike[str], results: Sequence[Result]) -> Path
 
 def _replicas(result: Result) -> Iterator[tuple[Result, pd.DataFrame]]:
     """What each replica did, and the spans of its requests, by their numbers in the whole run."""
-    spans = request_spans_ticks(result.requests, result.stays)
+    spans = request_spans_ticks(result.requests, result.residencies)
     if "replica" not in result.steps:
         yield result, spans
         return
     # Who was refused was sent to none.
     replica_of = result.requests["replica"].fillna(0).to_numpy(dtype=np.int64)
     for replica in range(int(result.steps["replica"].max()) + 1):
-        names = ("stays", "steps", "memory", "preemptions")
+        names = ("residencies", "steps", "memory", "preemptions")
         own = {name: (table := getattr(result, name))[table["replica"] == replica] for name in names}
         own["requests"] = result.requests[replica_of == replica]
         part = replace(result, name=f"{result.name}, replica {replica}", **own)
@@ -91,7 +91,7 @@ def _write_run(tracks: Tracks, result: Result, spans: pd.DataFrame) -> None:
     for bucket in BUCKETS:
         counter = tracks.counter(bucket.replace("_", " "), memory, "slots")
         _write_values(tracks, counter, table["start_ticks"], table[bucket])
-    _write_values(tracks, tracks.counter("running", sequences, "sequences"), *_running(result.stays))
+    _write_values(tracks, tracks.counter("running", sequences, "sequences"), *_running(result.residencies))
     waiting = tracks.counter("waiting", sequences, "requests")
     _write_values(tracks, waiting, result.steps["start_ticks"], result.steps["waiting"])
 
@@ -150,10 +150,10 @@ def _write_preemptions(tracks: Tracks, track: int, table: pd.DataFrame) -> None:
         tracks.instant(track, at, "preemption", kind, {"request": request})
 
 
-def _running(stays: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def _running(residencies: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """How many sequences are on the device, from when on; ticks ascend."""
-    comes = pd.Series(1, index=stays["start_ticks"])
-    goes = pd.Series(-1, index=stays["end_ticks"])
+    comes = pd.Series(1, index=residencies["start_ticks"])
+    goes = pd.Series(-1, index=residencies["end_ticks"])
     change = pd.concat([comes, goes]).groupby(level=0).sum()
     return change.index.to_series(), change.cumsum()
 

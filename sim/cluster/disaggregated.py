@@ -70,7 +70,7 @@ class PrefillMailbox(Mailbox):
     """As ``Mailbox``; whose turn it is may also be that of blocks which are held no longer.
 
     Args:
-        let_go: Is told whose.
+        drop: Is told whose.
 
     Attributes:
         held: Who holds blocks, and until when; a heap.
@@ -78,9 +78,9 @@ class PrefillMailbox(Mailbox):
 
     hears_of_finishes = True
 
-    def __init__(self, let_go: Callable[[Sequence], None]) -> None:
+    def __init__(self, drop: Callable[[Sequence], None]) -> None:
         self.held: list[tuple[int, int, Sequence]] = []
-        self._let_go = let_go
+        self._drop = drop
         super().__init__()
 
     def hold(self, until: int, sequence: Sequence) -> None:
@@ -91,7 +91,7 @@ class PrefillMailbox(Mailbox):
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """See ``Mailbox``."""
         while self.held and self.held[0][0] <= now:
-            self._let_go(heappop(self.held)[2])
+            self._drop(heappop(self.held)[2])
         super().deliver(now, waiting)
 
     def _look(self) -> None:
@@ -114,21 +114,21 @@ class PrefillEngine(RoutedEngine):
     def __init__(
         self, env: simpy.Environment, number: int, hand_over: Callable[[int, Sequence, int], int | None], *others: Any
     ) -> None:
-        super().__init__(env, number, PrefillMailbox(self._let_go), *others)
+        super().__init__(env, number, PrefillMailbox(self._drop), *others)
         self._hand_over = hand_over
 
-    def _let_go(self, sequence: Sequence) -> None:
-        self.memory.let_go(sequence, self.state.clock)
+    def _drop(self, sequence: Sequence) -> None:
+        self.memory.drop(sequence, self.state.decode_step)
 
-    def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
+    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
         """See ``Engine``; whose prompt goes elsewhere keeps its blocks until it is there."""
         for sequence in leaving:
             until = self._hand_over(self.number, sequence, int(self.env.now))
             if until is None:
-                self.memory.release((sequence,), clock)
+                self.memory.release((sequence,), decode_step)
                 continue
-            self.memory.stall(sequence, clock)
-            sequence.start_clock, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens
+            self.memory.stall(sequence, decode_step)
+            sequence.start_step, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens
             self.source.hold(until, sequence)
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:

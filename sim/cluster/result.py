@@ -2,7 +2,7 @@
 
 summary.json      one number for each question (``cluster_summary``), and a row a replica
 requests.parquet  a row a request, with its ``replica``
-stays.parquet, preemptions.parquet, steps.parquet, memory.parquet
+residencies.parquet, preemptions.parquet, steps.parquet, memory.parquet
                   as of one replica, one after the other, with its ``replica``
 gaps.parquet      the inter-token latencies of all replicas
 run.json          every setting, those of the cluster, versions, seed and the trace's hash
@@ -20,6 +20,7 @@ import numpy as np
 from ..engine.run import Run
 from ..metrics.prefix_cache import cached_tokens
 from ..metrics.requests import preemptions
+from ..metrics.residencies import preemptions_table, residencies_table
 from ..metrics.result import (
     TABLES,
     asked_and_served,
@@ -29,7 +30,6 @@ from ..metrics.result import (
     steps_table,
     write_whole_folder,
 )
-from ..metrics.stays import preemptions_table, stays_table
 from ..metrics.time_columns import with_time_columns
 from ..output import frames as pd
 from .run import ClusterRun
@@ -61,12 +61,12 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
     return table
 
 
-def cluster_stays_table(run: ClusterRun) -> pd.DataFrame:
+def cluster_residencies_table(run: ClusterRun) -> pd.DataFrame:
     """As ``stays_table``, of all replicas; requests are rows of the workload."""
-    table = _of_each(run, stays_table)
+    table = _of_each(run, residencies_table)
     for name in ("request", "sequence"):
         table[name] = np.concatenate(
-            [rows[stays_table(part)[name]] for rows, part in zip(run.rows, run.runs, strict=True)]
+            [rows[residencies_table(part)[name]] for rows, part in zip(run.rows, run.runs, strict=True)]
         )
     return table
 
@@ -82,7 +82,7 @@ def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
     """As ``result.table_of``, of all replicas."""
     tables: dict[str, Callable[[], pd.DataFrame]] = {
         "requests": partial(cluster_requests_table, run),
-        "stays": partial(cluster_stays_table, run),
+        "residencies": partial(cluster_residencies_table, run),
         "preemptions": partial(cluster_preemptions_table, run),
         "steps": partial(_of_each, run, steps_table),
         "memory": partial(_of_each, run, memory_table),

@@ -31,7 +31,7 @@ from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
 from ..memory.accounting.ledger import Leap
 from ..policy.base import Policy
-from ..types.sequence import Plan, Sequence
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import steps_until, ticks_of
 from ..workload.source import NEVER
@@ -95,10 +95,10 @@ class RoutedState(State):
         super().__init__(preempted_first)
         self.queued_tokens = 0
 
-    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+    def start(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0) -> None:
         """See ``State``."""
         self.queued_tokens -= sequence.start_tokens
-        super().start(sequence, clock, padded_tokens)
+        super().start(sequence, decode_step, padded_tokens)
 
     def _stop(self, sequence: Sequence) -> None:
         super()._stop(sequence)
@@ -180,7 +180,7 @@ class RoutedEngine(Engine):
         """Their prompts and what they have generated, by the last boundary before ``now``; a static batch with its
         padding."""
         state = self.state
-        decoding = state.width * (state.clock + self._steps_over(now)) + state.lag_sum - self._starting
+        decoding = state.batch_size * (state.decode_step + self._steps_over(now)) + state.lag_sum - self._starting
         return state.queued_tokens + decoding
 
     def kv_tokens(self, now: int) -> int:
@@ -242,7 +242,7 @@ class RoutedEngine(Engine):
         self._begin(now, *found, wakes=first_step is None or first_step[4])
         return found
 
-    def _stand_still(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
+    def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
         ticks, leap = super()._stand_still(now, first_step, plan)
         self._begin(now, 0, ticks, leap, starting=len(plan.admitted))
         return ticks, leap

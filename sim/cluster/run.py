@@ -83,7 +83,7 @@ class ClusterRun:
     @property
     def end_ticks(self) -> int:
         """When the last request was done."""
-        return self.runs[0].book.end_ticks
+        return self.runs[0].log.end_ticks
 
 
 def simulate_cluster(

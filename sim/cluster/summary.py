@@ -35,7 +35,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
     window = _together([part.window for part in run.runs])
     return {
         **serving(run.workload, cluster_times(run), cluster_gaps(run), run.end_ticks),
-        "copied_slots": sum(int(part.book.copies["slots"].sum()) for part in run.runs),
+        "copied_slots": sum(int(part.log.copies["slots"].sum()) for part in run.runs),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         "num_replicas": len(run.runs),
@@ -43,7 +43,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "kv_transfer": _kv_transfer(run),
         "num_gpu_blocks": first.replica.num_blocks,
         "block_size": first.replica.block_size,
-        "num_steps": sum(part.book.num_steps for part in run.runs),
+        "num_steps": sum(part.log.num_steps for part in run.runs),
         "mean_batch": window.mean_batch,
         "waste": waste(window),
         "work": work_told(_work(run)),
@@ -79,7 +79,7 @@ def cluster_gaps(run: ClusterRun) -> Gaps:
         decoded = request_times(part)
         second_token[rows[decoded.index]] = decoded.first_token_ticks
     between = Gaps.single(second_token[moved] - first_token[moved])
-    return Gaps.pooled([*(Gaps.of(part.book) for part in run.runs), between])
+    return Gaps.pooled([*(Gaps.of(part.log) for part in run.runs), between])
 
 
 def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ def _work(run: ClusterRun) -> Work:
     tokens: Counter[str] = Counter()
     ticks: Counter[str] = Counter()
     for part in run.runs:
-        done = work(part.book)
+        done = work(part.log)
         tokens.update(done.tokens)
         ticks.update(done.ticks)
     return Work(dict(tokens), dict(ticks))
@@ -142,11 +142,11 @@ def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
         "requests": len(part.workload),
         "input_tokens": int(part.workload.prompt_tokens.sum()),
         "output_tokens": int(part.workload.output_tokens.sum()),
-        "num_steps": part.book.num_steps,
+        "num_steps": part.log.num_steps,
         "mean_batch": window.mean_batch,
-        "preemptions": int(np.isin(part.book.cuts["swapped"], (0, 1)).sum()),
+        "preemptions": int(np.isin(part.log.evictions["swapped"], (0, 1)).sum()),
         "kv_usage_pct": 100 * (1 - window.share_of_time("free") - window.share_of_time("cached")),
         "prefix_cache_hit_rate": None if cache is None else cache["hit_rate"],
         "waste": waste(window),
-        "work": work_told(work(part.book)),
+        "work": work_told(work(part.log)),
     }

@@ -27,7 +27,7 @@ from ..memory import Memory
 from ..memory.accounting.ledger import Leap, Ledger
 from ..policy.base import Policy
 from ..types.errors import SimulationFault
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
@@ -41,9 +41,9 @@ Cut = tuple[int, int, Leap | None] | None
 
 #: How a plan is carried out, and how the steps that follow are taken: a leap, a step without decodes, or none.
 Actions = tuple[
-    Callable[[Plan, int], FirstStep],
+    Callable[[StepPlan, int], FirstStep],
     Callable[[int, FirstStep], tuple[int, int, Leap]],
-    Callable[[int, Begun, Plan], tuple[int, Leap]],
+    Callable[[int, Begun, StepPlan], tuple[int, Leap]],
     Callable[[int], tuple[int, Leap | None] | None],
 ]
 
@@ -94,7 +94,7 @@ class Engine:
         self._edges = sorted(edges, reverse=True)
         #: Requests of a closed loop that are done, and whose users do not know.
         self._answered: list[Sequence] = []
-        #: Decode clock up to which the policy is known to decide nothing but to carry on, if nobody arrives.
+        #: Decode step up to which the policy is known to decide nothing but to carry on, if nobody arrives.
         self._holds_until = 0
         self.process = env.process(self._serve())
 
@@ -106,7 +106,7 @@ class Engine:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
         # Bound once: a run makes millions of these calls.
         wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
-        enter, pass_steps, calendar = self.ledger.enter, memory.pass_steps, state.calendar
+        enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_tell if source.hears_of_finishes else memory.release
         carry_out, leap_over, stand_still, rest = self._actions()
@@ -116,15 +116,15 @@ class Engine:
         while not self.stopped:
             if source.next_ticks <= now:
                 source.deliver(now, state.waiting)
-                plan = schedule(state, transaction(state.clock))
-            elif state.clock >= self._holds_until:
-                plan = schedule(state, transaction(state.clock))
+                plan = schedule(state, transaction(state.decode_step))
+            elif state.decode_step >= self._holds_until:
+                plan = schedule(state, transaction(state.decode_step))
             else:
                 plan = CARRY_ON
             first_step = None if plan is CARRY_ON else carry_out(plan, now)
             steps = 0
             # Asked in this order, as a plan's fields are slow to read.
-            if state.width and (plan is CARRY_ON or not plan.pauses):
+            if state.batch_size and (plan is CARRY_ON or not plan.pauses):
                 steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
                 ticks, leap = stand_still(now, first_step, plan)
@@ -143,10 +143,10 @@ class Engine:
             # What SimPy's clock says too; adding up is cheaper than asking.
             now += ticks
             if leap:
-                enter(leap + pass_steps(state, steps))
-                state.clock = clock = state.clock + steps
-                if calendar and calendar[0][0] == clock:
-                    release(take_finished(), clock)
+                enter(leap + advance(state, steps))
+                state.decode_step = decode_step = state.decode_step + steps
+                if calendar and calendar[0][0] == decode_step:
+                    release(take_finished(), decode_step)
         self.end_ticks = now
 
     def _actions(self) -> Actions:
@@ -169,14 +169,14 @@ class Engine:
             return self.source.next_ticks - now, None
         return None
 
-    def _carry_out(self, plan: Plan, now: int) -> FirstStep:
+    def _carry_out(self, plan: StepPlan, now: int) -> FirstStep:
         """What a policy decided anew takes place."""
         self._holds_until = 0
         return self._executor.carry_out(plan, now)
 
-    def _release_and_tell(self, leaving: list[Sequence], clock: int) -> None:
+    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
         """Who is done leaves, and whoever waited for the answer knows."""
-        self.memory.release(leaving, clock)
+        self.memory.release(leaving, decode_step)
         self._answered += leaving
         # Of a static batch nobody has an answer before all have.
         if not self.policy.leaves_together or not self.state.running:
@@ -186,22 +186,22 @@ class Engine:
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         """How many steps a decision holds, how long they take, and the ledger's columns for them."""
         state = self.state
-        clock, width = state.clock, state.width
-        context = width * clock + state.lag_sum
+        decode_step, batch_size = state.decode_step, state.batch_size
+        context = batch_size * decode_step + state.lag_sum
         if first_step is None:
             prefill = swap = waiting = 0
             steady = wakes = self.leap
-            base, slope, until = self.cost.decode_line(width, context)
+            base, slope, until = self.cost.decode_line(batch_size, context)
             first = base + slope * context
         else:
             first, prefill, swap, steady, wakes = first_step
             steady = steady and self.leap
             waiting = len(state.waiting)
-            base, slope, until = self.cost.decode_line(width, context + width)
+            base, slope, until = self.cost.decode_line(batch_size, context + batch_size)
         second, growth = base, 0
         if slope:
-            second, growth = base + slope * (context + width), slope * width
-        limit = state.calendar[0][0] - clock if steady else 1
+            second, growth = base + slope * (context + batch_size), slope * batch_size
+        limit = state.calendar[0][0] - decode_step if steady else 1
         if wakes and limit > 1:
             # ``steps_until`` and ``ticks_of``, spelt out: calls here cost 5 % of a run.
             ahead = self.source.next_ticks - now - first - 1
@@ -210,16 +210,16 @@ class Engine:
                 limit = reach
         if limit > 1:
             if until is not None:
-                limit = min(limit, 1 + (until - 1 - context) // width)
+                limit = min(limit, 1 + (until - 1 - context) // batch_size)
             if self._edges:
                 limit = self._stop_at_edge(limit, now, first, second, growth)
-            if clock + limit > self._holds_until:
+            if decode_step + limit > self._holds_until:
                 limit = self._ask_horizon(limit)
         more = limit - 1
         ticks = first + more * second
         if growth:
             ticks += growth * (more * (more - 1) // 2)
-        return limit, ticks, (now, limit, first, second, growth, width, prefill, swap, waiting)
+        return limit, ticks, (now, limit, first, second, growth, batch_size, prefill, swap, waiting)
 
     def _ask_horizon(self, limit: int) -> int:
         """Steps, at most ``limit``, in which the policy decides nothing new."""
@@ -227,7 +227,7 @@ class Engine:
         steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
         if not state.waiting and not state.swapped:
             # Nobody could take the place of who finishes: the decision holds across finishes.
-            self._holds_until = state.clock + steps
+            self._holds_until = state.decode_step + steps
         return min(steps, limit)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
@@ -240,15 +240,15 @@ class Engine:
         ahead = edges[-1] - now - first
         return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
 
-    def _stand_still(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
+    def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
         """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
         ticks, prefill, swap, _, _ = first_step
-        width = len(plan.admitted) + len(plan.chunks)
-        return ticks, (now, 0, ticks, 0, 0, width, prefill, swap, len(self.state.waiting))
+        batch_size = len(plan.admitted) + len(plan.chunks)
+        return ticks, (now, 0, ticks, 0, 0, batch_size, prefill, swap, len(self.state.waiting))
 
     # The same four, which tell the observers too.
 
-    def _carry_out_observed(self, plan: Plan, now: int) -> FirstStep:
+    def _carry_out_observed(self, plan: StepPlan, now: int) -> FirstStep:
         self._plan = plan
         for observer in self._observers:
             observer.plan_decided(now, plan)
@@ -262,7 +262,7 @@ class Engine:
             observer.step_started(now, ticks, leap, plan)
         return steps, ticks, leap
 
-    def _stand_still_observed(self, now: int, first_step: Begun, plan: Plan) -> tuple[int, Leap]:
+    def _stand_still_observed(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
         ticks, leap = self._stand_still(now, first_step, plan)
         for observer in self._observers:
             observer.step_started(now, ticks, leap, plan)

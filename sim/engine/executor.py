@@ -18,7 +18,7 @@ from collections import deque
 from ..cost.base import StepCost
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
-from ..types.sequence import Plan, Sequence
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
@@ -35,20 +35,20 @@ class Executor:
         state: Whose queues change.
         memory: Whose blocks change hands.
         cost: How long it takes.
-        ledger: Is told of stays, chunks, copies and swaps.
+        ledger: Is told of residencies, chunks, copies and swaps.
     """
 
     def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
 
-    def carry_out(self, plan: Plan, now: int) -> FirstStep:
-        """Blocks change hands, sequences change queues, the ledger opens and cuts their stays.
+    def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
+        """Blocks change hands, sequences change queues, the ledger opens and cuts their residencies.
 
         Returns:
             What the step takes and computes; no ticks where it neither computes nor moves anything.
         """
         state = self._state
-        clock, pairs, moves = state.clock, 0, 0
+        decode_step, pairs, moves = state.decode_step, 0, 0
         (
             admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
             forked,
@@ -62,15 +62,15 @@ class Executor:
         if forked:
             self._fork(forked, now)
         # Those who decode: all but the ones whose prefill ends in this step.
-        decodes = 0 if pauses else state.width
-        context = decodes * clock + state.lag_sum
+        decodes = 0 if pauses else state.batch_size
+        context = decodes * decode_step + state.lag_sum
         if pauses:
             # Afterwards all is as if they had started in the last step that decoded.
-            clock -= 1
+            decode_step -= 1
         if admitted:
-            pairs = self._start(admitted, padded, clock, pauses, now)
+            pairs = self._start(admitted, padded, decode_step, pauses, now)
         if chunks:
-            pairs += self._prefill(chunks, clock, now)
+            pairs += self._prefill(chunks, decode_step, now)
         if state.shares:
             moves += self._copy(now, not pauses)
         if decodes or prefill:
@@ -86,21 +86,21 @@ class Executor:
         now: int,
     ) -> int:
         """Victims leave, swapped ones come back; the time that moving their blocks takes."""
-        state, memory, ledger, clock = self._state, self._memory, self._ledger, self._state.clock
+        state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
-            memory.evict(preempted, swapped_out, clock)
-            ledger.cut(preempted, swapped_out, clock, now)
-            state.push_out(preempted, swapped_out)
+            memory.evict(preempted, swapped_out, decode_step)
+            ledger.cut(preempted, swapped_out, decode_step, now)
+            state.preempt(preempted, swapped_out)
         for sequence in swapped_in:
             state.swapped.popleft()
-            memory.take_back(sequence, clock)
-            state.start(sequence, clock)
-            ledger.open(sequence, clock, now)
+            memory.swap_in(sequence, decode_step)
+            state.start(sequence, decode_step)
+            ledger.open(sequence, decode_step, now)
         if swapped_out or swapped_in:
             ledger.swap(memory.host_blocks - memory.host_free, now)
         return self._swap_ticks(swapped_out, swapped_in)
 
-    def _start(self, admitted: tuple[Sequence, ...], padded: int, clock: int, past: bool, now: int) -> int:
+    def _start(self, admitted: tuple[Sequence, ...], padded: int, decode_step: int, past: bool, now: int) -> int:
         """Sequences whose prefill ends in this step; the pairs of query and key that it computes."""
         state, memory, ledger, pairs = self._state, self._memory, self._ledger, 0
         for sequence in admitted:
@@ -108,32 +108,32 @@ class Executor:
                 del state.prefilling[sequence]
             else:
                 state.waiting.popleft()
-            memory.admit(sequence, clock, padded, past)
-            state.start(sequence, clock, padded)
-            ledger.open(sequence, clock, now)
+            memory.admit(sequence, decode_step, padded, past)
+            state.start(sequence, decode_step, padded)
+            ledger.open(sequence, decode_step, now)
             pairs += causal_pairs(padded or sequence.start_tokens)
             if sequence.computed_tokens:
                 pairs -= causal_pairs(sequence.computed_tokens)
         return pairs
 
-    def _prefill(self, chunks: tuple[tuple[Sequence, int], ...], clock: int, now: int) -> int:
+    def _prefill(self, chunks: tuple[tuple[Sequence, int], ...], decode_step: int, now: int) -> int:
         """Prefills that go on after this step; the pairs of query and key that it computes."""
         pairs = 0
         for sequence, tokens in chunks:
             self._ledger.chunk(sequence, tokens, now)
             pairs -= causal_pairs(sequence.computed_tokens)
             self._state.prefill(sequence, tokens)
-            self._memory.prefill(sequence, clock)
+            self._memory.prefill(sequence, decode_step)
             pairs += causal_pairs(sequence.computed_tokens)
         return pairs
 
     def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:
         """Siblings begin to decode."""
-        state, memory, clock = self._state, self._memory, self._state.clock
+        state, memory, decode_step = self._state, self._memory, self._state.decode_step
         for sibling in siblings:
-            state.fork(sibling, clock)
-            memory.admit(sibling, clock)
-            self._ledger.open(sibling, clock, now)
+            state.fork(sibling, decode_step)
+            memory.admit(sibling, decode_step)
+            self._ledger.open(sibling, decode_step, now)
 
     def _copy(self, now: int, decodes: bool) -> int:
         """The time of the copies that the coming step begins with."""
@@ -146,16 +146,16 @@ class Executor:
 
     def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
         """Some stand still and keep their blocks, others of those go on."""
-        state, memory, ledger, clock = self._state, self._memory, self._ledger, self._state.clock
+        state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         for sequence in stalled:
-            ledger.stall(sequence, clock, now)
-            memory.stall(sequence, clock)
+            ledger.stall(sequence, decode_step, now)
+            memory.stall(sequence, decode_step)
             state.stall(sequence)
         for sequence in resumed:
             del state.stalled[sequence]
-            memory.admit(sequence, clock)
-            state.start(sequence, clock)
-            ledger.open(sequence, clock, now)
+            memory.admit(sequence, decode_step)
+            state.start(sequence, decode_step)
+            ledger.open(sequence, decode_step, now)
 
     def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
         """Time that their blocks take to the host and back."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..memory.accounting.ledger import Leap
-from ..types.sequence import Plan
+from ..types.sequence import StepPlan
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -45,14 +45,14 @@ class Observer:
             SettingError: This run cannot be observed; it is not started.
         """
 
-    def plan_decided(self, now: int, plan: Plan) -> None:
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
         """The policy decided something else than to carry on; queues and blocks are as they were before.
 
         Args:
             now: Ticks.
         """
 
-    def step_started(self, now: int, ticks: int, leap: Leap, plan: Plan) -> None:
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         """A step, or a leap of several that hold the same decision, starts; blocks of new sequences are taken.
 
         Args:

@@ -21,7 +21,7 @@ from .settings import Settings
 
 GIB = 1 << 30
 #: What every memory has, for the engine.
-MEMORY_METHODS = ("transaction", "admit", "release", "pass_steps", "meter", "capacity_slots")
+MEMORY_METHODS = ("transaction", "admit", "release", "advance", "meter", "capacity_slots")
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
 FITTED_STEP_SCALE = 1.125
 

@@ -13,10 +13,10 @@ import numpy as np
 import simpy
 
 from ..cost import StepCost
-from ..memory.accounting.book import Book
 from ..memory.accounting.cache_log import CachedLevel
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
+from ..memory.accounting.run_log import RunLog
 from ..types import ticks
 from ..types.errors import UserError
 from ..types.state import State
@@ -43,14 +43,14 @@ class Run:
     Attributes:
         settings, workload: What was asked.
         replica: What served it, as it was left.
-        book: Everything that happened.
+        log: Everything that happened.
         smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
     """
 
     settings: Settings
     workload: Workload
     replica: Replica
-    book: Book
+    log: RunLog
     smallest_pool_blocks: np.ndarray
 
     @property
@@ -61,7 +61,7 @@ class Run:
     @cached_property
     def accounts(self) -> Accounts:
         """The ledger's integrals."""
-        return Accounts(self.book)
+        return Accounts(self.log)
 
     @cached_property
     def window(self) -> Window:
@@ -114,7 +114,7 @@ def finished(
         smallest_pool_blocks: See ``Run``.
     """
     sequences, memory = workload.sequences, replica.memory
-    book = Book.of(
+    run_log = RunLog.of(
         ledger,
         prompt_tokens=sequences.prompt_tokens,
         output_tokens=sequences.output_tokens,
@@ -129,7 +129,7 @@ def finished(
         groups=memory.groups,
         cache_changes=_cache_changes(memory.cached_level),
     )
-    return Run(settings, workload, replica, book, smallest_pool_blocks)
+    return Run(settings, workload, replica, run_log, smallest_pool_blocks)
 
 
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
@@ -157,7 +157,7 @@ def _run_past(engine: Engine, end_ticks: int) -> None:
 
 
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
-    """What ``simulate`` has written down by a time: rows of the leaps that are over, stays that have begun.
+    """What ``simulate`` has written down by a time: rows of the leaps that are over, residencies that have begun.
 
     For who asks no more of a load under which the last request is served much later.
 

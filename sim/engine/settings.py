@@ -123,7 +123,7 @@ class Settings:
         return dict(self.options).get(name, default_of(name, policy(self.policy)))
 
     def given(self) -> dict[str, Any]:
-        """Settings whose value is not the default, those of all policies included."""
+        """Settings with another value than the default, those of all policies included."""
         shared = {name: getattr(self, name) for name in SHARED}
         return {name: value for name, value in shared.items() if value != getattr(Settings, name)} | dict(self.options)
 

@@ -14,13 +14,13 @@ A memory says who holds which slots of the pool on the device. It consists of
 One step of an engine calls it in this order:
 
     transaction                 the policy decides; what it grants is tentative
-    evict, take_back, stall     the executor: sequences leave the device, come back, stand still
+    evict, swap_in, stall     the executor: sequences leave the device, come back, stand still
     admit, prefill              the executor: sequences start to decode, prefills go on
     copied_slots                the executor: what the step copies before it writes
-    pass_steps                  the engine, when a leap is over: decoding sequences grow
+    advance                  the engine, when a leap is over: decoding sequences grow
     release                     the engine: finished sequences leave
 
-Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``clock`` is the decode
+Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the decode
 clock, the number of decode steps that are over.
 
 A policy sees more than this of the kind of memory that it needs, by the transaction of that kind and its ``memory``:
@@ -148,7 +148,7 @@ class Memory(Protocol):
 
     @property
     def meter(self) -> tuple[str, ...]:
-        """Names of what ``pass_steps`` returns, of ``accounting.ledger.METER``."""
+        """Names of what ``advance`` returns, of ``accounting.ledger.METER``."""
 
     @property
     def residue(self) -> str:
@@ -197,10 +197,10 @@ class Memory(Protocol):
 
     # --- The engine ---
 
-    def transaction(self, clock: int) -> Transaction:
-        """Open the tentative grants of step ``clock``; the last ones are void."""
+    def transaction(self, decode_step: int) -> Transaction:
+        """Open the tentative grants of ``decode_step``; the last ones are void."""
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow by ``steps`` tokens each, from step ``state.clock`` on.
 
         Args:
@@ -213,33 +213,33 @@ class Memory(Protocol):
             SimulationFault: The pool has too few blocks; the policy must have seen to that.
         """
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
-        """Sequences whose last token came out before step ``clock`` give up what they hold."""
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences whose last token came out before ``decode_step`` give up what they hold."""
 
-    # --- The executor, for the plan of step ``clock`` ---
+    # --- The executor, for the plan of ``decode_step`` ---
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
-        """Victims give up what they hold before step ``clock``: computed again later, or moved to the host pool."""
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+        """Victims give up what they hold before ``decode_step``: computed again later, or moved to the host pool."""
 
-    def take_back(self, sequence: Sequence, clock: int) -> None:
-        """A sequence comes back from the host pool and decodes in step ``clock``."""
+    def swap_in(self, sequence: Sequence, decode_step: int) -> None:
+        """A sequence comes back from the host pool and decodes in ``decode_step``."""
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """A sequence takes what it needs for its ``start_tokens``, the last of which step ``clock`` computes.
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """A sequence takes what it needs for its ``start_tokens``, the last of which ``decode_step`` computes.
 
         Args:
             padded_tokens: Length to which static batching pads the prompt; 0 where nothing is padded.
-            past: Whether step ``clock`` is over already: the prefill goes alone while the running sequences pause.
+            past: Whether ``decode_step`` is over already: the prefill goes alone while the running sequences pause.
         """
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
-        """A prefill that goes on takes what it needs for its ``computed_tokens``, those of step ``clock`` included."""
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
+        """A prefill that goes on takes what it needs for its ``computed_tokens``, those of ``decode_step`` included."""
 
-    def stall(self, sequence: Sequence, clock: int) -> None:
-        """A running sequence stops to grow before step ``clock`` and keeps its blocks."""
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
+        """A running sequence stops to grow before ``decode_step`` and keeps its blocks."""
 
-    def let_go(self, sequence: Sequence, clock: int) -> None:
-        """A stalled sequence, or one whose prefill goes on, gives up its blocks before step ``clock``."""
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
+        """A stalled sequence, or one whose prefill goes on, gives up its blocks before ``decode_step``."""
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move between device and host when these go out, or come back. Changes nothing."""

@@ -1,7 +1,7 @@
 """Inter-token latency: all gaps between tokens of a sequence, pooled, without listing them.
 
 While a sequence runs, the gap before a token is the duration of the step that computes it. So the
-gaps are the step durations, each as often as sequences decode in it, and a row of the book stands
+gaps are the step durations, each as often as sequences decode in it, and a row of the run log stands
 for an arithmetic progression of them. Order statistics are found by bisection on the value.
 """
 
@@ -14,7 +14,7 @@ from math import floor, sqrt
 
 import numpy as np
 
-from ..memory.accounting.book import Book
+from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
 from ..types.exact import dot, total
 from ..types.sequence import SWAPPED_IN
@@ -33,15 +33,15 @@ class Gaps:
     weight: np.ndarray
 
     @classmethod
-    def of(cls, book: Book) -> Gaps:
+    def of(cls, run_log: RunLog) -> Gaps:
         """All gaps of a run."""
-        rows = book.rows
+        rows = run_log.rows
         later = np.maximum(rows["steps"] - 1, 0)
         parts = (
-            _first_steps(book),
+            _first_steps(run_log),
             (rows["next_ticks"], rows["slope_ticks"], later, rows["growing"]),
-            _single(resumed_gap_ticks(book)),
-            _single(_gaps_after_pauses(book)),
+            _single(resumed_gap_ticks(run_log)),
+            _single(_gaps_after_pauses(run_log)),
         )
         first, slope, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         some = (count > 0) & (weight > 0)
@@ -173,13 +173,15 @@ def _single(gaps: np.ndarray) -> tuple[np.ndarray, ...]:
     return gaps, np.zeros_like(gaps), np.ones_like(gaps), np.ones_like(gaps)
 
 
-def _first_steps(book: Book) -> tuple[np.ndarray, ...]:
+def _first_steps(run_log: RunLog) -> tuple[np.ndarray, ...]:
     """The gaps that end with a row's first step, of sequences that decoded in the row before."""
-    rows, stays = book.rows, book.stays
-    paused = _stays_from_pauses(book)
+    rows, residencies = run_log.rows, run_log.residencies
+    paused = _residencies_from_pauses(run_log)
     in_batch = np.where(rows["prefill_tokens"] > 0, 0, rows["growing"])
-    decodes = in_batch if book.together else rows["decodes"]
-    newcomers = np.concatenate([book.stay_row[stays["kind"] >= SWAPPED_IN], _next_decode_row(book, paused)])
+    decodes = in_batch if run_log.together else rows["decodes"]
+    newcomers = np.concatenate(
+        [run_log.residency_row[residencies["kind"] >= SWAPPED_IN], _next_decode_row(run_log, paused)]
+    )
     decodes = decodes - np.bincount(newcomers, minlength=len(decodes))
     # The gap spans the pauses since the last row with steps.
     pauses = np.where(rows["steps"] == 0, rows["ticks"], 0)
@@ -191,19 +193,19 @@ def _first_steps(book: Book) -> tuple[np.ndarray, ...]:
     return gap, np.zeros_like(ones), ones, np.where(rows["steps"] > 0, decodes, 0)
 
 
-def _gaps_after_pauses(book: Book) -> np.ndarray:
-    """The gaps between the first two tokens of stays that start while the others pause, int64 [such stays]."""
-    paused = _stays_from_pauses(book)
-    row = _next_decode_row(book, paused)
-    return (book.rows["start_ticks"] + book.rows["first_ticks"])[row] - book.first_token_ticks[paused]
+def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:
+    """The gaps between the first two tokens of residencies that start while the others pause, int64 [such residencies]."""
+    paused = _residencies_from_pauses(run_log)
+    row = _next_decode_row(run_log, paused)
+    return (run_log.rows["start_ticks"] + run_log.rows["first_ticks"])[row] - run_log.first_token_ticks[paused]
 
 
-def _stays_from_pauses(book: Book) -> np.ndarray:
+def _residencies_from_pauses(run_log: RunLog) -> np.ndarray:
     """Stays that start in a step in which nobody decodes, and decode later."""
-    starts_in_pause = book.rows["steps"][book.stay_row] == 0
-    return np.flatnonzero(starts_in_pause & (book.stay_end > book.stays["start_clock"] + 1))
+    starts_in_pause = run_log.rows["steps"][run_log.residency_row] == 0
+    return np.flatnonzero(starts_in_pause & (run_log.residency_end > run_log.residencies["start_step"] + 1))
 
 
-def _next_decode_row(book: Book, stays: np.ndarray) -> np.ndarray:
-    """The row in which stays that start in a pause decode first."""
-    return np.searchsorted(book.row_clock, book.stays["start_clock"][stays] + 1, side="right") - 1
+def _next_decode_row(run_log: RunLog, residencies: np.ndarray) -> np.ndarray:
+    """The row in which residencies that start in a pause decode first."""
+    return np.searchsorted(run_log.row_step, run_log.residencies["start_step"][residencies] + 1, side="right") - 1

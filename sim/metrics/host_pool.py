@@ -12,20 +12,20 @@ from ..types.exact import dot
 
 def host_pool(run: Run) -> dict[str, Any] | None:
     """The swap space of a run in blocks: its size, the most in use, the mean over time; None where nobody swapped."""
-    changes, capacity = run.book.host, run.replica.host_blocks
+    changes, capacity = run.log.host, run.replica.host_blocks
     if not len(changes["ticks"]):
         return None
-    until = np.append(changes["ticks"][1:], run.book.end_ticks)
+    until = np.append(changes["ticks"][1:], run.log.end_ticks)
     used = dot(changes["held_blocks"], until - changes["ticks"])
     return {
         "num_cpu_blocks": capacity,
         "max_used_blocks": int(changes["held_blocks"].max()),
-        "mean_used_blocks": used / run.book.end_ticks,
+        "mean_used_blocks": used / run.log.end_ticks,
     }
 
 
 def host_held_at_rows(run: Run) -> np.ndarray:
-    """Slots of the swap space that are held in every row of the book, int64 [rows]."""
-    changes = run.book.host
-    place = np.searchsorted(changes["ticks"], run.book.rows["start_ticks"], side="right")
+    """Slots of the swap space that are held in every row of the run log, int64 [rows]."""
+    changes = run.log.host
+    place = np.searchsorted(changes["ticks"], run.log.rows["start_ticks"], side="right")
     return np.concatenate([[0], changes["held_blocks"]])[place] * run.replica.block_size

@@ -54,7 +54,7 @@ def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
 
 def _accounts(run: Run) -> dict[str, Accounts]:
     """The ledger of one group of each kind: those of a kind hold the same."""
-    return {kind: Accounts(run.book, groups) for kind, groups in _ONE_OF_A_KIND.items()}
+    return {kind: Accounts(run.log, groups) for kind, groups in _ONE_OF_A_KIND.items()}
 
 
 def _shares(window: Window) -> dict[str, dict[str, float]]:

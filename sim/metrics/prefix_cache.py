@@ -31,7 +31,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         return None
     known, hits, first = _look_ups(log)
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
-    observed = {} if log.history is None else log.history.observed_ticks(partial(ticks_of, run.book))
+    observed = {} if log.history is None else log.history.observed_ticks(partial(ticks_of, run.log))
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,
@@ -60,10 +60,10 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
 
 def _last_to_end(run: Run) -> np.ndarray:
     """Of each request the sequence that ends last, int64 [n]."""
-    counts, stays = run.workload.num_sequences, run.book.stays
+    counts, residencies = run.workload.num_sequences, run.log.residencies
     finish = np.zeros(int(counts.sum()), dtype=np.int64)
     # Stays are in order of time: the last one of a sequence stands.
-    finish[stays["index"]] = run.book.leave_ticks
+    finish[residencies["index"]] = run.log.leave_ticks
     request = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((np.arange(len(request)), finish, request))
     return order[np.cumsum(counts) - 1]

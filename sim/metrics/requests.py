@@ -1,4 +1,4 @@
-"""What every request went through, from the book of a run."""
+"""What every request went through, from the run log of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..engine.run import Run
-from ..memory.accounting.book import Book
 from ..memory.accounting.ledger import STALLED
+from ..memory.accounting.run_log import RunLog
 from ..types.sequence import RECOMPUTED, SWAPPED_IN
 
 _NEVER = np.iinfo(np.int64).max
@@ -60,19 +60,19 @@ class RequestTimes:
 
 def request_times(run: Run) -> RequestTimes:
     """Times of every request that was served: of several sequences, the first token of any and the end of all."""
-    book, stays, work = run.book, run.book.stays, run.workload
+    run_log, residencies, work = run.log, run.log.residencies, run.workload
     request = np.repeat(np.arange(len(work)), work.num_sequences)
-    sequences, first = np.unique(stays["index"], return_index=True)
+    sequences, first = np.unique(residencies["index"], return_index=True)
     last = np.zeros(len(request), dtype=np.int64)
     # Stays are in order of time, so the last one written stands.
-    last[stays["index"]] = np.arange(len(stays["index"]))
+    last[residencies["index"]] = np.arange(len(residencies["index"]))
     index = np.unique(request[sequences])
     finish = np.zeros(len(work), dtype=np.int64)
-    np.maximum.at(finish, request[sequences], book.leave_ticks[last[sequences]])
+    np.maximum.at(finish, request[sequences], run_log.leave_ticks[last[sequences]])
     scheduled, first_token = np.full(len(work), _NEVER), np.full(len(work), _NEVER)
-    for table in (stays, book.chunks):
+    for table in (residencies, run_log.chunks):
         np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
-    np.minimum.at(first_token, request[sequences], book.first_token_ticks[first])
+    np.minimum.at(first_token, request[sequences], run_log.first_token_ticks[first])
     cut = preemptions(run)
     recomputed, swaps = (np.bincount(cut.request[cut.swapped == kind], minlength=len(work)) for kind in (0, 1))
     return RequestTimes(
@@ -103,24 +103,24 @@ class Preemptions(NamedTuple):
 
 def preemptions(run: Run) -> Preemptions:
     """The preemptions of a run; of a group of sequences that is cut as a whole, one cut counts."""
-    cuts, leader = run.book.cuts, run.book.leader
+    evictions, leader = run.log.evictions, run.log.leader
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
-    counted = (leader[cuts["index"]] == cuts["index"]) & (cuts["swapped"] != STALLED)
-    return Preemptions(request[cuts["index"][counted]], cuts["ticks"][counted], cuts["swapped"][counted])
+    counted = (leader[evictions["index"]] == evictions["index"]) & (evictions["swapped"] != STALLED)
+    return Preemptions(request[evictions["index"][counted]], evictions["ticks"][counted], evictions["swapped"][counted])
 
 
-def resumed_gap_ticks(book: Book) -> np.ndarray:
+def resumed_gap_ticks(run_log: RunLog) -> np.ndarray:
     """Gaps between the last token before a preemption and the first one after it, and of siblings between their
-    first two tokens, int64 [resumed stays and siblings]."""
-    stays, leader = book.stays, book.leader[book.stays["index"]]
-    order = np.argsort(stays["index"], kind="stable")
+    first two tokens, int64 [resumed residencies and siblings]."""
+    residencies, leader = run_log.residencies, run_log.leader[run_log.residencies["index"]]
+    order = np.argsort(residencies["index"], kind="stable")
     place = np.argsort(order)
-    firsts = np.flatnonzero(np.diff(stays["index"][order], prepend=-1))
+    firsts = np.flatnonzero(np.diff(residencies["index"][order], prepend=-1))
     begins = np.zeros(len(order), dtype=bool)
     begins[order[firsts]] = True
-    later = np.flatnonzero(~begins & np.isin(stays["kind"], (RECOMPUTED, SWAPPED_IN)))
-    gaps = book.first_token_ticks[later] - book.last_token_ticks[order[place[later] - 1]]
+    later = np.flatnonzero(~begins & np.isin(residencies["kind"], (RECOMPUTED, SWAPPED_IN)))
+    gaps = run_log.first_token_ticks[later] - run_log.last_token_ticks[order[place[later] - 1]]
     # A sibling's first token came with the leader's.
-    forked = np.flatnonzero(begins & (leader != stays["index"]))
-    led = order[firsts[np.searchsorted(stays["index"][order][firsts], leader[forked])]]
-    return np.concatenate([gaps, book.first_token_ticks[forked] - book.first_token_ticks[led]])
+    forked = np.flatnonzero(begins & (leader != residencies["index"]))
+    led = order[firsts[np.searchsorted(residencies["index"][order][firsts], leader[forked])]]
+    return np.concatenate([gaps, run_log.first_token_ticks[forked] - run_log.first_token_ticks[led]])

@@ -2,7 +2,7 @@
 
     summary.json      one number for each question (``summary``)
     requests.parquet  a row a request
-    stays.parquet     a row a stay of a sequence on the device, and how it ended
+    residencies.parquet     a row a residency of a sequence on the device, and how it ended
     preemptions.parquet   a row each time that a request was preempted
     steps.parquet     a row a leap; ``expand`` makes it a row a step
     memory.parquet    the ledger at the start of every leap, in slots
@@ -37,31 +37,40 @@ from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
 from .prefix_cache import cached_tokens
 from .requests import RequestTimes, request_times
-from .stays import preemptions_table, stays_table
+from .residencies import preemptions_table, residencies_table
 from .summary import summary
 from .time_columns import with_time_columns
 
 #: Written into run.json; raised when a column or a key changes its meaning or goes away. New ones leave it as it is.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+#: Versions that are read, and replaced as results: this one and the one before.
+READABLE_VERSIONS = (1, SCHEMA_VERSION)
+#: What version 1 called tables and columns, by today's names.
+FORMER_TABLES = {"residencies": "stays"}
+FORMER_COLUMNS = {"batch_size": "width"}
 #: The tables of a result, and what may be recorded beside them.
-TABLES = ("requests", "stays", "preemptions", "steps", "memory", "gaps")
+TABLES = ("requests", "residencies", "preemptions", "steps", "memory", "gaps")
 RECORDINGS = ("plan", "blocks")
 
 
 def _is_ours(run: Any) -> bool:
     """Whether ``run.json`` is of a result; others have files of that name, too."""
-    return run["schema_version"] == SCHEMA_VERSION and "policy" in run["settings"] and "fragmeter" in run["versions"]
+    return run["schema_version"] in READABLE_VERSIONS and "policy" in run["settings"] and "fragmeter" in run["versions"]
 
 
 #: The folder of a result, which ``write`` replaces as a whole.
 RESULT = FolderKind(
     "simulation result",
-    ("summary.json", *(f"{name}.parquet" for name in TABLES), *(f"{name}.npz" for name in RECORDINGS)),
+    (
+        "summary.json",
+        *(f"{name}.parquet" for name in (*TABLES, *FORMER_TABLES.values())),
+        *(f"{name}.npz" for name in RECORDINGS),
+    ),
     marker="run.json",
     recognises=_is_ours,
 )
 _STEP_COLUMNS = (
-    "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "width", "decodes",
+    "start_ticks", "steps", "ticks", "first_ticks", "next_ticks", "slope_ticks", "batch_size", "decodes",
     "prefill_tokens", "swap_ticks", "waiting", "growing", "iterations",
 )  # fmt: skip
 
@@ -110,12 +119,12 @@ def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
 
 def steps_table(run: Run) -> pd.DataFrame:
     """A row a leap: when, how many steps, how long they are and what they compute."""
-    return pd.DataFrame({name: run.book.rows[name] for name in _STEP_COLUMNS})
+    return pd.DataFrame({name: run.log.rows[name] for name in _STEP_COLUMNS})
 
 
 def gaps_table(run: Run) -> pd.DataFrame:
     """All inter-token latencies, a row a progression; see ``Gaps.as_table``."""
-    return Gaps.of(run.book).as_table()
+    return Gaps.of(run.log).as_table()
 
 
 def memory_table(run: Run) -> pd.DataFrame:
@@ -125,8 +134,8 @@ def memory_table(run: Run) -> pd.DataFrame:
     """
     buckets = run.accounts.at_rows()
     anywhere = buckets["free"] + buckets["stranded"]
-    longest = anywhere if run.book.paged else run.book.rows["largest_free"]
-    columns = {"start_ticks": run.book.rows["start_ticks"], **buckets, "largest_free_run": longest}
+    longest = anywhere if run.log.paged else run.log.rows["largest_free"]
+    columns = {"start_ticks": run.log.rows["start_ticks"], **buckets, "largest_free_run": longest}
     columns["host_held"] = host_held_at_rows(run)
     return pd.DataFrame(columns | group_buckets_at_rows(run))
 
@@ -135,7 +144,7 @@ def table_of(run: Run, name: str) -> pd.DataFrame:
     """One of ``TABLES`` as a result folder has it: ticks, and the same times in seconds and milliseconds."""
     tables: dict[str, Callable[[Run], pd.DataFrame]] = {
         "requests": requests_table,
-        "stays": stays_table,
+        "residencies": residencies_table,
         "preemptions": preemptions_table,
         "steps": steps_table,
         "memory": memory_table,
@@ -158,7 +167,7 @@ def expand(steps: pd.DataFrame) -> pd.DataFrame:
         {
             "start_ticks": pick["start_ticks"] + into - first_into,
             "ticks": duration,
-            "decodes": np.where(number == 0, pick["decodes"], pick["width"]),
+            "decodes": np.where(number == 0, pick["decodes"], pick["batch_size"]),
             "prefill_tokens": np.where(number == 0, pick["prefill_tokens"], 0),
         }
     )

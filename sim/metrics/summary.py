@@ -37,20 +37,20 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     """
     times = request_times(run)
     return {
-        **serving(run.workload, times, Gaps.of(run.book), run.book.end_ticks),
-        **({} if goal is None else goodput(goal, times, run.book.end_ticks)),
-        "copied_slots": int(run.book.copies["slots"].sum()),
+        **serving(run.workload, times, Gaps.of(run.log), run.log.end_ticks),
+        **({} if goal is None else goodput(goal, times, run.log.end_ticks)),
+        "copied_slots": int(run.log.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         "host_pool": host_pool(run),
         "num_gpu_blocks": run.replica.num_blocks,
         "block_size": run.replica.block_size,
-        "num_steps": run.book.num_steps,
+        "num_steps": run.log.num_steps,
         "mean_batch": run.window.mean_batch,
         "waste": waste(run.window),
         "kv_groups": kv_groups(run),
         "external_fragmentation_index": _external_fragmentation(run),
-        "work": work_told(work(run.book)),
+        "work": work_told(work(run.log)),
         "prefix_cache": prefix_cache(run),
     }
 

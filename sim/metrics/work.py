@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..memory.accounting.book import Book
+from ..memory.accounting.run_log import RunLog
 from ..types.exact import total
 
 
@@ -23,41 +23,41 @@ class Work:
     ticks: dict[str, int]
 
 
-def work(book: Book) -> Work:
+def work(run_log: RunLog) -> Work:
     """The time ledger of a run."""
-    rows = book.rows
-    recomputed, padding = _prefill_extras(book)
+    rows = run_log.rows
+    recomputed, padding = _prefill_extras(run_log)
     prefills = rows["prefill_tokens"] > 0
     tokens_then = rows["decodes"] + rows["prefill_tokens"]
     compute = rows["first_ticks"] - rows["swap_ticks"]
     # A static batch computes a row for every sequence until the last is done.
-    ended = rows["width"] - rows["growing"]
+    ended = rows["batch_size"] - rows["growing"]
     steps = rows["iterations"] - prefills
     tokens = {"recomputed": total(recomputed), "padding": total(padding) + total(ended * steps)}
-    tokens["useful"] = total(tokens_then[prefills]) + total(rows["width"] * steps) - sum(tokens.values())
+    tokens["useful"] = total(tokens_then[prefills]) + total(rows["batch_size"] * steps) - sum(tokens.values())
     decoding = rows["ticks"] - rows["swap_ticks"] - np.where(prefills, compute, 0)
     ticks = {
         "recomputed": total(_share(compute, recomputed, tokens_then)),
-        "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["width"]),
-        "swapping": total(rows["swap_ticks"]) - total(book.copies["ticks"]),
-        "copying": total(book.copies["ticks"]),
+        "padding": total(_share(compute, padding, tokens_then)) + _share_of_sums(decoding, ended, rows["batch_size"]),
+        "swapping": total(rows["swap_ticks"]) - total(run_log.copies["ticks"]),
+        "copying": total(run_log.copies["ticks"]),
         # Also rows in which nothing is computed nor moved: blocks are only held.
-        "idle": book.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
+        "idle": run_log.end_ticks - total(rows["ticks"][(rows["iterations"] > 0) | (rows["swap_ticks"] > 0)]),
     }
-    ticks["useful"] = book.end_ticks - sum(ticks.values())
+    ticks["useful"] = run_log.end_ticks - sum(ticks.values())
     return Work(tokens, ticks)
 
 
-def _prefill_extras(book: Book) -> tuple[np.ndarray, np.ndarray]:
+def _prefill_extras(run_log: RunLog) -> tuple[np.ndarray, np.ndarray]:
     """Tokens recomputed, and padding of prompts, in the prefill of every row."""
-    stays, rows = book.stays, book.rows
-    recomputed = np.zeros(len(book.row_clock), dtype=np.int64)
-    np.add.at(recomputed, book.stay_row, stays["recomputed_tokens"])
-    np.add.at(recomputed, book.row_at(book.chunks["start_ticks"]), book.chunks["recomputed_tokens"])
+    residencies, rows = run_log.residencies, run_log.rows
+    recomputed = np.zeros(len(run_log.row_step), dtype=np.int64)
+    np.add.at(recomputed, run_log.residency_row, residencies["recomputed_tokens"])
+    np.add.at(recomputed, run_log.row_at(run_log.chunks["start_ticks"]), run_log.chunks["recomputed_tokens"])
     padding = np.zeros_like(recomputed)
-    if book.together:
+    if run_log.together:
         prompts = np.zeros_like(recomputed)
-        np.add.at(prompts, book.stay_row, stays["tokens"])
+        np.add.at(prompts, run_log.residency_row, residencies["tokens"])
         padding = rows["prefill_tokens"] - prompts
     return recomputed, padding
 
@@ -75,4 +75,4 @@ def _share_of_sums(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> in
         return 0
     pairs, place = np.unique(np.stack([part[some], whole[some]]), axis=1, return_inverse=True)
     sums = [total(ticks[some][place.ravel() == number]) for number in range(pairs.shape[1])]
-    return sum(ticks * int(share) // int(width) for ticks, (share, width) in zip(sums, pairs.T, strict=True))
+    return sum(ticks * int(share) // int(batch_size) for ticks, (share, batch_size) in zip(sums, pairs.T, strict=True))

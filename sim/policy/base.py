@@ -15,7 +15,7 @@ from ..memory import Memory
 from ..memory.accounting.kv_groups import PageGroups
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, paper_num_blocks
 from ..types.errors import SettingError
-from ..types.sequence import Plan
+from ..types.sequence import StepPlan
 from ..types.state import State
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
@@ -178,7 +178,7 @@ class Policy:
         raise NotImplementedError
 
     # A policy narrows the types of transaction and memory to those of the memory that it makes.
-    def schedule(self, state: State, transaction: Any) -> Plan:
+    def schedule(self, state: State, transaction: Any) -> StepPlan:
         """The plan of the next step. Grants are made in ``transaction``; queues are only read."""
         raise NotImplementedError
 

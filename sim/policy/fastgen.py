@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..memory.paged.paged import PagedTransaction
-from ..types.sequence import CARRY_ON, NOT_DECODING, Plan, Sequence
+from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
 from .options import Options
 from .vllm_v1 import VllmV1
@@ -29,14 +29,14 @@ class FastGen(VllmV1):
     caches_prefixes = False
     disaggregates = False
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Decodes, the prefill that goes on, those who wait."""
         if transaction.need > transaction.free or state.stalled:
             return self._with_skips(state, transaction)
         transaction.free -= transaction.need
-        return self._prompts(state, transaction, self.limits.max_num_batched_tokens - state.width)
+        return self._prompts(state, transaction, self.limits.max_num_batched_tokens - state.batch_size)
 
-    def _prompts(self, state: State, transaction: PagedTransaction, budget: int) -> Plan:
+    def _prompts(self, state: State, transaction: PagedTransaction, budget: int) -> StepPlan:
         partial = next(iter(state.prefilling), None)
         if partial is None:
             return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
@@ -46,18 +46,18 @@ class FastGen(VllmV1):
         tokens = min(left, budget, room)
         transaction.free -= transaction.blocks_of(partial.computed_tokens + tokens) - held
         if tokens < left:
-            return Plan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
+            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])
 
-    def _with_skips(self, state: State, transaction: PagedTransaction) -> Plan:
+    def _with_skips(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """A step in which some decodes are skipped, or go on after they were."""
         free, size = transaction.free, transaction.block_size
         skipped: list[Sequence] = []
         resumed: list[Sequence] = []
         in_order = sorted([*state.running, *state.stalled], key=lambda sequence: sequence.order)
         for sequence in in_order:
-            stands = sequence.start_clock == NOT_DECODING
-            held = sequence.computed_tokens if stands else sequence.held_tokens(state.clock)
+            stands = sequence.start_step == NOT_DECODING
+            held = sequence.computed_tokens if stands else sequence.held_tokens(state.decode_step)
             if held % size == 0 and not free:
                 skipped.append(sequence)
                 continue
@@ -67,9 +67,9 @@ class FastGen(VllmV1):
         transaction.free = free
         decodes = len(in_order) - len(skipped)
         plan = self._prompts(state, transaction, self.limits.max_num_batched_tokens - decodes)
-        newly = tuple(sequence for sequence in skipped if sequence.start_clock != NOT_DECODING)
+        newly = tuple(sequence for sequence in skipped if sequence.start_step != NOT_DECODING)
         if decodes or plan.prefill_tokens:
             return plan._replace(steady=False, stalls=(newly, tuple(resumed)))
         last = max([*in_order, *state.prefilling], key=lambda sequence: sequence.order)
         others = tuple(sequence for sequence in newly if sequence is not last)
-        return Plan(preempted=(last,), steady=False, stalls=(others, ()))
+        return StepPlan(preempted=(last,), steady=False, stalls=(others, ()))

@@ -17,7 +17,7 @@ import numpy as np
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..types.sequence import Plan, Sequence
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import Limits, Policy, Pool, blocks_of
@@ -55,10 +55,10 @@ class _OverGroups(Policy):
 
     def _until_the_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps in which the head of the queue finds too few pages."""
-        if not state.waiting or state.width == self.limits.max_num_seqs:
+        if not state.waiting or state.batch_size == self.limits.max_num_seqs:
             return limit
         blocks = -(-state.waiting[0].start_tokens // memory.block_size)
-        step = memory.step_that_frees(state.clock, memory.groups.wanted_blocks(blocks) + self._watermark())
+        step = memory.step_that_frees(state.decode_step, memory.groups.wanted_blocks(blocks) + self._watermark())
         if step is None:
             return limit
         if self.admits_first:
@@ -81,7 +81,7 @@ class _OverGroups(Policy):
 
 
 def _victims(
-    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, clock: int, asked: int | None = None
+    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, decode_step: int, asked: int | None = None
 ) -> tuple[Sequence, ...]:
     """Who gives way, last ones first, for the others to find their pages.
 
@@ -91,11 +91,11 @@ def _victims(
     """
     free, kept, victims, place = transaction.free, list(order), [], 0
     while place < min(decodes, len(kept)):
-        back, taken = transaction.exchange(kept[place], clock)
+        back, taken = transaction.exchange(kept[place], decode_step)
         free += back
         while free < (taken if asked is None else asked) and len(kept) > place:
             victims.append(kept.pop())
-            free += transaction.reclaimed(victims[-1], clock)
+            free += transaction.reclaimed(victims[-1], decode_step)
         free -= taken
         place += 1
     return tuple(victims)
@@ -113,7 +113,7 @@ class HybridVllmV1(_OverGroups, VllmV1):
         if transaction.free >= transaction.takes:
             return ()
         order = [*state.running, *(() if partial is None else (partial,))]
-        return _victims(order, state.width, transaction, state.clock)
+        return _victims(order, state.batch_size, transaction, state.decode_step)
 
     def _asked(self) -> int:
         return 0
@@ -128,15 +128,15 @@ class HybridVllmV1(_OverGroups, VllmV1):
 class HybridVllmSosp23(_OverGroups, VllmSosp23):
     """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """See ``VllmSosp23``; where not everybody finds what is asked for before anything comes back, one by one."""
-        if state.width and transaction.free - transaction.takes < transaction.groups:
+        if state.batch_size and transaction.free - transaction.takes < transaction.groups:
             return self._under_pressure(state, transaction)
         return super().schedule(state, transaction)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         order = sorted(state.running, key=attrgetter("order"))
-        preempted = _victims(order, len(order), transaction, state.clock, transaction.groups)
+        preempted = _victims(order, len(order), transaction, state.decode_step, transaction.groups)
         # What is free matters only where nobody gave way: nobody is admitted past who did.
         transaction.free -= transaction.need
         return preempted, ()
@@ -147,10 +147,10 @@ class HybridVllmV0(HybridVllmSosp23, VllmV0):
 
     admits_first = True
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """See ``VllmV0``."""
         if state.waiting:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
+                return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         return super().schedule(state, transaction)

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from ..memory.paged.paged import PagedTransaction
-from ..types.sequence import Plan, Sequence
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import blocks_of
@@ -36,28 +36,28 @@ class LightLLM(TrtllmMaxUtil):
     default_max_num_seqs = 1000
     default_block_size = 1
 
-    def _admit(self, state: State, transaction: PagedTransaction) -> Plan:
-        limits, running, clock = self.limits, state.width, state.clock
-        peaks = [(self._left(s, clock - s.start_clock), s.held_tokens(clock) + 1) for s in state.running]
+    def _admit(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        limits, running, decode_step = self.limits, state.batch_size, state.decode_step
+        peaks = [(self._left(s, decode_step - s.start_step), s.held_tokens(decode_step) + 1) for s in state.running]
         admitted: list[Sequence] = []
         tokens, budget = 0, limits.max_num_batched_tokens - running
         free = transaction.free - transaction.need
         for sequence in state.waiting:
             prefill = sequence.start_tokens
             if running == limits.max_num_seqs:
-                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
             if running and prefill > budget:
-                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
             peaks.append((self._left(sequence, 0), prefill))
             # With larger blocks what fits in slots may not fit in blocks.
             free -= transaction.blocks_of(prefill)
             if free < 0 or _peak(peaks) > transaction.memory.capacity_slots:
-                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=False, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, steady=False, wakes=False)
             running += 1
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(admitted=tuple(admitted), prefill_tokens=tokens)
+        return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens)
 
     def _left(self, sequence: Sequence, steps: int) -> int:
         """Tokens that the sequence is estimated to generate after this step, the first ``steps`` since its

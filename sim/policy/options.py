@@ -110,7 +110,7 @@ class ArenaOptions(BeamOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KvGroupOptions(Options):
-    """Of policies whose memory has KV groups: layers with a sliding window keep only what the window needs."""
+    """Of policies with KV groups in their memory: layers with a sliding window keep only what the window needs."""
 
     disable_hybrid_kv_cache_manager: Annotated[
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")

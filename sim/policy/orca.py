@@ -9,7 +9,7 @@ import numpy as np
 from ..memory.contiguous.contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction
 from ..memory.contiguous.copies import CopyingBuddyMemory, CopyingMemory
 from ..memory.contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.groups import seats
 from ..workload.workload import Workload
@@ -43,21 +43,21 @@ class OrcaPaper(Policy):
         """Tokens that the sequence reserves (R in the ledger's definitions)."""
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
-    def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+    def schedule(self, state: State, transaction: ContiguousTransaction) -> StepPlan:
         """The head of the queue and those behind it, up to the first that does not fit."""
         forked = tuple(sibling for group in state.forking for sibling in group.siblings)
         if not (state.waiting or forked or transaction.memory.searches):
             return CARRY_ON
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
-        decodes = running = tokens = state.width + len(forked)
+        decodes = running = tokens = state.batch_size + len(forked)
         steady, wakes = True, False
         for sequence in state.waiting:
             reserved, num_seqs = self.reserved_tokens(sequence), seats(sequence)
-            transaction.memory.look_up(sequence, state.clock)
+            transaction.memory.look_up(sequence, state.decode_step)
             if not transaction.fits(sequence, reserved, num_seqs):
                 transaction.refuse(reserved)
-                steady = steady and not transaction.memory.ripens(sequence, state.clock)
+                steady = steady and not transaction.memory.ripens(sequence, state.decode_step)
                 break
             prefill = sequence.start_tokens - sequence.computed_tokens
             if running and running + num_seqs > self.limits.max_num_seqs:
@@ -65,7 +65,7 @@ class OrcaPaper(Policy):
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + prefill > self.limits.max_num_batched_tokens:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                steady = steady and not admitted and not transaction.memory.ripens(sequence, state.clock)
+                steady = steady and not admitted and not transaction.memory.ripens(sequence, state.decode_step)
                 break
             transaction.place(sequence, reserved, num_seqs)
             running += num_seqs
@@ -75,7 +75,7 @@ class OrcaPaper(Policy):
             steady = steady and num_seqs == 1
         else:
             wakes = True
-        return Plan(
+        return StepPlan(
             admitted=tuple(admitted), prefill_tokens=tokens - decodes, steady=steady, wakes=wakes, forked=forked
         )
 

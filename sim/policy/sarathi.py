@@ -34,7 +34,7 @@ class Sarathi(VllmV1):
         return free > need - last_need
 
     def _spare(self, state: State, admitted: list[Sequence]) -> int:
-        return self.limits.watermark_blocks if state.width or admitted else 0
+        return self.limits.watermark_blocks if state.batch_size or admitted else 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which a running sequence could find no free block."""

@@ -11,7 +11,7 @@ from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransac
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.prefix import RadixTree
 from ..types.errors import SettingError
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
@@ -59,7 +59,7 @@ class SGLang(Policy):
     def __init__(self, limits: Limits, options: SGLangOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
         self._ratio = NewTokenRatio()
-        # Decode clock at which the batch was found full, and at which nothing ran.
+        # Decode step at which the batch was found full, and at which nothing ran.
         self._full_since: int | None = None
         self._idle_at = 0
         # Sequences that ran when the last prefill was planned, with those that it admitted.
@@ -77,12 +77,12 @@ class SGLang(Policy):
         kind = SlotRadixMemory if pool.ids else RadixMemory
         return kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes)
 
-    def schedule(self, state: State, transaction: RadixTransaction) -> Plan:
+    def schedule(self, state: State, transaction: RadixTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
-        if not state.width and not state.prefilling:
-            self._full_since, self._idle_at = None, state.clock
-            self._ratio.reset(state.clock)
-        elif state.width < self._started:
+        if not state.batch_size and not state.prefilling:
+            self._full_since, self._idle_at = None, state.decode_step
+            self._ratio.reset(state.decode_step)
+        elif state.batch_size < self._started:
             # Somebody finished with that prefill.
             self._full_since = None
         self._started = 0
@@ -96,7 +96,7 @@ class SGLang(Policy):
 
     def _is_full(self, state: State, transaction: RadixTransaction) -> bool:
         """Whether the queue is not to be looked at: nobody has finished, or nobody has decoded since."""
-        left = transaction.left_before(state.clock)
+        left = transaction.left_before(state.decode_step)
         return self._full_since is not None and not self._idle_at < left >= self._full_since
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
@@ -113,21 +113,21 @@ class SGLang(Policy):
                 found[sequence] = PUT_OFF
         return tuple(sorted(queue, key=found.__getitem__, reverse=True))
 
-    def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan | None:
+    def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan | None:
         """A step that prefills; None where nobody can, as the batch is full."""
         batch = PrefillBatch(transaction, self.limits, self._reserve(state, transaction))
         for sequence in state.prefilling:
             batch.go_on(sequence)
         for sequence in queue:
-            if state.width + len(batch) >= self.limits.max_num_seqs:
+            if state.batch_size + len(batch) >= self.limits.max_num_seqs:
                 batch.is_full = True
             if batch.is_full or not batch.add(sequence):
                 break
-        self._full_since = state.clock if batch.is_full else None
+        self._full_since = state.decode_step if batch.is_full else None
         if not batch:
             return None
-        self._started = state.width + len(batch.admitted)
-        return Plan(
+        self._started = state.batch_size + len(batch.admitted)
+        return StepPlan(
             tuple(batch.admitted),
             batch.tokens,
             steady=False,
@@ -138,43 +138,43 @@ class SGLang(Policy):
 
     def _reserve(self, state: State, transaction: RadixTransaction) -> int:
         """Slots kept for the outputs of those who run, in ``NewTokenRatio.UNIT``ths."""
-        clock, most, slots = state.clock, transaction.longest_tokens, 0
+        decode_step, most, slots = state.decode_step, transaction.longest_tokens, 0
         # A loop of its own, as it is run for everybody whenever the queue is looked at.
         for s in state.running:
             told = most - s.prompt_tokens
             if s.max_tokens < told:
                 told = s.max_tokens
-            left = told - s.generated_tokens + s.start_clock - clock
+            left = told - s.generated_tokens + s.start_step - decode_step
             slots += left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS
-        return slots * self._ratio.at(clock)
+        return slots * self._ratio.at(decode_step)
 
-    def _decode(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan:
+    def _decode(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
         """Who runs goes on, if need be at the expense of some."""
-        if transaction.room < state.width:
+        if transaction.room < state.batch_size:
             return self._retract(state, transaction, queue)
         if not state.waiting:
             return CARRY_ON
         # Once this step is over the batch is rid of who left just now, and is looked at again.
-        steady = transaction.left_before(state.clock + 1) < state.clock
-        return Plan(steady=steady, wakes=False, order=_order(state, queue))
+        steady = transaction.left_before(state.decode_step + 1) < state.decode_step
+        return StepPlan(steady=steady, wakes=False, order=_order(state, queue))
 
-    def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> Plan:
+    def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
         """Those who generated least give way until the others find their slots."""
-        clock = state.clock
-        generated = {s: s.generated_tokens + clock - s.start_clock for s in state.running}
+        decode_step = state.decode_step
+        generated = {s: s.generated_tokens + decode_step - s.start_step for s in state.running}
         kept = sorted(generated, key=lambda s: (generated[s], -s.prompt_tokens), reverse=True)
         retracted: list[Sequence] = []
         while transaction.room < len(kept) and len(kept) > 1:
-            transaction.retract(kept[-1], clock)
+            transaction.retract(kept[-1], decode_step)
             retracted.append(kept.pop())
         told = sum(transaction.told(sequence) for sequence in kept)
-        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), told, clock)
+        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), told, decode_step)
         self._full_since = None
-        return Plan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
+        return StepPlan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""
-        return memory.room // state.width
+        return memory.room // state.batch_size
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
@@ -269,7 +269,7 @@ class PrefillBatch:
 class NewTokenRatio:
     """The share of the outputs to come that is reserved, in ``UNIT``ths: whole numbers, so that nothing is rounded.
 
-    It follows from the decode clock: every decode lowers it, until it is reset or estimated anew.
+    It follows from the decode step: every decode lowers it, until it is reset or estimated anew.
     """
 
     UNIT = 300_000
@@ -279,16 +279,16 @@ class NewTokenRatio:
     def __init__(self) -> None:
         self._ratio, self._since = self.FIRST, 0
 
-    def at(self, clock: int) -> int:
-        """The ratio before step ``clock``."""
-        decodes = clock - self._since
+    def at(self, decode_step: int) -> int:
+        """The ratio before ``decode_step``."""
+        decodes = decode_step - self._since
         return max(self.LEAST, self._ratio - decodes * self.DECAY) if decodes else self._ratio
 
-    def reset(self, clock: int) -> None:
+    def reset(self, decode_step: int) -> None:
         """Begin anew."""
-        self._ratio, self._since = self.FIRST, clock
+        self._ratio, self._since = self.FIRST, decode_step
 
-    def estimate(self, generated: int, running: int, told: int, clock: int) -> None:
-        """What step ``clock``, which retracts, finds those who are left to need."""
+    def estimate(self, generated: int, running: int, told: int, decode_step: int) -> None:
+        """What ``decode_step``, which retracts, finds those who are left to need."""
         estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (told + 1)
-        self._ratio, self._since = min(self.UNIT, estimate), clock + 1
+        self._ratio, self._since = min(self.UNIT, estimate), decode_step + 1

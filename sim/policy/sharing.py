@@ -20,7 +20,7 @@ from ..memory.paged.dialogue import DialogueMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.paged.sharing import SharingMemory
 from ..types.errors import SettingError
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.groups import Group, leads, present, seats
 from ..workload.workload import Workload
@@ -64,7 +64,7 @@ class _Sharing(VllmSosp23):
                 turn += 1
                 continue
             victim = kept.pop()
-            blocks = memory.held_blocks(victim, state.clock)
+            blocks = memory.held_blocks(victim, state.decode_step)
             transaction.free += blocks
             if self._goes_to_host(victim, blocks, host_free, memory):
                 host_free -= blocks
@@ -101,7 +101,7 @@ class _Sharing(VllmSosp23):
         running: int,
         preempted: tuple[Sequence, ...],
         swapped_in: tuple[Sequence, ...],
-    ) -> Plan:
+    ) -> StepPlan:
         """Phase 3, group by group."""
         limits, memory, free = self.limits, transaction.memory, transaction.free
         admitted: list[Sequence] = []
@@ -111,14 +111,14 @@ class _Sharing(VllmSosp23):
             if preempted and leader.order > preempted[-1].order:
                 break
             members, num_seqs = present(leader), seats(leader)
-            memory.look_up(leader, state.clock)
+            memory.look_up(leader, state.decode_step)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
-                wakes, steady = False, steady and not memory.ripens(leader, state.clock)
+                wakes, steady = False, steady and not memory.ripens(leader, state.decode_step)
                 break
             if running and prefill > budget:
-                wakes, steady = False, steady and not admitted and not memory.ripens(leader, state.clock)
+                wakes, steady = False, steady and not admitted and not memory.ripens(leader, state.decode_step)
                 break
             memory.promise(leader)
             running += num_seqs
@@ -127,7 +127,7 @@ class _Sharing(VllmSosp23):
             admitted += members
             # It forks in the next step.
             steady = steady and num_seqs == 1
-        return Plan(
+        return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=tokens,
             preempted=preempted,
@@ -153,18 +153,20 @@ class _Sharing(VllmSosp23):
 class SharingSosp23(_Sharing):
     """``vllm-sosp23`` for requests of several sequences, or with a prefix that all share."""
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The three phases; siblings begin in the step after their leader's prefill."""
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if swapped_out:
-            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
-        running = state.width - len(preempted) + len(forked)
+            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
+        running = state.batch_size - len(preempted) + len(forked)
         swapped_in = self._swap_in(state, transaction, running)
         forked += _siblings_back(swapped_in)
         if len(swapped_in) < len(state.swapped):
-            return Plan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False, forked=forked)
-        running = state.width - len(preempted) + len(forked) + len(swapped_in)
+            return StepPlan(
+                preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False, forked=forked
+            )
+        running = state.batch_size - len(preempted) + len(forked) + len(swapped_in)
         plan = self._admit(state, transaction, running, preempted, swapped_in)
         return _or_carry_on(plan._replace(forked=forked), state, transaction)
 
@@ -172,31 +174,33 @@ class SharingSosp23(_Sharing):
 class SharingV0(_Sharing, VllmV0):
     """``vllm-v0`` for requests of several sequences, or with a prefix that all share."""
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes, and in which siblings begin."""
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
+                return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if preempted or swapped_out:
-            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
-        swapped_in = self._swap_in(state, transaction, state.width + len(forked))
+            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
+        swapped_in = self._swap_in(state, transaction, state.batch_size + len(forked))
         forked += _siblings_back(swapped_in)
-        ripens = bool(state.waiting) and transaction.memory.ripens(state.waiting[0], state.clock)
+        ripens = bool(state.waiting) and transaction.memory.ripens(state.waiting[0], state.decode_step)
         waits_on = len(swapped_in) < len(state.swapped) or not (swapped_in or ripens)
-        plan = Plan(swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked)
+        plan = StepPlan(
+            swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked
+        )
         return _or_carry_on(plan, state, transaction)
 
     def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
         limits, memory, free = self.limits, transaction.memory, transaction.free
-        running = state.width + sum(len(group.siblings) for group in state.forking)
+        running = state.batch_size + sum(len(group.siblings) for group in state.forking)
         admitted: list[Sequence] = []
         tokens = 0
         for leader in filter(leads, state.waiting):
             members, num_seqs = present(leader), seats(leader)
-            memory.look_up(leader, state.clock)
+            memory.look_up(leader, state.decode_step)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
@@ -217,7 +221,7 @@ def _most_seats(state: State) -> int:
 
 def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:
     """Blocks that a running group takes in the coming step, copies included."""
-    opens, group = transaction.needs_block(leader, state.clock), leader.group
+    opens, group = transaction.needs_block(leader, state.decode_step), leader.group
     if group is None:
         return opens
     if group in state.forking:
@@ -249,7 +253,7 @@ def _siblings_back(swapped_in: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
     return tuple(sibling for group in groups if group is not None and not group.forked for sibling in group.siblings)
 
 
-def _or_carry_on(plan: Plan, state: State, transaction: PagedTransaction) -> Plan:
+def _or_carry_on(plan: StepPlan, state: State, transaction: PagedTransaction) -> StepPlan:
     """``CARRY_ON`` where that is what a plan comes to; beams and copies are told of in every step."""
     idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
     memory = transaction.memory

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 
 from ..memory.contiguous.contiguous import BatchMemory, ContiguousTransaction
-from ..types.sequence import Plan, Sequence
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import Policy, Pool, Server, blocks_of
 
-_LET_IT_RUN = Plan(wakes=False)
+_LET_IT_RUN = StepPlan(wakes=False)
 #: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
 PAPER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 
@@ -39,7 +39,7 @@ class StaticBatching(Policy):
     def memory(self, pool: Pool) -> BatchMemory:
         return BatchMemory(pool.num_blocks, pool.block_size)
 
-    def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+    def schedule(self, state: State, transaction: ContiguousTransaction) -> StepPlan:
         """Nothing while a batch runs; then the next batch."""
         if state.running:
             return _LET_IT_RUN
@@ -50,12 +50,12 @@ class StaticBatching(Policy):
                 break
             batch.append(sequence)
         if not batch:
-            return Plan()
+            return StepPlan()
         tokens = min(self.reserved_tokens(batch), transaction.free_slots)
         for _ in batch:
             transaction.reserve(tokens)
         padded = max(sequence.prompt_tokens for sequence in batch)
-        return Plan(admitted=tuple(batch), prefill_tokens=padded * len(batch), padded_tokens=padded, wakes=False)
+        return StepPlan(admitted=tuple(batch), prefill_tokens=padded * len(batch), padded_tokens=padded, wakes=False)
 
     def reserved_tokens(self, batch: Ordered[Sequence]) -> int:
         """Tokens that each sequence of the batch reserves."""

@@ -9,7 +9,7 @@ import numpy as np
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.contiguous.contiguous import ContiguousTransaction
 from ..memory.paged.reserved import ReservedMemory
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import Limits, Policy, Pool, blocks_of
@@ -36,37 +36,37 @@ class Tgi(Policy):
 
     def __init__(self, limits: Limits, options: TgiOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        # Decode clock at the last prefill: decode steps since then are the clock's difference.
-        self._prefill_clock = 0
+        # Decode step at the last prefill: decode steps since then are the clock's difference.
+        self._prefill_step = 0
         # Whether that prefill paused somebody.
         self._has_paused = False
 
     def memory(self, pool: Pool) -> ReservedMemory:
         return ReservedMemory(pool.num_blocks, pool.block_size, pool.ids)
 
-    def schedule(self, state: State, transaction: ContiguousTransaction) -> Plan:
+    def schedule(self, state: State, transaction: ContiguousTransaction) -> StepPlan:
         """A batch that prefills, or a step that decodes."""
         if not state.waiting:
             return CARRY_ON
-        if self._has_paused and state.clock == self._prefill_clock:
+        if self._has_paused and state.decode_step == self._prefill_step:
             # Those who paused decode before the queue is looked at again.
-            return Plan(steady=False)
+            return StepPlan(steady=False)
         minimum = self._minimum(state)
         batch = self._batch(state, transaction) if len(state.waiting) >= minimum else []
         if len(batch) < max(1, minimum):
-            return Plan(wakes=len(state.waiting) < minimum)
-        self._prefill_clock, self._has_paused = state.clock, state.width > 0
+            return StepPlan(wakes=len(state.waiting) < minimum)
+        self._prefill_step, self._has_paused = state.decode_step, state.batch_size > 0
         for sequence in batch:
             transaction.reserve(self._reserved_tokens(sequence))
         tokens = sum(sequence.start_tokens for sequence in batch)
-        return Plan(admitted=tuple(batch), prefill_tokens=tokens, steady=False, pauses=True)
+        return StepPlan(admitted=tuple(batch), prefill_tokens=tokens, steady=False, pauses=True)
 
     def _minimum(self, state: State) -> int:
         """Requests that a batch must have to be taken."""
-        waited = 1 + state.clock - self._prefill_clock
-        if not state.width or waited >= self.options.max_waiting_tokens:
+        waited = 1 + state.decode_step - self._prefill_step
+        if not state.batch_size or waited >= self.options.max_waiting_tokens:
             return 0
-        return floor(state.width * self.options.waiting_served_ratio)
+        return floor(state.batch_size * self.options.waiting_served_ratio)
 
     def _batch(self, state: State, transaction: ContiguousTransaction) -> list[Sequence]:
         """Those at the head of the queue that fit."""
@@ -77,7 +77,7 @@ class Tgi(Policy):
             tokens += sequence.start_tokens
             free -= transaction.memory.slots_of(self._reserved_tokens(sequence))
             too_long = batch and tokens > limits.max_num_batched_tokens
-            if too_long or free < 0 or state.width + len(batch) == limits.max_num_seqs:
+            if too_long or free < 0 or state.batch_size + len(batch) == limits.max_num_seqs:
                 break
             batch.append(sequence)
         return batch
@@ -90,7 +90,7 @@ class Tgi(Policy):
         """While somebody waits, up to the step after which the queue is taken whatever its length."""
         if not state.waiting:
             return limit
-        left = self._prefill_clock + self.options.max_waiting_tokens - 1 - state.clock
+        left = self._prefill_step + self.options.max_waiting_tokens - 1 - state.decode_step
         return left if left > 0 else limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .base import Policy, Pool, blocks_of
@@ -28,14 +28,14 @@ class TrtllmNoEvict(Policy):
     def memory(self, pool: Pool) -> PagedMemory:
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The running, and those who wait up to the first that does not fit."""
         if not state.waiting:
             return CARRY_ON
         return self._admit(state, transaction)
 
-    def _admit(self, state: State, transaction: PagedTransaction) -> Plan:
-        limits, running = self.limits, state.width
+    def _admit(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        limits, running = self.limits, state.batch_size
         left = self._blocks_left(state, transaction)
         admitted: list[Sequence] = []
         tokens, budget = 0, limits.max_num_batched_tokens - running
@@ -43,15 +43,15 @@ class TrtllmNoEvict(Policy):
             prefill = sequence.start_tokens
             left -= transaction.blocks_of(self._asked_tokens(sequence))
             if left < 0 or running == limits.max_num_seqs:
-                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
             if running and prefill > budget:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                return Plan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
             running += 1
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(admitted=tuple(admitted), prefill_tokens=tokens)
+        return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens)
 
     def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
         """Blocks that no running sequence will ever take."""
@@ -81,11 +81,11 @@ class TrtllmMaxUtil(TrtllmNoEvict):
     name = "trtllm-max-util"
     reads_max_tokens = False
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The running, less those that must pause; else those who wait."""
         paused = self._victims(state, transaction)
         if paused:
-            return Plan(preempted=paused, steady=False, wakes=False)
+            return StepPlan(preempted=paused, steady=False, wakes=False)
         return super().schedule(state, transaction)
 
     def _victims(self, state: State, transaction: PagedTransaction) -> tuple[Sequence, ...]:
@@ -94,8 +94,8 @@ class TrtllmMaxUtil(TrtllmNoEvict):
         kept = list(state.running) if need > free else []
         while need > free:
             victim = kept.pop()
-            need -= transaction.needs_block(victim, state.clock)
-            free += transaction.blocks_of(victim.held_tokens(state.clock))
+            need -= transaction.needs_block(victim, state.decode_step)
+            free += transaction.blocks_of(victim.held_tokens(state.decode_step))
             paused.append(victim)
         return tuple(paused)
 

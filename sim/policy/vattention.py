@@ -98,6 +98,6 @@ class VAttention(VllmV0):
         """As for vllm-v0, and up to the step in which mapped pages change hands."""
         steps = super().horizon(state, memory, limit)
         if memory.cached_blocks:
-            return memory.steps_settled(state.clock, min(steps, limit))
+            return memory.steps_settled(state.decode_step, min(steps, limit))
         # Whoever finishes meanwhile leaves mapped pages; but nobody comes, and what grows grows from unmapped ones.
         return steps

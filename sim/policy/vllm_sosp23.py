@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import ClassVar
 
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .base import Policy, Pool
 from .options import Options, VllmV0Options
@@ -44,29 +44,29 @@ class VllmSosp23(Policy):
     def memory(self, pool: Pool) -> PagedMemory:
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The three phases; the first is taken at once where a block is left for everybody."""
         left = transaction.free - transaction.need
-        if left <= 0 and state.width:
+        if left <= 0 and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free = left
         if state.swapped:
             return self._go_on(state, transaction, ())
-        return self._admit(state, transaction, state.width, (), ()) if state.waiting else CARRY_ON
+        return self._admit(state, transaction, state.batch_size, (), ()) if state.waiting else CARRY_ON
 
-    def _under_pressure(self, state: State, transaction: PagedTransaction) -> Plan:
+    def _under_pressure(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The three phases where the pool runs dry."""
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
-            return Plan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
+            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
         return self._go_on(state, transaction, preempted)
 
-    def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> Plan:
+    def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
         """Phases 2 and 3, where nothing was swapped out."""
-        running = state.width - len(preempted)
+        running = state.batch_size - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)
         if len(swapped_in) < len(state.swapped):
-            return Plan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False)
+            return StepPlan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False)
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
@@ -80,12 +80,12 @@ class VllmSosp23(Policy):
         swapped_out: list[Sequence] = []
         need, host_free = transaction.need, transaction.memory.host_free
         while kept:
-            own = transaction.needs_block(kept[-1], state.clock)
+            own = transaction.needs_block(kept[-1], state.decode_step)
             if transaction.free > need - own:
                 break
             victim = kept.pop()
             need -= own
-            blocks = transaction.blocks_of(victim.held_tokens(state.clock))
+            blocks = transaction.blocks_of(victim.held_tokens(state.decode_step))
             transaction.free += blocks
             if self._swaps(blocks, host_free, transaction.memory.num_blocks):
                 host_free -= blocks
@@ -119,7 +119,7 @@ class VllmSosp23(Policy):
         running: int,
         preempted: tuple[Sequence, ...],
         swapped_in: tuple[Sequence, ...],
-    ) -> Plan:
+    ) -> StepPlan:
         """Phase 3, and with it the plan."""
         limits, size, groups, free = self.limits, transaction.block_size, transaction.groups, transaction.free
         admitted: list[Sequence] = []
@@ -142,7 +142,7 @@ class VllmSosp23(Policy):
             tokens += prefill
             budget -= prefill
             admitted.append(sequence)
-        return Plan(
+        return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=tokens,
             preempted=preempted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..memory.paged.paged import PagedTransaction
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .vllm_sosp23 import VllmSosp23
 
@@ -22,34 +22,34 @@ class VllmV0(VllmSosp23):
     preempted_first = True
     default_max_num_seqs = 256
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return Plan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
+                return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
         left = transaction.free - transaction.need
-        if left <= 0 and state.width:
+        if left <= 0 and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free = left
         return self._decode(state, transaction, ())
 
-    def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> Plan:
+    def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
         """The running go on; the swapped come back unless somebody was preempted."""
         if preempted:
-            return Plan(preempted=preempted, steady=False, wakes=False)
-        swapped_in = self._swap_in(state, transaction, state.width)
+            return StepPlan(preempted=preempted, steady=False, wakes=False)
+        swapped_in = self._swap_in(state, transaction, state.batch_size)
         if not swapped_in and not state.swapped and not state.waiting:
             return CARRY_ON
         # With nobody left on the host, those who wait may be admitted in the next step.
         waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
-        return Plan(swapped_in=swapped_in, steady=waits_on, wakes=False)
+        return StepPlan(swapped_in=swapped_in, steady=waits_on, wakes=False)
 
     _go_on = _decode
 
     def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
         """Who is admitted, and their tokens."""
-        limits, free, running, tokens = self.limits, transaction.free, state.width, 0
+        limits, free, running, tokens = self.limits, transaction.free, state.batch_size, 0
         admitted: list[Sequence] = []
         for sequence in state.waiting:
             prefill = sequence.start_tokens

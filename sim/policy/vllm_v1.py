@@ -10,7 +10,7 @@ from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.prefix import BlockNames
 from ..types.errors import SettingError
-from ..types.sequence import CARRY_ON, Plan, Sequence
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .base import Limits, Policy, Pool
 from .options import KvGroupOptions, Options
@@ -51,14 +51,14 @@ class VllmV1(Policy):
             return CachedMemory(usable, pool.block_size, BlockNames(pool.token_runs, pool.block_size))
         return ChunkedMemory(usable, pool.block_size, ids=pool.ids)
 
-    def schedule(self, state: State, transaction: PagedTransaction) -> Plan:
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The running, the prefill that goes on, those who wait."""
         partial = next(iter(state.prefilling), None)
         preempted = self._victims(state, transaction, partial)
         if preempted:
-            return Plan(preempted=preempted, steady=False, wakes=False)
+            return StepPlan(preempted=preempted, steady=False, wakes=False)
         transaction.free -= transaction.need
-        budget = self.limits.max_num_batched_tokens - state.width
+        budget = self.limits.max_num_batched_tokens - state.batch_size
         if partial is not None:
             return self._go_on(state, transaction, budget, partial)
         return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
@@ -71,16 +71,16 @@ class VllmV1(Policy):
         preempted: list[Sequence] = []
         kept = list(state.running)
         while kept:
-            own = transaction.needs_block(kept[-1], state.clock)
+            own = transaction.needs_block(kept[-1], state.decode_step)
             if self._suffices(free, need, own):
                 break
             if partial is not None:
-                free += transaction.reclaimed(partial, state.clock)
+                free += transaction.reclaimed(partial, state.decode_step)
                 preempted.append(partial)
                 partial = None
                 continue
             need -= own
-            free += transaction.reclaimed(kept[-1], state.clock)
+            free += transaction.reclaimed(kept[-1], state.decode_step)
             preempted.append(kept.pop())
         return tuple(preempted)
 
@@ -88,25 +88,25 @@ class VllmV1(Policy):
         """Whether the decodes find what they ask for, the last of whom needs ``last_need`` of the blocks."""
         return need <= free
 
-    def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> Plan:
+    def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> StepPlan:
         """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
         blocks = transaction.chunk_blocks(partial, tokens)
         if blocks > transaction.free:
-            return Plan(preempted=(partial,), steady=False, wakes=False)
+            return StepPlan(preempted=(partial,), steady=False, wakes=False)
         transaction.free -= blocks
         transaction.extend(partial, partial.computed_tokens + tokens)
         if partial.computed_tokens + tokens < partial.start_tokens:
-            return Plan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
+            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget, [partial], [tokens])
 
     def _admit(
         self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
-    ) -> Plan:
+    ) -> StepPlan:
         """Those who wait; with the prefill that ended, if one did, and its tokens."""
         limits, free, wakes, steady = self.limits, transaction.free, True, True
         chunks: tuple[tuple[Sequence, int], ...] = ()
-        seats = limits.max_num_seqs - state.width - len(state.stalled) - len(admitted)
+        seats = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
             if not budget:
@@ -125,7 +125,7 @@ class VllmV1(Policy):
             free -= blocks
             budget -= left
             admitted.append(sequence)
-        return Plan(admitted=tuple(admitted), prefill_tokens=sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
+        return StepPlan(admitted=tuple(admitted), prefill_tokens=sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
 
     def _spare(self, state: State, admitted: list[Sequence]) -> int:
         """Blocks that an admission must leave free."""

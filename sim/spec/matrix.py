@@ -62,7 +62,7 @@ class Quantization:
         bits: Of a value.
         group: Inputs that share a scale; 0 where all inputs of an output do.
         scale_bits, zero_bits: Of what a group has beside its values.
-        experts_only: Whether everything but the experts stays 16 bit.
+        experts_only: Whether everything but the experts stays at 16 bit.
     """
 
     bits: int

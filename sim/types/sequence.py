@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ..memory.contiguous.contiguous import Grant
     from ..workload.groups import Group
 
-#: What a stay on the device starts with: a first prefill, one that computes again what was lost, a
+#: What a residency on the device starts with: a first prefill, one that computes again what was lost, a
 #: return from the host, or a fork of a sibling that has been prefilled.
 FRESH, RECOMPUTED, SWAPPED_IN, FORKED = 0, 1, 2, 3
 #: In place of a step: before all, the one before the first included.
@@ -19,7 +19,7 @@ class Sequence:
     """One sequence of a request: what is asked, and where it stands.
 
     Decoding is lockstep: while a sequence runs it gains one token a step. So nothing is counted
-    up here; all follows from the decode clock (steps begun since the run started).
+    up here; all follows from the decode step (steps begun since the run started).
 
     Attributes:
         index: Row of the sequence in the workload.
@@ -32,21 +32,21 @@ class Sequence:
             earlier chunks.
         lost_tokens: Tokens whose KV was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
-        start_clock: Decode clock of the step in which its last prefill ended, or ``NOT_DECODING``.
+        start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
         kind: What its next (or last) stay starts with, as the ledger names it.
-        lag: ``start_tokens - start_clock``, so that the tokens computed, with those of step ``clock``,
+        lag: ``start_tokens - start_step``, so that the tokens computed, with those of ``decode_step``,
             are ``clock + lag``.
-        finish_clock: Decode clock at which its last token is out.
+        finish_step: Decode step at which its last token is out.
         grant: What a memory of reservations gave it; other memories set none.
         group: The sequences of one request that share its prompt, where there are several, else None.
     """
 
     __slots__ = (
-        "computed_tokens", "finish_clock", "generated_tokens", "grant", "group", "index", "kind", "lag",
-        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_clock", "start_tokens",
+        "computed_tokens", "finish_step", "generated_tokens", "grant", "group", "index", "kind", "lag",
+        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens",
     )  # fmt: skip
     # Set when it starts, and by the memory.
-    finish_clock: int
+    finish_step: int
     lag: int
     grant: Grant
 
@@ -56,7 +56,7 @@ class Sequence:
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
         self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
-        self.start_clock = NOT_DECODING
+        self.start_step = NOT_DECODING
         self.kind = FRESH
         self.group: Group | None = None
 
@@ -65,12 +65,12 @@ class Sequence:
         """Prompt and true output together (F in the ledger's definitions)."""
         return self.prompt_tokens + self.output_tokens
 
-    def held_tokens(self, clock: int) -> int:
-        """Tokens with KV before step ``clock`` computes its own."""
-        return clock - 1 + self.lag
+    def held_tokens(self, decode_step: int) -> int:
+        """Tokens with KV before ``decode_step`` computes its own."""
+        return decode_step - 1 + self.lag
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
     Who handles one in every step unpacks it, which is quicker than to ask a tuple for names.
@@ -110,4 +110,4 @@ class Plan(NamedTuple):
 
 
 #: Everything that runs goes on, nobody waits: the commonest decision, made once.
-CARRY_ON = Plan()
+CARRY_ON = StepPlan()

@@ -1,4 +1,4 @@
-"""Who waits, who runs and where the decode clock stands: what policies look at."""
+"""Who waits, who runs and where the decode step stands: what policies look at."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class State:
-    """The scheduler's queues over the decode clock.
+    """The scheduler's queues over the decode step.
 
     The clock counts steps. A running sequence gains one token a step, so the tokens computed by
-    all of them in step ``clock`` are ``width * clock + lag_sum``, and the step after which each
+    all of them in ``decode_step`` are ``width * clock + lag_sum``, and the step after which each
     finishes is known when it is admitted: finishes wait in a calendar, a heap by finish clock.
 
     Args:
@@ -38,8 +38,8 @@ class State:
     """
 
     __slots__ = (
-        "_preempted_first", "calendar", "clock", "lag_sum", "prefilling", "running", "stalled", "swapped",
-        "waiting", "width",
+        "_preempted_first", "calendar", "decode_step", "lag_sum", "prefilling", "running", "stalled", "swapped",
+        "waiting", "batch_size",
     )  # fmt: skip
     forking: Iterable[Group] = ()
     #: Whether sequences may have siblings.
@@ -47,7 +47,7 @@ class State:
 
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first
-        self.clock = self.width = self.lag_sum = 0
+        self.decode_step = self.batch_size = self.lag_sum = 0
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
         self.prefilling: dict[Sequence, None] = {}
@@ -62,25 +62,25 @@ class State:
             self.prefilling[sequence] = None
         sequence.computed_tokens += tokens
 
-    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
-        """A sequence has all its tokens computed once step ``clock`` is over, and decodes from then on."""
-        sequence.start_clock = clock
-        sequence.lag = lag = (padded_tokens or sequence.start_tokens) - clock
-        sequence.finish_clock = finish = clock + sequence.output_tokens - sequence.generated_tokens
-        self.width += 1
+    def start(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0) -> None:
+        """A sequence has all its tokens computed once ``decode_step`` is over, and decodes from then on."""
+        sequence.start_step = decode_step
+        sequence.lag = lag = (padded_tokens or sequence.start_tokens) - decode_step
+        sequence.finish_step = finish = decode_step + sequence.output_tokens - sequence.generated_tokens
+        self.batch_size += 1
         self.lag_sum += lag
         self.running[sequence] = None
         heappush(self.calendar, (finish, sequence.order, sequence))
 
-    def fork(self, sibling: Sequence, clock: int) -> None:
-        """A sibling decodes from step ``clock`` on.
+    def fork(self, sibling: Sequence, decode_step: int) -> None:
+        """A sibling decodes from ``decode_step`` on.
 
         Raises:
             SimulationFault: Sequences are alone here; see ``GroupState``.
         """
         raise SimulationFault(f"sequence {sibling.index} is to fork where sequences have no siblings")
 
-    def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+    def preempt(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """Sequences go back to waiting, or to the host."""
         for sequence in preempted + swapped_out:
             if sequence in self.running:
@@ -117,40 +117,40 @@ class State:
         self.stalled[sequence] = None
 
     def _stop(self, sequence: Sequence) -> None:
-        self.width -= 1
+        self.batch_size -= 1
         self.lag_sum -= sequence.lag
         del self.running[sequence]
-        self.calendar.remove((sequence.finish_clock, sequence.order, sequence))
+        self.calendar.remove((sequence.finish_step, sequence.order, sequence))
         sequence.kind = RECOMPUTED
-        sequence.lost_tokens = sequence.held_tokens(self.clock)
-        sequence.generated_tokens += self.clock - sequence.start_clock
+        sequence.lost_tokens = sequence.held_tokens(self.decode_step)
+        sequence.generated_tokens += self.decode_step - sequence.start_step
         sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
-        sequence.start_clock = NOT_DECODING
+        sequence.start_step = NOT_DECODING
 
     def take_finished(self) -> list[Sequence]:
         """The sequences whose last token is out leave, in order of arrival."""
         finished: list[Sequence] = []
-        calendar, clock, running = self.calendar, self.clock, self.running
-        while calendar and calendar[0][0] == clock:
+        calendar, decode_step, running = self.calendar, self.decode_step, self.running
+        while calendar and calendar[0][0] == decode_step:
             _, _, sequence = heappop(calendar)
             del running[sequence]
             self.lag_sum -= sequence.lag
             finished.append(sequence)
-        self.width -= len(finished)
+        self.batch_size -= len(finished)
         return finished
 
     def take_ended(self) -> list[Sequence]:
         """As ``take_finished`` for a static batch, whose sequences leave when the last one is done.
 
-        Those that end early stay in ``running`` and in the width: their rows are still computed.
+        Those that end early stay in ``running`` and in the batch size: their rows are still computed.
         """
         ended: list[Sequence] = []
         calendar = self.calendar
-        while calendar and calendar[0][0] == self.clock:
+        while calendar and calendar[0][0] == self.decode_step:
             ended.append(heappop(calendar)[2])
         if not calendar:
             self.running.clear()
-            self.width = self.lag_sum = 0
+            self.batch_size = self.lag_sum = 0
         return ended
 
 

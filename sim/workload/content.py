@@ -122,7 +122,7 @@ class Tokens(Protocol):
 
 
 class PromptSource(Protocol):
-    """Requests whose prompts may be known: a workload, or what a router sends to one replica."""
+    """Requests with prompts that may be known: a workload, or what a router sends to one replica."""
 
     @property
     def may_share_prefixes(self) -> bool:

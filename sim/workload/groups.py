@@ -131,19 +131,19 @@ class GroupState(State):
         self._block_size, self._prefix_tokens = block_size, prefix_tokens
         self.forking: dict[Group, None] = {}
 
-    def start(self, sequence: Sequence, clock: int, padded_tokens: int = 0) -> None:
+    def start(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0) -> None:
         """See ``State``; a leader with more than one token to come forks as soon as it can."""
-        super().start(sequence, clock, padded_tokens)
+        super().start(sequence, decode_step, padded_tokens)
         group = sequence.group
-        if group is not None and not group.forked and sequence.finish_clock > clock + 1:
+        if group is not None and not group.forked and sequence.finish_step > decode_step + 1:
             self.forking[group] = None
 
-    def fork(self, sibling: Sequence, clock: int) -> None:
-        """A sibling decodes from step ``clock`` on; it has the leader's prompt, and a first token of its own."""
+    def fork(self, sibling: Sequence, decode_step: int) -> None:
+        """A sibling decodes from ``decode_step`` on; it has the leader's prompt, and a first token of its own."""
         self._begin(sibling)
         sibling.kind = FORKED
         sibling.computed_tokens = sibling.prompt_tokens
-        self.start(sibling, clock)
+        self.start(sibling, decode_step)
 
     def _begin(self, sibling: Sequence) -> None:
         """A sibling has its first token, drawn where the leader's prefill ended."""
@@ -153,11 +153,11 @@ class GroupState(State):
         sibling.generated_tokens = 1
         sibling.start_tokens = sibling.prompt_tokens + 1
 
-    def push_out(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
+    def preempt(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...]) -> None:
         """See ``State``; siblings that had not begun wait from now on beside a leader that is computed again."""
         groups = [sequence.group for sequence in preempted]
         unforked = [group for group in groups if group is not None and not group.forked]
-        super().push_out(preempted, swapped_out)
+        super().preempt(preempted, swapped_out)
         for sequence in preempted + swapped_out:
             if sequence.group is not None:
                 self.forking.pop(sequence.group, None)

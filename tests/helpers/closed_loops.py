@@ -66,7 +66,7 @@ def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
         ready.remove(user)
         assert tick == max(user[0], arrivals[row])
         idle += tick - user[1]
-    return idle + sum(run.book.end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
+    return idle + sum(run.log.end_ticks - since for _, since in [*ready, *((then, done) for done, then in answers)])
 
 
 def check_replayed(run: Run, work: Workload, cost: object) -> None:

@@ -112,7 +112,7 @@ def watched() -> Iterator[list[Watch]]:
     clocks: list[Watch] = []
     begin = RoutedEngine.__init__
 
-    def clock(initial_time: int) -> Watch:
+    def decode_step(initial_time: int) -> Watch:
         clocks.append(Watch(initial_time))
         return clocks[-1]
 
@@ -121,7 +121,7 @@ def watched() -> Iterator[list[Watch]]:
         env.engines.append(engine)
 
     with (
-        mock.patch.object(fleet.simpy, "Environment", clock),
+        mock.patch.object(fleet.simpy, "Environment", decode_step),
         mock.patch.object(RoutedEngine, "__init__", registered),
     ):
         yield clocks

@@ -107,7 +107,7 @@ class StepRow(NamedTuple):
     start_ticks: int
     ticks: int
     steps: int
-    width: int
+    batch_size: int
     growing: int
     decodes: int
     prefill_tokens: int
@@ -116,15 +116,15 @@ class StepRow(NamedTuple):
 
 def steps_of(run: Run) -> list[StepRow]:
     """Every step that a run leapt over or took, in plain integers."""
-    rows = run.book.rows
+    rows = run.log.rows
     names = ("start_ticks", "steps", "first_ticks", "next_ticks", "slope_ticks", *StepRow._fields[3:])
     expanded: list[StepRow] = []
-    for start, steps, ticks, later, slope, width, growing, *first in zip(*(rows[n].tolist() for n in names)):
-        expanded.append(StepRow(start, ticks, min(steps, 1), width, growing, *first))
+    for start, steps, ticks, later, slope, batch_size, growing, *first in zip(*(rows[n].tolist() for n in names)):
+        expanded.append(StepRow(start, ticks, min(steps, 1), batch_size, growing, *first))
         for step in range(1, steps):
             start += ticks
             ticks = later + slope * (step - 1)
-            expanded.append(StepRow(start, ticks, 1, width, growing, width, 0, 0))
+            expanded.append(StepRow(start, ticks, 1, batch_size, growing, batch_size, 0, 0))
     return expanded
 
 
@@ -136,15 +136,17 @@ def buckets_at_rows(run: Run) -> list[dict[str, int]]:
 
 
 def stays_of(run: Run) -> list[tuple[int, ...]]:
-    """(start clock, request, tokens computed in it or before, tokens generated before, kind) of every stay."""
-    stays = run.book.stays
-    return [*zip(*(stays[n].tolist() for n in ("start_clock", "index", "tokens", "generated_tokens", "kind")))]
+    """(start clock, request, tokens computed in it or before, tokens generated before, kind) of every residency."""
+    residencies = run.log.residencies
+    return [*zip(*(residencies[n].tolist() for n in ("start_step", "index", "tokens", "generated_tokens", "kind")))]
 
 
 def cuts_of(run: Run) -> list[tuple[int, int, int]]:
-    """(clock, request, whether swapped out) of every stay that was cut short."""
-    cuts, index = run.book.cuts, run.book.stays["index"]
-    return [*zip(cuts["clock"].tolist(), index[cuts["stay"]].tolist(), cuts["swapped"].tolist())]
+    """(clock, request, whether swapped out) of every residency that was cut short."""
+    evictions, index = run.log.evictions, run.log.residencies["index"]
+    return [
+        *zip(evictions["decode_step"].tolist(), index[evictions["residency"]].tolist(), evictions["swapped"].tolist())
+    ]
 
 
 def times_of(run: Run) -> dict[int, tuple[int, ...]]:

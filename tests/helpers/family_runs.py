@@ -73,8 +73,8 @@ class RowSlots(NamedTuple):
 
     start_ticks: int
     ticks: int
-    clock: int | None
-    width: int
+    decode_step: int | None
+    batch_size: int
     prefill_tokens: int
     move_ticks: int
     live: int
@@ -135,14 +135,14 @@ def outcome_of(case: FamilyCase) -> FamilyOutcome:
 
 def rows_of(run: Run) -> list[RowSlots]:
     """The rows of a run that took every step by itself."""
-    rows, ran = run.book.rows, run.book.rows["steps"] > 0
-    clock = [clock if runs else None for clock, runs in zip(run.book.row_clock.tolist(), ran.tolist())]
-    names = ("width", "prefill_tokens", "swap_ticks", "live", "held", "saved")
+    rows, ran = run.log.rows, run.log.rows["steps"] > 0
+    decode_step = [decode_step if runs else None for decode_step, runs in zip(run.log.row_step.tolist(), ran.tolist())]
+    names = ("batch_size", "prefill_tokens", "swap_ticks", "live", "held", "saved")
     columns = (column.tolist() for column in (*(rows[name] for name in names), run.accounts.at_rows()["cached"]))
     ticks = (rows[name].tolist() for name in ("start_ticks", "ticks"))
     # A step that takes no time has no say in what the host holds.
     held = np.where(rows["ticks"] > 0, host_held_at_rows(run), 0).tolist()
-    return [RowSlots(*row) for row in zip(*ticks, clock, *columns, held)]
+    return [RowSlots(*row) for row in zip(*ticks, decode_step, *columns, held)]
 
 
 def row_of(step: FamilyStep) -> RowSlots:
@@ -157,10 +157,10 @@ def same(case: FamilyCase) -> FamilyOutcome:
     stepped = run_of(case, leap=False)
     for mine, theirs in zip(outcome.steps, rows_of(stepped)):
         assert row_of(mine) == theirs
-    assert len(outcome.steps) == len(stepped.book.rows["steps"])
+    assert len(outcome.steps) == len(stepped.log.rows["steps"])
     for run in (stepped, run_of(case, leap=True)):
-        assert sorted(stays_of(run)) == outcome.stays
-        assert sorted(cuts_of(run)) == outcome.cuts
+        assert sorted(stays_of(run)) == outcome.residencies
+        assert sorted(cuts_of(run)) == outcome.evictions
         assert times_of(run) == outcome.times
     return outcome
 

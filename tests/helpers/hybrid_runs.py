@@ -72,9 +72,9 @@ def serve(policy: str, hybrid: HybridCase, window: tuple[int, int] | None = None
 
 def group_buckets_at_rows(run: Run) -> list[list[dict[str, int]]]:
     """The ledger of each group in the first step of every row, without what is free; the full groups first."""
-    groups, rows = run.book.groups, []
+    groups, rows = run.log.groups, []
     for kind, number in ((PageGroups(1, 0), groups.full), (PageGroups(0, 1), groups.sliding)):
-        columns = {name: column.tolist() for name, column in Accounts(run.book, kind).at_rows().items()}
+        columns = {name: column.tolist() for name, column in Accounts(run.log, kind).at_rows().items()}
         columns["free"] = [0] * len(columns["free"])
         rows += [[dict(zip(BUCKETS, values)) for values in zip(*(columns[name] for name in BUCKETS))]] * number
     return [list(row) for row in zip(*rows)]

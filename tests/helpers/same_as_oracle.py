@@ -57,9 +57,9 @@ def same(policy: str, case: Case) -> Outcome:
 
 def told(run: Run) -> tuple:
     """Whatever is held to the oracle, but for the ledger where a leap begins: alike to the bit, stepping or leaping."""
-    gaps, done, window = Gaps.of(run.book), work(run.book), run.accounts.window()
+    gaps, done, window = Gaps.of(run.log), work(run.log), run.accounts.window()
     return (
-        steps_of(run), stays_of(run), cuts_of(run), run.book.stay_end.tolist(), times_of(run), run.refused.tolist(),
+        steps_of(run), stays_of(run), cuts_of(run), run.log.residency_end.tolist(), times_of(run), run.refused.tolist(),
         (window.start_ticks, window.end_ticks, window.num_steps, window.batch_steps),
         (window.slot_steps, window.slot_ticks), (done.tokens, done.ticks), run.accounts.external_fragmentation(),
         gaps.number and (gaps.number, gaps.mean_ms(), gaps.std_ms(), gaps.percentile_ms(50), gaps.percentile_ms(99)),
@@ -75,28 +75,30 @@ def same_steps(run, outcome: Outcome, calls: list[tuple[int, ...]]) -> None:
     assert [(s.decodes, s.prefill_tokens) for s in ran] == [(decodes, prefill) for decodes, _, prefill, _ in calls]
     tokens = Counter(tick for request in outcome.requests for tick in request["token_ticks"])
     assert [s.growing for s in ran] == [tokens[s.start_ticks + s.ticks] for s in ran]
-    assert [s.width for s in steps] == [len(step.running) for step in outcome.steps]
+    assert [s.batch_size for s in steps] == [len(step.running) for step in outcome.steps]
 
 
 def same_decisions(run, outcome: Outcome, case: Case) -> None:
     """Who came and went, when, why and with how many tokens, in the same order."""
-    stays, cuts, clock = [], [], 0
+    residencies, evictions, decode_step = [], [], 0
     for step in outcome.steps:
         generated = {i: sum(t <= step.start_ticks for t in r["token_ticks"]) for i, r in enumerate(outcome.requests)}
         for i in step.swapped_in:
-            stays.append((clock, i, case.requests[i].prompt_tokens + generated[i], generated[i], SWAPPED_IN))
+            residencies.append(
+                (decode_step, i, case.requests[i].prompt_tokens + generated[i], generated[i], SWAPPED_IN)
+            )
         for i, _ in step.prefilled:
             tokens = case.requests[i].prompt_tokens + generated[i]
-            stays.append((clock, i, tokens, generated[i], RECOMPUTED if generated[i] else FRESH))
+            residencies.append((decode_step, i, tokens, generated[i], RECOMPUTED if generated[i] else FRESH))
         recomputed = [i for i in step.preempted if i not in step.swapped_out]
-        cuts += [(clock, i, 0) for i in recomputed] + [(clock, i, 1) for i in step.swapped_out]
-        clock += bool(step.running)
-    assert stays_of(run) == stays
-    assert cuts_of(run) == cuts
+        evictions += [(decode_step, i, 0) for i in recomputed] + [(decode_step, i, 1) for i in step.swapped_out]
+        decode_step += bool(step.running)
+    assert stays_of(run) == residencies
+    assert cuts_of(run) == evictions
 
 
 def same_requests(run, outcome: Outcome) -> None:
-    """Refusals, and the times of all others; a token comes out at the end of every step of a stay."""
+    """Refusals, and the times of all others; a token comes out at the end of every step of a residency."""
     assert run.refused.tolist() == [request["refused"] is not None for request in outcome.requests]
     times = times_of(run)
     assert {i: (*t[:3], t[3] + t[4]) for i, t in times.items()} == {
@@ -106,7 +108,7 @@ def same_requests(run, outcome: Outcome) -> None:
     }
     ends = [step.start_ticks + step.ticks for step in steps_of(run) if step.steps]
     tokens = {i: [] for i in range(len(outcome.requests))}
-    for (start, index, *_), end in zip(stays_of(run), run.book.stay_end.tolist()):
+    for (start, index, *_), end in zip(stays_of(run), run.log.residency_end.tolist()):
         tokens[index] += ends[start:end]
     assert [*tokens.values()] == [request["token_ticks"] for request in outcome.requests]
 
@@ -120,12 +122,12 @@ def same_sums(run, outcome: Outcome) -> None:
     assert window.slot_steps == {name: sum(step.buckets[name] for step in ran) for name in BUCKETS}
     end = max((step.start_ticks + step.ticks for step in steps), default=window.end_ticks)
     assert (window.start_ticks, window.end_ticks) == (0, end)
-    assert window.slot_ticks == clipped(outcome, run.book.capacity_slots, 0, end)
+    assert window.slot_ticks == clipped(outcome, run.log.capacity_slots, 0, end)
 
 
 def same_gaps(run, outcome: Outcome) -> None:
     """Inter-token latency: the gaps between the oracle's tokens, pooled."""
-    gaps = Gaps.of(run.book)
+    gaps = Gaps.of(run.log)
     pooled = [float(gap) for request in outcome.requests for gap in np.diff(request["token_ticks"])]
     assert gaps.number == len(pooled)
     if pooled:
@@ -137,15 +139,15 @@ def same_gaps(run, outcome: Outcome) -> None:
 
 def same_work(run, outcome: Outcome, case: Case, calls: list[tuple[int, ...]]) -> None:
     """The time ledger: of every request F - 1 tokens are useful, and all others were computed twice or for nothing."""
-    done, steps = work(run.book), outcome.steps
+    done, steps = work(run.log), outcome.steps
     served = [asked for result, asked in zip(outcome.requests, case.requests) if result["refused"] is None]
     assert done.tokens["useful"] == sum(asked.prompt_tokens + asked.output_tokens - 1 for asked in served)
     assert sum(done.tokens.values()) == sum(decodes + prefill for decodes, _, prefill, _ in calls)
-    assert done.tokens["recomputed" if run.book.together else "padding"] == 0
-    assert done.ticks["idle"] == run.book.end_ticks - sum(step.ticks for step in steps)
+    assert done.tokens["recomputed" if run.log.together else "padding"] == 0
+    assert done.ticks["idle"] == run.log.end_ticks - sum(step.ticks for step in steps)
     computing = sum(case.cost.step_ticks(*arguments) for arguments in calls)
     assert done.ticks["swapping"] == sum(step.ticks for step in steps) - computing
-    assert sum(done.ticks.values()) == run.book.end_ticks
+    assert sum(done.ticks.values()) == run.log.end_ticks
     assert min(done.ticks.values()) >= 0 and min(done.tokens.values()) >= 0
 
 
@@ -155,7 +157,7 @@ def same_fragmentation(run, outcome: Outcome) -> None:
     for step in outcome.steps:
         free = sum(blocks for _, blocks in step.free_chunks or ())
         indices.append(1 - step.largest_free_run_blocks / free if free else 0.0)
-    over_time = sum(index * step.ticks for index, step in zip(indices, outcome.steps)) / max(1, run.book.end_ticks)
+    over_time = sum(index * step.ticks for index, step in zip(indices, outcome.steps)) / max(1, run.log.end_ticks)
     over_steps = sum(indices) / max(1, len(outcome.steps))
     assert run.accounts.external_fragmentation() == pytest.approx((over_steps, over_time))
 
@@ -171,6 +173,6 @@ def clipped(outcome: Outcome, slots: int, start: int, end: int) -> dict[str, int
 def same_row_starts(run, outcome: Outcome) -> None:
     """The ledger over time, where a leap begins."""
     by_start = {(step.start_ticks, bool(step.running)): step.buckets for step in outcome.steps}
-    rows = run.book.rows
+    rows = run.log.rows
     keys = zip(rows["start_ticks"].tolist(), (rows["steps"] > 0).tolist())
     assert buckets_at_rows(run) == [by_start[key] for key in keys]

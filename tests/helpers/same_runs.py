@@ -10,7 +10,7 @@ from fragmeter.sim.metrics.summary import summary
 
 def same(leapt: Run, stepped: Run) -> None:
     """Everything that the two runs say is equal, to the last tick."""
-    assert leapt.book.end_ticks == stepped.book.end_ticks
+    assert leapt.log.end_ticks == stepped.log.end_ticks
     assert steps_of(leapt) == steps_of(stepped)
     assert stays_of(leapt) == stays_of(stepped)
     assert cuts_of(leapt) == cuts_of(stepped)
@@ -31,11 +31,11 @@ def plain(window: Window) -> Window:
 def same_rows(leapt: Run, stepped: Run) -> None:
     """Where a leap begins, its row and its buckets are those of the step that it begins with."""
     names = [
-        name for name in leapt.book.rows if name not in ("steps", "iterations", "ticks", "next_ticks", "slope_ticks")
+        name for name in leapt.log.rows if name not in ("steps", "iterations", "ticks", "next_ticks", "slope_ticks")
     ]
 
     def by_start(run: Run) -> dict[tuple[int, bool], tuple]:
-        rows = run.book.rows
+        rows = run.log.rows
         starts = zip(rows["start_ticks"].tolist(), (rows["steps"] > 0).tolist())
         return dict(zip(starts, zip(*(rows[name].tolist() for name in names), buckets_at_rows(run))))
 

@@ -38,7 +38,7 @@ def expected(policy: str, case: Case) -> Outcome:
 
 def log_of(run) -> list[tuple]:
     """When every step starts, how long it takes and where every slot stands in it."""
-    rows = run.book.rows
+    rows = run.log.rows
     return [*zip(rows["start_ticks"].tolist(), rows["ticks"].tolist(), buckets_at_rows(run))]
 
 
@@ -50,7 +50,7 @@ def check(policy: str, case: Case) -> None:
     assert log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     for run in (stepped, leapt):
         same_requests(run, outcome)
-        assert pooled(Gaps.of(run.book)) == sorted(
+        assert pooled(Gaps.of(run.log)) == sorted(
             later - sooner
             for request in outcome.requests
             for sooner, later in zip(request["token_ticks"], request["token_ticks"][1:])

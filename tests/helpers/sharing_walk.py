@@ -25,7 +25,7 @@ class Moment(NamedTuple):
     ``tables`` and ``tokens`` are by sequence; the tokens with those of the step.
     """
 
-    clock: int
+    decode_step: int
     tables: dict[int, list[int]]
     tokens: dict[int, int]
     live_slots: int
@@ -52,7 +52,7 @@ class SharingWalk:
         while self.engine.process.is_alive:
             self.env.step()
             if self.engine.process.is_alive and self.state.running:
-                self.tables.grow_until(self.state.clock + 1)
+                self.tables.grow_until(self.state.decode_step + 1)
                 self._check_references()
                 moment = self._look()
                 self._check_writes(moment)
@@ -61,7 +61,7 @@ class SharingWalk:
     def _look(self) -> Moment:
         size, prefix, kept = self.memory.block_size, self._pinned(), self._kept()
         tables = {sequence.index: list(table) for sequence, table in self.tables.tables.items()}
-        tokens = {sequence.index: self.state.clock + sequence.lag for sequence in self.state.running}
+        tokens = {sequence.index: self.state.decode_step + sequence.lag for sequence in self.state.running}
         assert set(tables) == set(tokens)
         assert all(len(tables[index]) == -(-count // size) for index, count in tokens.items())
         live = {(block, slot) for block in prefix for slot in range(size)}
@@ -71,7 +71,7 @@ class SharingWalk:
         saved = named.total() - len(named)
         cached = {block for table in kept for block in table} - set(named)
         counts = (len(live), len(named) * size, saved * size, len(cached) * size)
-        return Moment(self.state.clock, tables, tokens, *counts)
+        return Moment(self.state.decode_step, tables, tokens, *counts)
 
     def _pinned(self) -> set[int]:
         return set(getattr(self.tables, "prefix", ()))

@@ -31,7 +31,7 @@ class Moment:
     """
 
     now: int
-    clock: int
+    decode_step: int
     running: dict[int, int]
     waiting: list[int]
     buckets: dict[str, int]
@@ -76,14 +76,14 @@ class Walk:
         """As above for paged memory, with block ids and without a look at the slots; only where something runs."""
         while self.engine.process.is_alive:
             self.env.step()
-            moment = Moment(self.env.now, self.engine.state.clock, {}, [], {})
+            moment = Moment(self.env.now, self.engine.state.decode_step, {}, [], {})
             self._tables(moment)
             if self.engine.state.running:
                 yield moment
 
     def _count_tokens(self, before: Moment) -> None:
         """A token a step for everyone who ran and was not done."""
-        steps = self.engine.state.clock - before.clock
+        steps = self.engine.state.decode_step - before.decode_step
         for index in before.running:
             wanted = self.case.requests[index].output_tokens
             if self.generated[index] < wanted <= self.generated[index] + steps:
@@ -94,7 +94,7 @@ class Walk:
         state = self.engine.state
         running = {sequence.index: self.computed(sequence.index) for sequence in state.running}
         waiting = [sequence.index for sequence in state.waiting]
-        moment = Moment(self.env.now, state.clock, running, waiting, {})
+        moment = Moment(self.env.now, state.decode_step, running, waiting, {})
         kind = {"vllm-sosp23": self._paged, "orca": self._counted}
         if self.policy in ("static", "fastertransformer"):
             self._batch(moment)
@@ -126,7 +126,7 @@ class Walk:
 
     def _tables(self, moment: Moment) -> None:
         kept = self.memory.tables
-        kept.grow_until(moment.clock + 1)
+        kept.grow_until(moment.decode_step + 1)
         moment.tables = {sequence.index: list(table) for sequence, table in kept.tables.items()}
         moment.host_tables = {sequence.index: list(table) for sequence, table in kept.host_tables.items()}
         moment.free_ids, moment.host_free_ids = kept.pool.free_ids, kept.host_pool.free_ids

@@ -46,7 +46,7 @@ class HybridWalk:
         while self.engine.process.is_alive:
             self.env.step()
             state, kept = self.engine.state, self.memory.group_tables
-            kept.grow_until(state.clock + 1)
+            kept.grow_until(state.decode_step + 1)
             tables = {s.index: tuple(list(table) for table in found) for s, found in kept.tables.items()}
             moment = HybridMoment(self.env.now, bool(tables), tables, kept.pool.free_ids, {})
             moment.buckets = self._census(moment)
@@ -70,4 +70,4 @@ class HybridWalk:
         """Tokens that a request holds with those of its current step."""
         state = self.engine.state
         sequence = next(s for s in self.memory.group_tables.tables if s.index == index)
-        return sequence.computed_tokens if sequence in state.prefilling else state.clock + sequence.lag
+        return sequence.computed_tokens if sequence in state.prefilling else state.decode_step + sequence.lag

@@ -32,7 +32,7 @@ class InSteps(Counted):
         """A step begins."""
         if not self.opened:
             self.opened, self.refused, self.blocked = True, False, 0
-            self.transaction = self.memory.transaction(self.state.clock)
+            self.transaction = self.memory.transaction(self.state.decode_step)
             assert self.transaction.free_slots == self.free_slots
 
     def refuse(self, tokens: int) -> None:
@@ -44,17 +44,17 @@ class InSteps(Counted):
     def has_places(self, slots: int, pieces: int) -> bool:
         return pieces * slots <= self.free_slots
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         assert self.memory.copied_slots(True) == self.copied
         self.copied, self.opened = 0, False
-        super().pass_steps(steps)
+        super().advance(steps)
 
     def leap(self, steps: int) -> None:
         """Stopping where somebody finishes."""
         while steps and self.tokens:
             self.open()
             reach = min(steps, self.steps_to_finish(), self.longest())
-            self.pass_steps(reach)
+            self.advance(reach)
             steps -= reach
 
     def longest(self) -> int:
@@ -96,8 +96,8 @@ class Groups(InSteps):
             self.copied += sum(self.written_by_a_copy(group.members[parent]) for _, parent in group.ancestry.last)
         for group in self.prefilled:
             for sibling in group.siblings:
-                self.state.fork(sibling, self.state.clock)
-                self.memory.admit(sibling, self.state.clock)
+                self.state.fork(sibling, self.state.decode_step)
+                self.memory.admit(sibling, self.state.decode_step)
                 self.tokens[sibling] = self.tokens[group.leader]
                 self.copied += self.written_by_a_copy(group.leader)
         self.beams += [group for group in self.prefilled if group.ancestry]

@@ -58,7 +58,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         if not self.opened:
             self.opened = True
             self.counted, self.takers, self.claimed = {}, {}, set()
-            transaction = self.memory.transaction(self.state.clock)
+            transaction = self.memory.transaction(self.state.decode_step)
             assert (transaction.free, transaction.need) == (self.room(), self.taken())
 
     def go_on(self) -> None:
@@ -70,7 +70,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         self.memory.go_on(self.taken())
         self.make_free(min(self.taken(), self.room()))
         while self.taken() > self.room():
-            self.push_out([max(self.tokens, key=lambda sequence: sequence.index)])
+            self.preempt([max(self.tokens, key=lambda sequence: sequence.index)])
 
     def make_free(self, blocks: int) -> None:
         """Give up what was used longest ago; of what is counted on only the rest, and last."""
@@ -98,7 +98,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         (self.open if self.pauses else self.go_on)()
         left, admitted = self.room() - (0 if self.pauses else self.taken()), []
         for sequence in self.heads(again)[:most]:
-            self.memory.look_up(sequence, self.state.clock)
+            self.memory.look_up(sequence, self.state.decode_step)
             assert sequence.computed_tokens == self.found(sequence)
             blocks = self.needed(sequence)
             assert self.memory.needed_blocks((sequence,)) == blocks
@@ -113,7 +113,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             self.prefill(sequence)
         self.joined = bool(admitted)
         if self.pauses and admitted:
-            self.pass_steps(0)
+            self.advance(0)
 
     def found(self, sequence: Sequence) -> int:
         """Tokens of its parent, if all of them are there and nobody takes them away."""
@@ -170,8 +170,8 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         # What is free by then holds its tokens, and those of the step if there is one for all.
         in_step = 0 if self.pauses else self.taken() + (tokens % self.memory.block_size == 0)
         self.make_free(self.blocks(tokens) - len(named) + in_step)
-        self.memory.admit(sequence, self.state.clock - self.pauses, 0, self.pauses)
-        self.state.start(sequence, self.state.clock - self.pauses)
+        self.memory.admit(sequence, self.state.decode_step - self.pauses, 0, self.pauses)
+        self.state.start(sequence, self.state.decode_step - self.pauses)
         self.tokens[sequence] = tokens
         self.model.hold(sequence, self.blocks(tokens))
 
@@ -181,15 +181,15 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         """One or two give way and keep nothing."""
         self.go_on()
         if self.tokens:
-            self.push_out(chosen([*self.tokens], pick))
+            self.preempt(chosen([*self.tokens], pick))
 
-    def push_out(self, victims: list[Sequence]) -> None:
+    def preempt(self, victims: list[Sequence]) -> None:
         named = self.named_by_running()
         for sequence in victims[:1]:
             others = {block for s, table in self.model.tables.items() if s is not sequence for block in table}
-            assert self.memory.held_blocks(sequence, self.state.clock) == len(named - others)
-        self.memory.evict(tuple(victims), (), self.state.clock)
-        self.state.push_out(tuple(victims), ())
+            assert self.memory.held_blocks(sequence, self.state.decode_step) == len(named - others)
+        self.memory.evict(tuple(victims), (), self.state.decode_step)
+        self.state.preempt(tuple(victims), ())
         for sequence in victims:
             self.model.drop(sequence)
             del self.tokens[sequence]
@@ -205,30 +205,30 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
                 limit, free = min(steps, self.steps_to_finish()), self.memory.free
                 fits = max(n for n in range(limit + 1) if self.need(n) <= len(self.model.free))
                 assert min(limit, self.memory.steps_with(self.state, free, limit)) == fits
-                self.pass_steps(fits)
+                self.advance(fits)
                 steps -= fits
 
     def need(self, steps: int) -> int:
         """Blocks that those who run take in so many steps."""
         return sum(self.blocks(tokens + steps) - self.blocks(tokens) for tokens in self.tokens.values())
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
         assert self.memory.copied_slots(bool(steps)) == self.copied * self.memory.block_size
         self.copied = 0
         if steps:
             self.write()
-            self.memory.tables.grow_until(self.state.clock + 1)
+            self.memory.tables.grow_until(self.state.decode_step + 1)
             self.model.check(self.memory.tables.pool, self.memory.tables.tables)
-        assert self.memory.pass_steps(self.state, steps) == self.meter()
+        assert self.memory.advance(self.state, steps) == self.meter()
         assert self.told_cached() == self.cached() * self.memory.block_size
         for _ in range(steps - 1):
             self.write()
-        self.state.clock += steps
+        self.state.decode_step += steps
         self.opened = self.decodes = self.joined = False
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         self.leave(finished)
         if finished:
             assert self.told_cached() == self.cached() * self.memory.block_size
@@ -263,7 +263,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
 
     @invariant()
     def holds(self):
-        self.memory.tables.grow_until(self.state.clock)
+        self.memory.tables.grow_until(self.state.decode_step)
         self.model.check(self.memory.tables.pool, self.memory.tables.tables)
         assert [*self.memory.kept.items()] == [*self.kept.items()]
         assert (self.memory.cached_blocks, self.memory.free) == (self.cached(), self.room())

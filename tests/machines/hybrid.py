@@ -116,7 +116,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             self.state.waiting.popleft()
         self.end_prefill(sequence, pauses)
         if pauses:
-            self.pass_steps(0)
+            self.advance(0)
 
     def end_prefill(self, sequence: Sequence, pauses: bool = False) -> None:
         computed = self.standing.pop(sequence, 0)
@@ -143,7 +143,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         else:
             self.check_chunk(sequence, tokens)
         self.state.prefill(sequence, tokens)
-        self.memory.prefill(sequence, self.state.clock)
+        self.memory.prefill(sequence, self.state.decode_step)
         self.model.reach(sequence, before, before + tokens)
         self.standing[sequence] = before + tokens
 
@@ -151,7 +151,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         """What a transaction says of a chunk."""
         computed = self.standing[sequence]
         back, taken = self.model.exchange(sequence, computed, computed + tokens)
-        assert self.memory.transaction(self.state.clock).chunk_blocks(sequence, tokens) == taken - back
+        assert self.memory.transaction(self.state.decode_step).chunk_blocks(sequence, tokens) == taken - back
 
     @precondition(lambda self: self.standing)
     @rule(pick=picks)
@@ -167,8 +167,8 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def evict(self, pick):
         """One or two give way, whether they run or not."""
         victims = chosen([*self.tokens, *self.standing], pick)
-        self.memory.evict(tuple(victims), (), self.state.clock)
-        self.state.push_out(tuple(victims), ())
+        self.memory.evict(tuple(victims), (), self.state.decode_step)
+        self.state.preempt(tuple(victims), ())
         # Those that do not run give their pages back first.
         for sequence in sorted(victims, key=lambda sequence: sequence in self.tokens):
             self.model.drop(sequence)
@@ -180,23 +180,23 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def leap(self, steps):
         """As far as pages reach, stopping where somebody finishes."""
         if not self.tokens:
-            self.pass_steps(0)
+            self.advance(0)
             return
         while steps and self.tokens and (self.begun or self.step_fits()):
             if not self.begun:
                 self.check_transaction()
             limit = min(steps, self.steps_to_finish())
             reach = max(1, min(limit, self.memory.steps_with(self.state, self.memory.free, limit)))
-            self.pass_steps(reach)
+            self.advance(reach)
             steps -= reach
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
         told = self.foretold() if steps else {}
         if steps:
             self.begin()
         self.look()
-        assert self.memory.pass_steps(self.state, steps) == self.meter()
+        assert self.memory.advance(self.state, steps) == self.meter()
         self.levels = [len(self.model.free)]
         self.step_on(steps)
         for pages, number in told.items():
@@ -204,7 +204,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             assert number == first or (first is None and number > steps)
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         for sequence in finished:
             del self.tokens[sequence]
             self.model.drop(sequence)
@@ -212,7 +212,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def foretold(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
         free, more = self.memory.free, () if self.memory.skipped.prompts else (0, 1, 3, 8)
-        return {free + pages: self.memory.step_that_frees(self.state.clock, free + pages) for pages in more}
+        return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:
         """Within a leap everybody finds pages, whoever takes first."""
@@ -223,7 +223,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             self.begin()
             self.levels.append(len(self.model.free))
         self.begun = False
-        self.state.clock += steps
+        self.state.decode_step += steps
 
     def meter(self) -> tuple[int, ...]:
         """As of a group that keeps every token: slots live, held and past the ends of unfinished prompts; and those that
@@ -238,7 +238,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     def look(self) -> None:
         """The tables, as whoever looks at them now finds them. Invariants 2 and 3: a page is in one entry, or free."""
         kept = self.memory.group_tables
-        kept.grow_until(self.state.clock + self.begun)
+        kept.grow_until(self.state.decode_step + self.begun)
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
         named = Counter(page for tables in kept.tables.values() for table in tables for page in table)
         del named[NULL_BLOCK]
@@ -255,13 +255,13 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def check_transaction(self) -> None:
         """What a transaction says of the coming step, of each sequence and of all."""
-        clock, taken_by_all, back_by_all = self.state.clock, 0, 0
-        transaction = self.memory.transaction(clock)
+        decode_step, taken_by_all, back_by_all = self.state.decode_step, 0, 0
+        transaction = self.memory.transaction(decode_step)
         for sequence, tokens in self.tokens.items():
             back, taken = self.model.exchange(sequence, tokens, tokens + 1)
-            assert transaction.exchange(sequence, clock) == (back, taken)
+            assert transaction.exchange(sequence, decode_step) == (back, taken)
             taken_by_all += taken
             back_by_all += back
         for sequence in (*self.tokens, *self.standing):
-            assert transaction.reclaimed(sequence, clock) == self.model.held(sequence)
+            assert transaction.reclaimed(sequence, decode_step) == self.model.held(sequence)
         assert (transaction.takes, transaction.need) == (taken_by_all, taken_by_all - back_by_all)

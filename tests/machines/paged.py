@@ -63,7 +63,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
         self.start(sequence, pauses)
         self.model.hold(sequence, self.blocks(sequence.start_tokens))
         if pauses:
-            self.pass_steps(0)
+            self.advance(0)
 
     @precondition(lambda self: self.tokens and not self.begun)
     @rule(choice=combined(range(64), range(4)))
@@ -78,11 +78,11 @@ class PagedMachine(Served, RuleBasedStateMachine):
                 self.host.hold(sequence, blocks)
                 self.model.drop(sequence)
                 out.append(sequence)
-        self.push_out([sequence for sequence in victims if sequence not in out], out)
+        self.preempt([sequence for sequence in victims if sequence not in out], out)
 
-    def push_out(self, preempted: list[Sequence], out: list[Sequence]) -> None:
-        self.memory.evict(tuple(preempted), tuple(out), self.state.clock)
-        self.state.push_out(tuple(preempted), tuple(out))
+    def preempt(self, preempted: list[Sequence], out: list[Sequence]) -> None:
+        self.memory.evict(tuple(preempted), tuple(out), self.state.decode_step)
+        self.state.preempt(tuple(preempted), tuple(out))
         # Those that do not run give their blocks back first.
         for sequence in sorted(preempted, key=lambda sequence: sequence in self.tokens):
             self.model.drop(sequence)
@@ -98,8 +98,8 @@ class PagedMachine(Served, RuleBasedStateMachine):
             return
         self.state.swapped.popleft()
         self.begin()
-        self.memory.take_back(sequence, self.state.clock)
-        self.state.start(sequence, self.state.clock)
+        self.memory.swap_in(sequence, self.state.decode_step)
+        self.state.start(sequence, self.state.decode_step)
         self.host.drop(sequence)
         self.tokens[sequence] = sequence.start_tokens
         self.model.hold(sequence, self.blocks(sequence.start_tokens))
@@ -109,33 +109,33 @@ class PagedMachine(Served, RuleBasedStateMachine):
     def leap(self, steps):
         """As far as blocks reach, stopping where somebody finishes."""
         if not self.tokens:
-            self.pass_steps(0)
+            self.advance(0)
             return
         reach = self.reach(steps)
         while steps and reach:
-            self.pass_steps(reach)
+            self.advance(reach)
             steps -= reach
             reach = self.reach(steps) if self.tokens else 0
 
     def reach(self, limit: int) -> int:
         """Steps, at most ``limit``, up to a finish or until blocks lack."""
         limit = min(limit, self.steps_to_finish())
-        clock, free = self.state.clock, self.memory.free
-        assert self.memory.growth(clock, limit) == self.need(limit)
+        decode_step, free = self.state.decode_step, self.memory.free
+        assert self.memory.growth(decode_step, limit) == self.need(limit)
         fits = max(steps for steps in range(limit + 1) if self.need(steps) <= free)
         assert min(limit, self.memory.steps_with(self.state, free, limit)) == fits
         return fits
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
         if steps:
             self.begin()
         self.look()
-        assert self.memory.pass_steps(self.state, steps) == self.meter()
+        assert self.memory.advance(self.state, steps) == self.meter()
         self.step_on(steps)
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         for sequence in finished:
             del self.tokens[sequence]
             self.model.drop(sequence)
@@ -150,7 +150,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
     def look(self) -> None:
         """The tables, as whoever looks at them now finds them."""
         kept = self.memory.tables
-        kept.grow_until(self.state.clock + self.begun)
+        kept.grow_until(self.state.decode_step + self.begun)
         self.walk()
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
         assert kept.host_tables == self.host.tables and list(kept.host_pool.free_ids) == self.host.free
@@ -205,7 +205,7 @@ class ChunkedMachine(PagedMachine):
         if is_new:
             self.state.waiting.appendleft(sequence)
         self.state.prefill(sequence, tokens)
-        self.memory.prefill(sequence, self.state.clock)
+        self.memory.prefill(sequence, self.state.decode_step)
         self.standing[sequence] = computed
         self.model.hold(sequence, self.blocks(held))
 
@@ -226,7 +226,7 @@ class ChunkedMachine(PagedMachine):
     @rule(pick=picks)
     def stall(self, pick):
         sequence = list(self.tokens)[pick % len(self.tokens)]
-        self.memory.stall(sequence, self.state.clock)
+        self.memory.stall(sequence, self.state.decode_step)
         self.state.stall(sequence)
         self.standing[sequence] = self.tokens.pop(sequence)
 
@@ -235,7 +235,7 @@ class ChunkedMachine(PagedMachine):
     def evict(self, pick):
         """One or two give way, whether they run or stand."""
         victims = chosen([*self.tokens, *self.standing], pick)
-        self.push_out(victims, [])
+        self.preempt(victims, [])
         for sequence in victims:
             self.standing.pop(sequence, None)
 
@@ -262,7 +262,7 @@ class DeferredMachine(PagedMachine):
     def reach(self, limit: int) -> int:
         """Also up to the step in which mapped pages change hands."""
         fits = super().reach(limit)
-        return self.memory.steps_settled(self.state.clock, fits) if fits else 0
+        return self.memory.steps_settled(self.state.decode_step, fits) if fits else 0
 
     def step_on(self, steps: int) -> None:
         """What is cached changes in the first step of a leap at the most."""

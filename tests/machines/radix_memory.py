@@ -71,7 +71,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         again = again and bool(self.state.waiting)
         sequence = self.state.waiting[0] if again else self.arrive(prompt, output)
         self.contents.rows.setdefault(sequence.index, (kind, prompt, output))
-        transaction = self.memory.transaction(self.state.clock)
+        transaction = self.memory.transaction(self.state.decode_step)
         key = self.string(sequence, sequence.start_tokens - 1)
         found = self.trie.shared(key, self.now())
         assert transaction.look_up(sequence) == found
@@ -86,8 +86,8 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         if again:
             self.state.waiting.popleft()
         self.locked[sequence] = key[:found]
-        self.memory.admit(sequence, self.state.clock - 1, 0, True)
-        self.state.start(sequence, self.state.clock - 1)
+        self.memory.admit(sequence, self.state.decode_step - 1, 0, True)
+        self.state.start(sequence, self.state.decode_step - 1)
         self.take(sequence.start_tokens - found)
         self.check_meter(0)
         self.tokens[sequence] = sequence.start_tokens
@@ -117,19 +117,19 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         for _ in range(steps - 1):
             self.take(len(self.tokens))
         self.tokens = {sequence: tokens + steps for sequence, tokens in self.tokens.items()}
-        self.state.clock += steps
+        self.state.decode_step += steps
         self.leave()
 
     def check_meter(self, steps: int) -> None:
         """Invariant 1: what is neither free nor evictable is held, and live."""
         held = self.memory.num_blocks - self.free - self.evictable()
-        assert self.memory.pass_steps(self.state, steps) == (held, held)
+        assert self.memory.advance(self.state, steps) == (held, held)
 
     def leave(self) -> None:
         """Those who are done leave what they computed in the tree, in order of admission."""
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         for sequence in [sequence for sequence in self.locked if sequence in finished]:
             self.insert(sequence)
         for sequence in finished:
@@ -146,8 +146,8 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
             self.free += self.tokens.pop(sequence) - len(locked)
             self.trie.lock(locked, -1)
             self.make_free(RETRACTED * len(self.tokens))
-        self.memory.evict(tuple(victims), (), self.state.clock)
-        self.state.push_out(tuple(victims), ())
+        self.memory.evict(tuple(victims), (), self.state.decode_step)
+        self.state.preempt(tuple(victims), ())
 
     @invariant()
     def holds(self):

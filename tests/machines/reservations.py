@@ -64,7 +64,7 @@ class Counted(Served):
 
     def admit(self, prompt: int, output: int, extra: int, two: bool) -> None:
         """The second one sees what the first one took. The last token of an output needs no slot."""
-        transaction, self.blocked = self.memory.transaction(self.state.clock), 0
+        transaction, self.blocked = self.memory.transaction(self.state.decode_step), 0
         admitted: list[tuple[Sequence, Grant]] = []
         for sequence in [self.arrive(prompt, output), self.arrive(output, prompt)][: 1 + two]:
             tokens = sequence.target_tokens - 1 + extra + len(admitted)
@@ -79,27 +79,27 @@ class Counted(Served):
             self.start(sequence, self.pauses)
             self.hold(sequence, grant)
         if self.pauses:
-            self.pass_steps(0)
+            self.advance(0)
 
     def leap(self, steps: int) -> None:
         """Stopping where somebody finishes."""
         while steps and self.tokens:
             reach = min(steps, self.steps_to_finish())
-            self.pass_steps(reach)
+            self.advance(reach)
             steps -= reach
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
         if steps:
             self.begin()
-        self.check_meter(self.memory.pass_steps(self.state, steps))
+        self.check_meter(self.memory.advance(self.state, steps))
         self.step_on(steps)
         self.leave()
 
     def leave(self) -> None:
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         for sequence in finished:
             del self.tokens[sequence]
             self.drop(sequence)
@@ -231,7 +231,7 @@ class InBatches(Counted):
         padded, tokens = prompts[-1], prompts[-1] + output + extra
         if self.held or tokens * len(prompts) > self.slots:
             return
-        transaction = self.memory.transaction(self.state.clock)
+        transaction = self.memory.transaction(self.state.decode_step)
         grants = [self.reserve(transaction, tokens, padded - prompt) for prompt in prompts]
         for sequence, grant in zip(map(self.arrive, prompts, outputs), grants, strict=True):
             self.start(sequence, False, padded)
@@ -240,7 +240,7 @@ class InBatches(Counted):
     def leave(self) -> None:
         ended = self.finished()
         assert self.state.take_ended() == ended
-        self.memory.release(ended, self.state.clock)
+        self.memory.release(ended, self.state.decode_step)
         self.ended += ended
         for sequence in ended:
             del self.tokens[sequence]

@@ -1,7 +1,7 @@
 """What the models of memories share: a memory served as the engine serves it, and every token counted one by one.
 
 In each step victims leave first, then others come back or are admitted, then the step passes, alone or as the first
-of a leap. Steps in which somebody is admitted and those who run pause pass at once, and the decode clock stands still.
+of a leap. Steps in which somebody is admitted and those who run pause pass at once, and the decode step stands still.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Served:
         """A prefill ends in the coming step, or in one in which those who run pause."""
         if not pauses:
             self.begin()
-        clock = self.state.clock - pauses
-        self.memory.admit(sequence, clock, padded_tokens, pauses)
-        self.state.start(sequence, clock, padded_tokens)
+        decode_step = self.state.decode_step - pauses
+        self.memory.admit(sequence, decode_step, padded_tokens, pauses)
+        self.state.start(sequence, decode_step, padded_tokens)
         self.tokens[sequence] = sequence.start_tokens
 
     def steps_to_finish(self) -> int:
@@ -81,7 +81,7 @@ class Served:
             self.begun = False
             self.begin()
         self.begun = False
-        self.state.clock += steps
+        self.state.decode_step += steps
 
     def finished(self) -> list[Sequence]:
         """Those with all their tokens, whose last one needs no slot."""

@@ -43,19 +43,19 @@ class SharingMachine(Served, RuleBasedStateMachine):
         """A step begins: beams find their parents, and as many give way as have to."""
         if self.stage is not None:
             return
-        self.stage, clock = OPEN, self.state.clock
-        transaction = self.memory.transaction(clock)
+        self.stage, decode_step = OPEN, self.state.decode_step
+        transaction = self.memory.transaction(decode_step)
         for group in self.beams:
-            self.branch(group, clock)
+            self.branch(group, decode_step)
         assert transaction.free == len(self.model.free)
         assert transaction.need == self.taken_by(self.model, self.tokens)
         while self.taken() > len(self.model.free):
-            self.push_out([self.leaders()[-1]], [])
+            self.preempt([self.leaders()[-1]], [])
 
-    def branch(self, group: Group, clock: int) -> None:
+    def branch(self, group: Group, decode_step: int) -> None:
         """Once for every token, whoever else has found its parents."""
-        pairs = group.ancestry.last if self.beams[group] < clock else ()
-        self.beams[group] = clock
+        pairs = group.ancestry.last if self.beams[group] < decode_step else ()
+        self.beams[group] = decode_step
         for dead, parent in pairs:
             self.model.drop(group.members[dead])
             self.model.tables[group.members[dead]] = list(self.model.tables[group.members[parent]])
@@ -105,7 +105,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
                 self.state.waiting.popleft()
             self.prefill(sequence)
         if self.pauses:
-            self.pass_steps(0)
+            self.advance(0)
 
     def new_group(self, prompt: int, output: int, seats: int, searches: bool) -> Sequence:
         prompt += len(self.model.pins[0]) * self.memory.block_size
@@ -127,17 +127,17 @@ class SharingMachine(Served, RuleBasedStateMachine):
         group = sequence.group
         if group is not None and not group.forked and sequence.output_tokens > 1:
             self.prefilled.append(group)
-        self.search(group, self.state.clock - self.pauses)
+        self.search(group, self.state.decode_step - self.pauses)
 
-    def search(self, group: Group | None, clock: int) -> None:
+    def search(self, group: Group | None, decode_step: int) -> None:
         if group is not None and group.forked and group.ancestry:
-            self.beams[group] = clock
+            self.beams[group] = decode_step
 
     def start(self, sequence: Sequence, pauses: bool, padded_tokens: int = 0) -> None:
         """Its last token takes its slot in the coming step, unless those who run pause."""
-        clock = self.state.clock - pauses
-        self.memory.admit(sequence, clock, padded_tokens, pauses)
-        self.state.start(sequence, clock, padded_tokens)
+        decode_step = self.state.decode_step - pauses
+        self.memory.admit(sequence, decode_step, padded_tokens, pauses)
+        self.state.start(sequence, decode_step, padded_tokens)
         self.tokens[sequence] = sequence.start_tokens - 1 + pauses
 
     def fork(self) -> None:
@@ -145,11 +145,11 @@ class SharingMachine(Served, RuleBasedStateMachine):
         self.stage = FORKED
         for group in self.forking:
             for sibling in group.siblings:
-                self.state.fork(sibling, self.state.clock)
-                self.memory.admit(sibling, self.state.clock)
+                self.state.fork(sibling, self.state.decode_step)
+                self.memory.admit(sibling, self.state.decode_step)
                 self.model.tables[sibling] = list(self.model.tables[group.leader])
                 self.tokens[sibling] = self.tokens[group.leader]
-            self.search(group, self.state.clock)
+            self.search(group, self.state.decode_step)
         self.forking = []
 
     @precondition(lambda self: self.tokens and self.stage in (None, OPEN))
@@ -161,17 +161,17 @@ class SharingMachine(Served, RuleBasedStateMachine):
         preempted, out, room = [], [], len(self.host.free)
         for place, leader in enumerate(chosen(self.leaders(), pick) if self.tokens else ()):
             blocks = len({block for s in present(leader) for block in self.model.tables[s]} - {*self.model.pins[0]})
-            assert self.memory.held_blocks(leader, self.state.clock) == blocks
+            assert self.memory.held_blocks(leader, self.state.decode_step) == blocks
             goes = swap >> place & 1 and blocks <= room
             room -= blocks if goes else 0
             (out if goes else preempted).append(leader)
-        self.push_out(preempted, out)
+        self.preempt(preempted, out)
 
-    def push_out(self, preempted: list[Sequence], out: list[Sequence]) -> None:
+    def preempt(self, preempted: list[Sequence], out: list[Sequence]) -> None:
         """Whoever is put in front of those who wait comes last."""
         back = tuple(s for leader in preempted for s in present(leader)[:: -1 if self.pauses else 1])
         swapped = tuple(s for leader in out for s in present(leader))
-        self.memory.evict(back, swapped, self.state.clock)
+        self.memory.evict(back, swapped, self.state.decode_step)
         for leader in out:
             moved: dict[int, int] = {}
             for member in present(leader):
@@ -183,7 +183,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             del self.tokens[sequence]
         self.forking = [group for group in self.forking if group not in gone]
         self.forget_beams()
-        self.state.push_out(back, swapped)
+        self.state.preempt(back, swapped)
         assert self.memory.swapped_blocks(swapped) == self.on_host(swapped)
 
     def on_host(self, sequences: Iterable[Sequence]) -> int:
@@ -205,11 +205,11 @@ class SharingMachine(Served, RuleBasedStateMachine):
         moved: dict[int, int] = {}
         for sequence in members:
             self.state.swapped.popleft()
-            self.memory.take_back(sequence, self.state.clock)
-            self.state.start(sequence, self.state.clock)
+            self.memory.swap_in(sequence, self.state.decode_step)
+            self.state.start(sequence, self.state.decode_step)
             self.tokens[sequence] = sequence.start_tokens - 1
             self.host.move(sequence, self.model, moved)
-        self.search(group, self.state.clock)
+        self.search(group, self.state.decode_step)
         if waits:
             self.forking.append(group)
 
@@ -222,7 +222,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             if self.tokens:
                 self.fork()
                 reach = self.reach(steps)
-                self.pass_steps(reach)
+                self.advance(reach)
                 steps -= reach
 
     def reach(self, limit: int) -> int:
@@ -239,30 +239,30 @@ class SharingMachine(Served, RuleBasedStateMachine):
         later = sum(self.blocks(tokens + steps) - self.blocks(tokens + 1) for tokens in self.tokens.values())
         return self.taken() + later if steps else 0
 
-    def pass_steps(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
         if steps:
             copies = self.taken_by(self.model, self.tokens) - self.written(self.model, self.tokens)[None]
             assert self.memory.copied_slots(True) == copies * self.memory.block_size
             self.write()
-            self.memory.tables.grow_until(self.state.clock + 1)
+            self.memory.tables.grow_until(self.state.decode_step + 1)
             self.look()
-        assert self.memory.pass_steps(self.state, steps) == self.meter()
+        assert self.memory.advance(self.state, steps) == self.meter()
         for _ in range(steps - 1):
             self.write()
-        self.state.clock += steps
+        self.state.decode_step += steps
         self.stage = None
         self.forking, self.prefilled = self.forking + self.prefilled, []
         finished = self.finished()
         assert self.state.take_finished() == finished
-        self.memory.release(finished, self.state.clock)
+        self.memory.release(finished, self.state.decode_step)
         for sequence in finished:
             del self.tokens[sequence]
             self.model.drop(sequence)
         self.forget_beams()
 
     def forget_beams(self) -> None:
-        self.beams = {group: clock for group, clock in self.beams.items() if group.leader in self.tokens}
+        self.beams = {group: decode_step for group, decode_step in self.beams.items() if group.leader in self.tokens}
 
     def write(self) -> None:
         """A token each, in order of arrival. Invariant 3: no other table names the block that it goes to."""
@@ -271,7 +271,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             self.tokens[sequence] += 1
 
     def meter(self) -> tuple[int, ...]:
-        """Slots live, held, in tails (less those of each stay alone) and saved, each looked up where it lies."""
+        """Slots live, held, in tails (less those of each residency alone) and saved, each looked up where it lies."""
         size, tables, names = self.memory.block_size, self.model.tables, self.model.names()
         live = {(block, slot) for block in self.model.pins[0] for slot in range(size)}
         ends = ((s.target_tokens, table) for s, table in tables.items())
@@ -288,7 +288,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
 
     @invariant()
     def holds(self):
-        self.memory.tables.grow_until(self.state.clock)
+        self.memory.tables.grow_until(self.state.decode_step)
         self.look()
         assert self.tokens.keys() == self.model.tables.keys()
         assert all(len(table) == self.blocks(self.tokens[s]) for s, table in self.model.tables.items())

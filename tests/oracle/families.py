@@ -3,8 +3,8 @@
 Here a *family* is one request with its sequences (``members``), the first of which prefills for all. They are
 admitted and leave together, and gain a token each in every step that computes them.
 
-A *decode step* moves the decode clock on; a step that only prefills while who runs stands still (vllm-v0), or in
-which blocks are only swapped out, does not. A stay is a sequence on the device, from a step on; a cut ends one early.
+A *decode step* moves the decode step on; a step that only prefills while who runs stands still (vllm-v0), or in
+which blocks are only swapped out, does not. A residency is a sequence on the device, from a step on; a cut ends one early.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class FamilyStep:
-    """One step. ``clock`` is its place among the decode steps, None where the clock stands still; ``width`` counts
+    """One step. ``decode_step`` is its place among the decode steps, None where the clock stands still; ``batch_size`` counts
     sequences that compute; ``move_ticks`` is the part of ``ticks`` that swaps and copies take. Then slots."""
 
     start_ticks: int
     ticks: int
-    clock: int | None
-    width: int
+    decode_step: int | None
+    batch_size: int
     prefill_tokens: int
     move_ticks: int
     live: int
@@ -63,14 +63,14 @@ class FamilyStep:
 class FamilyOutcome:
     """What a simulation leaves.
 
-    ``stays`` are (start clock, sequence, tokens with those of its first step, tokens generated before it, kind), and
-    ``cuts`` (clock, sequence, whether swapped out); ``times`` (first scheduled, first token, finish, recomputed,
+    ``residencies`` are (start clock, sequence, tokens with those of its first step, tokens generated before it, kind), and
+    ``evictions`` (clock, sequence, whether swapped out); ``times`` (first scheduled, first token, finish, recomputed,
     swapped) by request, of those not refused.
     """
 
     steps: list[FamilyStep] = field(default_factory=list)
-    stays: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    cuts: list[tuple[int, int, int]] = field(default_factory=list)
+    residencies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    evictions: list[tuple[int, int, int]] = field(default_factory=list)
     times: dict[int, tuple[int, int, int, int, int]] = field(default_factory=dict)
 
 
@@ -178,7 +178,7 @@ def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOu
         families.append(Family(index, asked, [Member(first + place) for place in range(asked.n)]))
         first += asked.n
     served = [family for family in families if not system.refuses(family.asked)]
-    coming, outcome, now, clock = list(served), FamilyOutcome(), 0, 0
+    coming, outcome, now, decode_step = list(served), FamilyOutcome(), 0, 0
     while coming or system.waiting or system.running or system.swapped:
         if not (system.waiting or system.running or system.swapped):
             now = max(now, coming[0].asked.arrival_ticks)
@@ -188,16 +188,16 @@ def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOu
         system.decide()
         if not (decided.families or decided.victims):
             raise AssertionError(f"at tick {now} nobody runs, is admitted or gives way, and somebody waits")
-        step = _logged(system, costs, now, clock)
+        step = _logged(system, costs, now, decode_step)
         outcome.steps.append(step)
-        _note(outcome, decided, clock)
+        _note(outcome, decided, decode_step)
         for family in decided.families:
             if family.first_scheduled_ticks is None:
                 family.first_scheduled_ticks = now
-        now, clock = now + step.ticks, clock + (step.clock is not None)
+        now, decode_step = now + step.ticks, decode_step + (step.decode_step is not None)
         _complete(system, now)
-    outcome.stays.sort()
-    outcome.cuts.sort()
+    outcome.residencies.sort()
+    outcome.evictions.sort()
     for family in served:
         outcome.times[family.index] = (
             family.first_scheduled_ticks, family.first_token_ticks, family.finish_ticks, family.recomputed,
@@ -206,7 +206,7 @@ def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOu
     return outcome
 
 
-def _logged(system: FamilySystem, costs: Costs, now: int, clock: int) -> FamilyStep:
+def _logged(system: FamilySystem, costs: Costs, now: int, decode_step: int) -> FamilyStep:
     decided = system.decided
     moves = costs.copy(decided.copied_slots) if decided.copied_slots else 0
     moves += costs.swap_out(decided.swapped_out_blocks) if decided.swapped_out_blocks else 0
@@ -218,7 +218,7 @@ def _logged(system: FamilySystem, costs: Costs, now: int, clock: int) -> FamilyS
     return FamilyStep(
         now,
         moves + computing,
-        clock if decided.families and not decided.pauses else None,
+        decode_step if decided.families and not decided.pauses else None,
         len(decided.decoded) + len(decided.prefilled),
         prefill,
         moves,
@@ -226,12 +226,12 @@ def _logged(system: FamilySystem, costs: Costs, now: int, clock: int) -> FamilyS
     )
 
 
-def _note(outcome: FamilyOutcome, decided: Decided, clock: int) -> None:
+def _note(outcome: FamilyOutcome, decided: Decided, decode_step: int) -> None:
     """Stays and cuts. A prefill while the clock stands still counts as done in the decode step before it."""
     for swapped, members in enumerate((decided.recomputed, decided.swapped_out)):
-        outcome.cuts.extend((clock, member.index, swapped) for member in members)
-    start = clock - decided.pauses
-    outcome.stays.extend((start, m.index, m.computed_tokens, before, kind) for m, before, kind in decided.began)
+        outcome.evictions.extend((decode_step, member.index, swapped) for member in members)
+    start = decode_step - decided.pauses
+    outcome.residencies.extend((start, m.index, m.computed_tokens, before, kind) for m, before, kind in decided.began)
 
 
 def _complete(system: FamilySystem, now: int) -> None:

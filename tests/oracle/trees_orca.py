@@ -15,7 +15,7 @@ from .model import Limits, Pool
 
 
 class Place(NamedTuple):
-    """How an admission finds room: the tokens that it finds, in whose piece it stays, and who is given up for it."""
+    """How an admission finds room: the tokens that it finds, in the piece in which it stays, and who is given up for it."""
 
     tokens: int = 0
     copies: Family | None = None
@@ -97,9 +97,9 @@ class TreeOrca(FamilySystem):
         given_up = self.given_up_for(slots, self.copied)
         return None if given_up is None else Place(given_up=given_up)
 
-    def given_up_for(self, slots: int, stay: set[Family]) -> tuple[Family, ...] | None:
+    def given_up_for(self, slots: int, residency: set[Family]) -> tuple[Family, ...] | None:
         """Those used longest ago, until there is room; None where all would not do."""
-        candidates = [family for family in self.kept if family not in stay]
+        candidates = [family for family in self.kept if family not in residency]
         for count in range(len(candidates) + 1):
             if self.room_without(candidates[:count], slots):
                 return tuple(candidates[:count])

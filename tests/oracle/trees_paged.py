@@ -44,10 +44,10 @@ class KeepingBlocks(Blocks):
     def give_up_oldest(self) -> None:
         """The table used longest ago, but for the blocks at its start that admissions count on."""
         for family, table in self.kept.items():
-            stays = table[: self.wanted.get(family, 0)]
-            if len(stays) < len(table):
-                self.kept[family] = stays
-                if not stays:
+            residencies = table[: self.wanted.get(family, 0)]
+            if len(residencies) < len(table):
+                self.kept[family] = residencies
+                if not residencies:
                     del self.kept[family]
                 return
         raise AssertionError("no kept table can be given up")

@@ -12,7 +12,7 @@ import pytest
 
 from browser import offline_browser
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS, SHADES, indices, palette, plain_palette
-from fragmeter.reports.blockmap.picture import mean_stay, middles, picture
+from fragmeter.reports.blockmap.picture import mean_residency, middles, picture
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.figures.figures import block_map
 from fragmeter.reports.page.page import Section, write_page
@@ -30,10 +30,10 @@ def crowded() -> BlockMap:
     return record(Settings(policy="vllm-sosp23", num_gpu_blocks_override=300), load, most_columns=400)[1]
 
 
-def busy(found: BlockMap, stay: int) -> tuple[BlockMap, np.ndarray]:
+def busy(found: BlockMap, residency: int) -> tuple[BlockMap, np.ndarray]:
     """2048 blocks at 2000 moments, free for one in ``stay`` and else with a request; and who holds them."""
     rng, shape = np.random.default_rng(0), (2000, 2048)
-    is_free = rng.random(shape) < 1 / stay
+    is_free = rng.random(shape) < 1 / residency
     requests = np.where(is_free, NOBODY, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
     kind = np.where(is_free, KINDS.index("free"), 0).astype(np.uint8)
     ticks = np.arange(2000)
@@ -41,10 +41,12 @@ def busy(found: BlockMap, stay: int) -> tuple[BlockMap, np.ndarray]:
 
 
 class TestBytes:
-    @pytest.mark.parametrize(("stay", "columns", "is_shaded"), [(200, 2000, True), (18, 1000, True), (2, 1000, False)])
-    def test_a_full_map_takes_less_than_300_kb(self, crowded, stay, columns, is_shaded):
+    @pytest.mark.parametrize(
+        ("residency", "columns", "is_shaded"), [(200, 2000, True), (18, 1000, True), (2, 1000, False)]
+    )
+    def test_a_full_map_takes_less_than_300_kb(self, crowded, residency, columns, is_shaded):
         """Shades where they can be seen, columns where they do not cost too much."""
-        drawn = picture(*busy(crowded, stay))
+        drawn = picture(*busy(crowded, residency))
         assert len(drawn.png) <= 300_000
         assert (len(drawn.columns), drawn.is_shaded) == (columns, is_shaded)
 
@@ -62,10 +64,10 @@ class TestBytes:
         assert finest == sorted(finest) and {True, False} == {shaded for shaded, _ in finest}
 
     def test_how_long_a_block_stays_with_a_request(self):
-        """Row by row 3 and 1, 2 and 2, and 1: nine moments of five stays."""
+        """Row by row 3 and 1, 2 and 2, and 1: nine moments of five residencies."""
         holders = np.array([[7, 7, 7, NOBODY, 8], [1, 1, 2, 2, NOBODY], [NOBODY] * 4 + [5]]).T
-        assert mean_stay(holders) == 9 / 5
-        assert mean_stay(np.full((4, 3), NOBODY)) == 0
+        assert mean_residency(holders) == 9 / 5
+        assert mean_residency(np.full((4, 3), NOBODY)) == 0
 
     def test_columns_are_those_in_the_middle_of_what_they_stand_for(self):
         assert middles(6, 6).tolist() == [0, 1, 2, 3, 4, 5]
@@ -135,9 +137,9 @@ def chosen(driver, row: int) -> str:
 
 def test_the_page_says_what_it_leaves_out(crowded, coarse):
     said = coarse.figure().layout.title.subtitle.text
-    stay = f"{mean_stay(crowded.sequence):.1f}"
+    residency = f"{mean_residency(crowded.sequence):.1f}"
     assert "400 moments. Drawn: 50 of the moments" in said
-    assert f"requests have no shades, as a block stays with one for {stay} moments (mean)" in said
+    assert f"requests have no shades, as a block stays with one for {residency} moments (mean)" in said
     whole = block_map(crowded, "All").layout.title.subtitle.text
     assert "Drawn" not in whole and "each request has its own shade" in whole
 

@@ -122,7 +122,7 @@ def test_goodput_is_of_the_requests_that_meet_all():
     good = int(((taken.ttft_ms <= 2000) & (taken.e2el_ms <= 20_000)).sum())
     told = summary(run, goal)
     assert 0 < good < len(taken.index)
-    assert told["request_goodput"] == good / (run.book.end_ticks / PER_SECOND)
+    assert told["request_goodput"] == good / (run.log.end_ticks / PER_SECOND)
     assert told["goodput"] == {"ttft": 2000, "e2el": 20_000}
     assert set(told) - set(summary(run)) == {"request_goodput", "goodput"}
 

@@ -63,8 +63,8 @@ def test_the_cases_have_what_they_are_for(results):
         assert results[name].requests["refused"].sum() == 1
     kinds = results["samples"].preemptions["kind"].value_counts()
     assert kinds["swap"] and kinds["recompute"]
-    # Who is preempted in the midst of its prompt had no stay.
-    cut_stays = results["chunks"].stays["ended"].eq("preempted").sum()
+    # Who is preempted in the midst of its prompt had no residency.
+    cut_stays = results["chunks"].residencies["ended"].eq("preempted").sum()
     assert 0 < cut_stays < len(results["chunks"].preemptions)
     assert results["replicas"].preemptions["replica"].nunique() == 3
 
@@ -94,7 +94,7 @@ def test_lanes_are_as_few_as_can_be(timeline, name):
 
 @pytest.mark.parametrize("name", [*CASES, "replicas"])
 def test_what_a_request_did_lies_within_its_slice(results, timeline, name):
-    spans = request_spans(results[name].requests, results[name].stays)
+    spans = request_spans(results[name].requests, results[name].residencies)
     wanted = [(row.request, row.state, row.start_s, row.end_s) for row in spans.itertuples()]
     states = timeline.of("state", name)
     found = [(int(one.within.name.split()[1]), one.name, one.begin_ns, one.end_ns) for one in states]
@@ -112,7 +112,7 @@ def parts(result: Result) -> dict[str, Result]:
         return {result.name: result}
     found = {}
     for number in range(3):
-        tables = {name: getattr(result, name) for name in ("steps", "memory", "stays")}
+        tables = {name: getattr(result, name) for name in ("steps", "memory", "residencies")}
         own = {name: table[table["replica"] == number] for name, table in tables.items()}
         found[f"{result.name}, replica {number}"] = replace(result, **own)
     return found
@@ -143,7 +143,7 @@ def test_counters_are_the_ledger(results, timeline, name):
 def test_sequences_are_counted(results, timeline, name):
     for track, part in parts(results[name]).items():
         running, waiting = (timeline.counters[f"{track}/sequences/{kind}"] for kind in ("running", "waiting"))
-        begin, end = part.stays["start_ticks"] // 1000, part.stays["end_ticks"] // 1000
+        begin, end = part.residencies["start_ticks"] // 1000, part.residencies["end_ticks"] // 1000
         for ns, _ in running:
             assert at(running, ns) == ((begin <= ns) & (ns < end)).sum()
         assert running[-1][1] == 0 < max(value for _, value in running)
@@ -175,7 +175,7 @@ def test_preemptions_are_those_of_the_summary(results, timeline, name):
         assert [counted[number] for number in result.requests.index] == result.requests[column].fillna(0).tolist()
     # Whoever was on the device left it then.
     happened = {(one.values["request"], one.begin_ns) for one in instants}
-    ended = result.stays[result.stays["ended"].isin(("preempted", "swapped"))]
+    ended = result.residencies[result.residencies["ended"].isin(("preempted", "swapped"))]
     assert {(row.request, row.end_ticks // 1000) for row in ended.itertuples()} <= happened
 
 
@@ -205,7 +205,7 @@ def test_a_hundred_thousand_requests_are_as_many_slices(tmp_path):
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12).map(sorted))
 def test_lanes_do_not_overlap(intervals):
-    begin, end = [come for come, _ in intervals], [come + stay for come, stay in intervals]
+    begin, end = [come for come, _ in intervals], [come + residency for come, residency in intervals]
     taken = lanes(begin, end)
     for place, lane in enumerate(taken):
         earlier = [end[other] for other in range(place) if taken[other] == lane]

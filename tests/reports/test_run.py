@@ -35,8 +35,8 @@ from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import memory_table, requests_table
-from fragmeter.sim.metrics.stays import stays_table
 from fragmeter.sim.recording.blocks import NOBODY, BlockMap, record
 from fragmeter.sim.types.ticks import PER_SECOND
 from plan_cases import swapping_case
@@ -69,7 +69,7 @@ def test_spans_say_where_every_request_is(policy, case: Case):
     simulate(settings, workload, case.cost, observers=[watched])
     run = simulate(settings, workload, case.cost)
     requests = requests_table(run)
-    spans = request_spans(requests, stays_table(run))
+    spans = request_spans(requests, residencies_table(run))
     ran: set[int] = set()
     for now, queues in watched.seen.items():
         middle = (now + 0.5) / PER_SECOND
@@ -95,9 +95,11 @@ def test_a_timeline_of_many_requests_draws_some_and_says_so():
     count = 3 * MOST_REQUESTS
     requests = requests_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
     requests["arrival_ticks"] = np.arange(count)
-    stays = stays_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
-    stays = stays.assign(request=np.arange(count), sequence=np.arange(count), start_ticks=10**9 + np.arange(count))
-    figure = request_timeline(requests, stays.assign(first_token_ticks=2 * 10**9, end_ticks=3 * 10**9), "Many")
+    residencies = residencies_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+    residencies = residencies.assign(
+        request=np.arange(count), sequence=np.arange(count), start_ticks=10**9 + np.arange(count)
+    )
+    figure = request_timeline(requests, residencies.assign(first_token_ticks=2 * 10**9, end_ticks=3 * 10**9), "Many")
     decode = next(trace for trace in figure.data if trace.name == "decode")
     drawn = np.unique(decode.y[np.isfinite(decode.y)])
     assert len(drawn) == MOST_REQUESTS and {0, count - 1} <= set(drawn)

@@ -11,10 +11,10 @@ from fragmeter.reports.figures.figures import batch_over_time, throughput_over_t
 from fragmeter.reports.style.look import data_of
 from fragmeter.sim import Run, Workload, settings, simulate, summary
 from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.cluster.result import cluster_requests_table, cluster_stays_table
+from fragmeter.sim.cluster.result import cluster_requests_table, cluster_residencies_table
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import expand, requests_table, steps_table
-from fragmeter.sim.metrics.stays import stays_table
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import synthetic_pairs, workload
 
@@ -36,7 +36,7 @@ def run_of(policy: str, n: int = 1) -> Run:
 
 
 def spans_of(run: Run) -> pd.DataFrame:
-    return over_time(requests_table(run), stays_table(run), steps_table(run))
+    return over_time(requests_table(run), residencies_table(run), steps_table(run))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -46,14 +46,14 @@ def test_the_spans_add_up_to_the_run(policy, n):
     found, said = spans_of(run), summary(run)
     assert len(found) == MOST_SPANS and found["end_s"].iloc[-1] == said["duration"]
     assert found["output_tokens"].sum() == pytest.approx(said["total_output_tokens"], rel=1e-12)
-    assert found["prompt_tokens"].sum() == pytest.approx(run.book.rows["prefill_tokens"].sum(), rel=1e-12)
+    assert found["prompt_tokens"].sum() == pytest.approx(run.log.rows["prefill_tokens"].sum(), rel=1e-12)
     assert found[["running", "waiting", "output_tokens", "prompt_tokens"]].min().min() >= -1e-6
     span_s = said["duration"] / MOST_SPANS
     times = request_times(run)
     if n == 1:
         # Whoever was sent and is not done runs or waits.
         assert (found["running"] + found["waiting"]).sum() * span_s == pytest.approx(times.e2el_ms.sum() / 1e3)
-    if not (run.book.cuts["stay"] >= 0).any():
+    if not (run.log.evictions["residency"] >= 0).any():
         waited_s = (times.first_scheduled_ticks - times.arrival_ticks).sum() / PER_SECOND
         assert found["waiting"].sum() * span_s >= waited_s * (1 - 1e-9)
         assert n > 1 or found["waiting"].sum() * span_s == pytest.approx(waited_s)
@@ -64,7 +64,7 @@ def test_each_span_has_the_tokens_of_its_steps(policy):
     """Held to a list of all steps, each of which gives a token to all in it: no edge is off by more than its step."""
     run = run_of(policy)
     steps, found = expand(steps_table(run)), spans_of(run)
-    assert (np.asarray(run.book.rows["slope_ticks"]) > 0).any() and len(run.book.rows["steps"]) < len(steps) / 2
+    assert (np.asarray(run.log.rows["slope_ticks"]) > 0).any() and len(run.log.rows["steps"]) < len(steps) / 2
     ends, tokens = (steps["start_ticks"] + steps["ticks"]).to_numpy(), per_step(run)
     edges = (found["end_s"] * PER_SECOND).round().to_numpy()
     done = np.searchsorted(ends, edges + 1, side="right")
@@ -76,26 +76,26 @@ def test_each_span_has_the_tokens_of_its_steps(policy):
 
 def per_step(run: Run) -> np.ndarray:
     """Tokens of every step, in order."""
-    return np.repeat(run.book.rows["growing"], run.book.rows["steps"])
+    return np.repeat(run.log.rows["growing"], run.log.rows["steps"])
 
 
 @pytest.mark.parametrize(("policy", "n"), [("vllm-v1", 1), ("vllm-v1", 2), ("vllm-sosp23", 2)])
 def test_requests_are_counted_where_they_are(policy, n):
     """Span by span, by looking at 40 moments of each who is there."""
     run = run_of(policy, n)
-    found, times, stays = spans_of(run), request_times(run), stays_table(run)
+    found, times, residencies = spans_of(run), request_times(run), residencies_table(run)
     assert sum(summary(run)["preemptions"].values()) > 0
     for place in range(0, MOST_SPANS, 29):
         start, end = (found[name].iloc[place] * PER_SECOND for name in ("start_s", "end_s"))
         running, waiting = [], []
         for moment in start + (np.arange(40) + 0.5) * (end - start) / 40:
-            there = stays[(stays["start_ticks"] <= moment) & (moment < stays["end_ticks"])]
+            there = residencies[(residencies["start_ticks"] <= moment) & (moment < residencies["end_ticks"])]
             running.append(len(there))
             under_way = ((times.arrival_ticks <= moment) & (moment < times.finish_ticks)).sum()
             waiting.append(under_way - there["request"].nunique())
         # Each of those that come and go within the span is seen to 1 part in 40.
-        assert found["running"].iloc[place] == pytest.approx(np.mean(running), abs=len(stays) / 200)
-        assert found["waiting"].iloc[place] == pytest.approx(np.mean(waiting), abs=len(stays) / 200)
+        assert found["running"].iloc[place] == pytest.approx(np.mean(running), abs=len(residencies) / 200)
+        assert found["waiting"].iloc[place] == pytest.approx(np.mean(waiting), abs=len(residencies) / 200)
         steady = len(set(running)) == 1
         assert not steady or found["running"].iloc[place] == pytest.approx(running[0], abs=0.15)
 
@@ -104,7 +104,7 @@ def test_requests_are_counted_where_they_are(policy, n):
 def test_replicas_are_added_up(roles):
     run = simulate_cluster(settings(policy="vllm-v1"), load(), Cluster(**roles))
     steps = [steps_table(part).assign(replica=number) for number, part in enumerate(run.runs)]
-    found = over_time(cluster_requests_table(run), cluster_stays_table(run), pd.concat(steps, ignore_index=True))
+    found = over_time(cluster_requests_table(run), cluster_residencies_table(run), pd.concat(steps, ignore_index=True))
     assert found["output_tokens"].sum() == pytest.approx(cluster_summary(run)["total_output_tokens"])
 
 

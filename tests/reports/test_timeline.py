@@ -13,8 +13,8 @@ from fragmeter.reports.figures.figures import request_timeline
 from fragmeter.reports.figures.timeline import MOST_REQUESTS, request_spans
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim import Settings, simulate
+from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import requests_table
-from fragmeter.sim.metrics.stays import stays_table
 from fragmeter.traces import synthetic_pairs, workload
 
 
@@ -23,12 +23,12 @@ def spans(tmp_path_factory) -> tuple[pd.DataFrame, Path]:
     """What thousands of requests did, and a page of them; the pool runs short, and every seventh is left out."""
     load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 4200, seed=0, max_model_len=2048), request_rate=1.8)
     run = simulate(Settings(policy="vllm-sosp23", num_gpu_blocks_override=700), load)
-    stays = stays_table(run)
-    stays = stays[stays["request"] % 7 != 3]
-    figure = request_timeline(requests_table(run), stays, "Many")
+    residencies = residencies_table(run)
+    residencies = residencies[residencies["request"] % 7 != 3]
+    figure = request_timeline(requests_table(run), residencies, "Many")
     path = tmp_path_factory.mktemp("page") / "page.html"
     write_page(path, "Many", "", [Section("Requests over time", "", [figure])])
-    return request_spans(requests_table(run), stays), path
+    return request_spans(requests_table(run), residencies), path
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
         VLLM_AWAKE: ("vllm-sosp23", vllm, drawn.workload(), cost),
     }
     return {
-        name: drawn.total_tokens * PER_SECOND / simulate(settings(policy=policy, **more), work, at).book.end_ticks
+        name: drawn.total_tokens * PER_SECOND / simulate(settings(policy=policy, **more), work, at).log.end_ticks
         for name, (policy, more, work, at) in runs.items()
     }
 

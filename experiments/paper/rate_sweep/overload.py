@@ -60,9 +60,9 @@ class _Watch(Observer):
 
     def least_s(self) -> float:
         """The bound."""
-        work, stays = self._work, self._engine.ledger.stays.columns()
-        # Stays are in the order of time: a request starts with the first of its sequences' stays.
-        request = np.repeat(np.arange(len(work)), work.num_sequences)[stays["index"]]
+        work, residencies = self._work, self._engine.ledger.residencies.columns()
+        # Stays are in the order of time: a request starts with the first of its sequences' residencies.
+        request = np.repeat(np.arange(len(work)), work.num_sequences)[residencies["index"]]
         started, first = np.unique(request, return_index=True)
-        waited = (stays["start_ticks"][first] - work.arrival_ticks[started]) / PER_SECOND
+        waited = (residencies["start_ticks"][first] - work.arrival_ticks[started]) / PER_SECOND
         return float((waited / work.output_tokens[started]).sum()) / len(work)

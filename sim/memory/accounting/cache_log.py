@@ -1,4 +1,4 @@
-"""What was cached in a run, and what a prefix cache did, for the book and the summary."""
+"""What was cached in a run, and what a prefix cache did, for the run log and the summary."""
 
 from __future__ import annotations
 

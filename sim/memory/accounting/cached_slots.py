@@ -15,16 +15,16 @@ from functools import cached_property
 import numpy as np
 
 from ...types.exact import dot, total
-from .book import Book
 from .moments import first_row_of, iteration_of, ticks_of
+from .run_log import RunLog
 
 
 class CachedSlots:
-    """The integrals of the ``cached`` bucket over the log of a book."""
+    """The integrals of the ``cached`` bucket over the log of a run log."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._slots, self._moment = book.cache_changes["slots"], book.cache_changes["moment"]
+    def __init__(self, run_log: RunLog) -> None:
+        self._book = run_log
+        self._slots, self._moment = run_log.cache_changes["slots"], run_log.cache_changes["moment"]
 
     @cached_property
     def _ticks(self) -> np.ndarray:
@@ -45,7 +45,7 @@ class CachedSlots:
 
     def at_rows(self) -> np.ndarray:
         """Cached slots in the first step of every row, int64 [rows]."""
-        rows = len(self._book.row_clock)
+        rows = len(self._book.row_step)
         row = first_row_of(self._book, self._moment)
         changes = np.zeros(rows + 1, dtype=np.int64)
         np.add.at(changes, np.minimum(row, rows), self._slots)

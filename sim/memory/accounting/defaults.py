@@ -41,23 +41,23 @@ class MemoryDefaults:
         """See ``Memory``."""
         return 0
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("preempt a sequence")
 
-    def take_back(self, sequence: Sequence, clock: int) -> None:
+    def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("swap a sequence in")
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("prefill in chunks")
 
-    def stall(self, sequence: Sequence, clock: int) -> None:
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("stall a sequence")
 
-    def let_go(self, sequence: Sequence, clock: int) -> None:
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``."""
         raise self._cannot("release a stalled sequence")
 

@@ -12,7 +12,7 @@ Every slot of the pool is in exactly one bucket (semantics: first match wins)
     cached          reclaimable with its contents kept
     free            free
 
-A row of the book says where the buckets stand in its first step; in step j of it
+A row of the run log says where the buckets stand in its first step; in step j of it
 
     live(j) = live + growing * j                    held(j) = held + block_size * (blocks taken in 1..j)
     d(0) = first     d(j) = next + slope * (j - 1)  D(j) = d(0) + ... + d(j - 1)
@@ -34,10 +34,10 @@ import numpy as np
 
 from ...types.errors import SimulationFault
 from ...types.exact import dot, total
-from .book import Book
 from .cached_slots import CachedSlots
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import PageGroups
+from .run_log import RunLog
 
 BUCKETS = (
     "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
@@ -85,19 +85,19 @@ class Window:
 
 
 class Accounts:
-    """The integrals of a book, over any window whose edges the run knew of.
+    """The integrals of a run log, over any window with edges that the run knew of.
 
     Args:
         groups: KV groups whose slots are counted, those of others as free; None counts all.
     """
 
-    def __init__(self, book: Book, groups: PageGroups | None = None) -> None:
-        self.book, self._groups = book, groups or book.groups
-        self._cached = CachedSlots(book)
-        nothing = (np.broadcast_to(0, len(book.row_clock)),) * 3
-        self._growth = {"held": growth_moments(book) if book.paged else nothing}
+    def __init__(self, run_log: RunLog, groups: PageGroups | None = None) -> None:
+        self.log, self._groups = run_log, groups or run_log.groups
+        self._cached = CachedSlots(run_log)
+        nothing = (np.broadcast_to(0, len(run_log.row_step)),) * 3
+        self._growth = {"held": growth_moments(run_log) if run_log.paged else nothing}
         if self._groups.sliding:
-            self._growth["skipped"] = skip_moments(book)
+            self._growth["skipped"] = skip_moments(run_log)
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.
@@ -105,24 +105,24 @@ class Accounts:
         Raises:
             SimulationFault: A leap passes an edge, so the run was not told of this window.
         """
-        book, end_ticks = self.book, self.book.end_ticks if end_ticks is None else end_ticks
+        run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
         over_steps: Counter[str] = Counter()
         over_time: Counter[str] = Counter()
-        for start in range(0, len(book.row_clock), _CHUNK_ROWS):
-            rows = _Rows(book, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
+        for start in range(0, len(run_log.row_step), _CHUNK_ROWS):
+            rows = _Rows(run_log, self._growth, slice(start, start + _CHUNK_ROWS), start_ticks, end_ticks)
             over_steps.update(rows.over_steps())
             over_time.update(rows.over_time())
         # A step belongs to the window in which it starts.
-        first, stop = (int(book.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
+        first, stop = (int(run_log.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
         over_steps["cached"] += self._cached.over_steps(first, stop)
         over_time["cached"] += self._cached.over_time(start_ticks, end_ticks)
         tail_steps, tail_ticks = self._tail(first, stop, start_ticks, end_ticks)
-        capacity = book.capacity_slots
+        capacity = run_log.capacity_slots
         slot_ticks = self._buckets(over_time, tail_ticks, capacity * over_time["ticks"])
         # Where no step runs all is free or cached, but for what is pinned.
         idle_ticks = end_ticks - start_ticks - over_time["ticks"]
-        slot_ticks["free"] += (capacity - book.pinned_slots) * idle_ticks
-        slot_ticks["live"] += book.pinned_slots * idle_ticks
+        slot_ticks["free"] += (capacity - run_log.pinned_slots) * idle_ticks
+        slot_ticks["live"] += run_log.pinned_slots * idle_ticks
         return Window(
             start_ticks=start_ticks,
             end_ticks=end_ticks,
@@ -133,8 +133,8 @@ class Accounts:
         )
 
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
-        """block_tail over the window's steps and time: it comes once a stay and goes with it."""
-        tails = self.book.tails
+        """block_tail over the window's steps and time: it comes once a residency and goes with it."""
+        tails = self.log.tails
         steps = np.minimum(tails.leave_iteration, stop) - np.maximum(tails.come_iteration, first)
         ticks = np.minimum(tails.leave_ticks, end_ticks) - np.maximum(tails.come_ticks, start_ticks)
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
@@ -143,14 +143,14 @@ class Accounts:
         """The nine buckets from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
         tail = tail + sums["prefill_tail"]
-        if self.book.groups.sliding:
+        if self.log.groups.sliding:
             number, skipped = self._groups.number, self._groups.sliding * sums["skipped"]
             live, held, tail = number * live - skipped, number * held - skipped, number * tail
-        if self.book.paged:
+        if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = asked = held - tail
         past = held - tail - asked - sums["finished_hold"]
-        in_block = self.book.residue == "block_tail"
+        in_block = self.log.residue == "block_tail"
         return {
             "live": live,
             "reserved": target - live,
@@ -166,13 +166,13 @@ class Accounts:
     def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:
         """The classical index, 1 - longest free run / all that is free, as a mean over the iterations
         and over the time of a window; 0 where nothing is free, and where any free block serves."""
-        book, rows, end_ticks = self.book, self.book.rows, self.book.end_ticks if end_ticks is None else end_ticks
-        if book.paged or end_ticks <= start_ticks:
+        run_log, rows, end_ticks = self.log, self.log.rows, self.log.end_ticks if end_ticks is None else end_ticks
+        if run_log.paged or end_ticks <= start_ticks:
             return 0.0, 0.0
         start, end = rows["start_ticks"], rows["start_ticks"] + rows["ticks"]
         steps = np.where((start >= start_ticks) & (start < end_ticks), rows["iterations"], 0)
         ticks = np.maximum(np.minimum(end, end_ticks) - np.maximum(start, start_ticks), 0)
-        free = book.capacity_slots - rows["held"]
+        free = run_log.capacity_slots - rows["held"]
         # Summed once for each pair of runs, so that leaping and stepping agree in every bit.
         pairs, kind = np.unique(np.stack([rows["largest_free"], free]), axis=1, return_inverse=True)
         index = 1 - pairs[0] / np.maximum(pairs[1], 1)
@@ -184,12 +184,12 @@ class Accounts:
 
     def at_rows(self) -> dict[str, np.ndarray]:
         """Each bucket in the first step of every row, int64 [rows]: the ledger over time."""
-        book, rows = self.book, self.book.rows
-        tails = book.tails
-        tail = _level(book.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
+        run_log, rows = self.log, self.log.rows
+        tails = run_log.tails
+        tail = _level(run_log.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
         # A row that only swaps has the number of the one after it, but nobody runs in it.
         levels = {**rows, "cached": self._cached.at_rows()}
-        return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), book.capacity_slots)
+        return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
 
 
 def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
@@ -205,22 +205,22 @@ def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndar
 
 def _batch(rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """Sequences that gain a token in each row's first step."""
-    return np.where(rows["steps"] > 0, rows["growing"], rows["width"])
+    return np.where(rows["steps"] > 0, rows["growing"], rows["batch_size"])
 
 
 class _Rows:
-    """Some rows of the book as a window sees them: those inside it, and single steps across an edge."""
+    """Some rows of the run log as a window sees them: those inside it, and single steps across an edge."""
 
     def __init__(
-        self, book: Book, growth: Mapping[str, Moments], rows: slice, start_ticks: int, end_ticks: int
+        self, run_log: RunLog, growth: Mapping[str, Moments], rows: slice, start_ticks: int, end_ticks: int
     ) -> None:
-        columns = {name: column[rows] for name, column in book.rows.items()}
+        columns = {name: column[rows] for name, column in run_log.rows.items()}
         start, end = columns["start_ticks"], columns["start_ticks"] + columns["ticks"]
         inside = (start >= start_ticks) & (end <= end_ticks)
         across = ~inside & (end > start_ticks) & (start < end_ticks)
         if (columns["iterations"][across] > 1).any():
             raise SimulationFault("a leap passes the edge of a measurement window")
-        self._size = book.block_size
+        self._size = run_log.block_size
         self._inside = {name: column[inside] for name, column in columns.items()}
         self._growth = {name: [moment[rows][inside] for moment in moments] for name, moments in growth.items()}
         # A step across an edge counts where it starts, and its time on either side.

@@ -1,4 +1,4 @@
-"""The ledger's book: one row a leap, one a stay, written once and integrated afterwards.
+"""The ledger's run log: one row a leap, one a residency, written once and integrated afterwards.
 
 A leap is a span of steps over which nobody comes or goes. Within it every bucket is a polynomial
 in the step, or jumps in steps that the row tells, so a row of integers is all that has to be kept
@@ -20,7 +20,7 @@ LEAP = (
     "first_ticks",  # duration of the first step, which may prefill and swap
     "next_ticks",  # duration of the second step: one that only decodes
     "slope_ticks",  # by how much each later step is longer than the one before
-    "width",  # sequences that a step computes, ended ones of a static batch included
+    "batch_size",  # sequences that a step computes, ended ones of a static batch included
     "prefill_tokens",  # tokens prefilled in the first step, padding included
     "swap_ticks",  # part of the first step that moves blocks: to the host, from it, or copies on the device
     "waiting",  # requests in the queue after the step's admissions
@@ -35,7 +35,7 @@ METER = (
     "finished_hold",  # padding, and all that ended sequences hold
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
-    "prefill_tail",  # block_tail of sequences whose prefill goes on, less what stays count of one block twice
+    "prefill_tail",  # block_tail of sequences whose prefill goes on, less what residencies count of one block twice
     "skipped",  # slots of the blocks that each sliding group has given back
     "saved",  # slots that tables name again, after a first table or a pin
 )
@@ -45,10 +45,10 @@ DERIVED = (
     "decodes",  # sequences that decode in the first step; in later ones all do
     "iterations",  # as ``steps``, and one where the running ones pause for a prefill
 )
-#: Columns of a stay: a sequence on the device from an admission (or swap-in) on.
-STAY = ("index", "start_clock", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
-#: Columns of a cut: a stay that ended before its sequence did.
-CUT = ("index", "start_clock", "clock", "ticks", "swapped")
+#: Columns of a residency: a sequence on the device from an admission (or swap-in) on.
+RESIDENCY = ("index", "start_step", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
+#: Columns of a cut: a residency that ended before its sequence did.
+EVICTION = ("index", "start_step", "decode_step", "ticks", "swapped")
 #: What ``swapped`` says of a cut: the sequence is recomputed, comes back from the host, or stands still.
 STALLED = 2
 #: Columns of a chunk: part of a prefill that goes on after its step.
@@ -95,7 +95,7 @@ class Table:
 
 
 class Ledger:
-    """Append-only book of one replica's run: its rows, stays and cuts.
+    """Append-only run log of one replica's run: its rows, residencies and evictions.
 
     Args:
         meter: Columns that the memory fills, of ``METER``.
@@ -106,20 +106,28 @@ class Ledger:
 
     def __init__(self, meter: tuple[str, ...]) -> None:
         table = self.table_of
-        self.rows, self.stays, self.cuts = table(LEAP + meter), table(STAY), table(CUT)
+        self.rows, self.residencies, self.evictions = table(LEAP + meter), table(RESIDENCY), table(EVICTION)
         self.chunks, self.copies, self.host = table(CHUNK), table(COPY), table(HOST)
         #: Enter a leap that is over: the engine's columns and the memory's.
         self.enter = self.rows.append
 
-    def open(self, sequence: Sequence, clock: int, now: int) -> None:
-        """A sequence has its first (or next) token after the step that starts ``now``, step ``clock``."""
+    def open(self, sequence: Sequence, decode_step: int, now: int) -> None:
+        """A sequence has its first (or next) token after the step that starts ``now``, ``decode_step``."""
         recomputed = sequence.lost_tokens and max(0, sequence.lost_tokens - sequence.computed_tokens)
-        self.stays.append(
-            (sequence.index, clock, now, sequence.start_tokens, sequence.generated_tokens, sequence.kind, recomputed)
+        self.residencies.append(
+            (
+                sequence.index,
+                decode_step,
+                now,
+                sequence.start_tokens,
+                sequence.generated_tokens,
+                sequence.kind,
+                recomputed,
+            )
         )
         if not sequence.index % _SEAL_REQUESTS:
             self.rows.seal()
-            self.stays.seal()
+            self.residencies.seal()
 
     def chunk(self, sequence: Sequence, tokens: int, now: int) -> None:
         """A prefill goes on after the step that starts ``now`` and computes ``tokens`` of it."""
@@ -134,12 +142,14 @@ class Ledger:
         """So many blocks of the swap space are held from ``now`` on."""
         self.host.append((now, held_blocks))
 
-    def stall(self, sequence: Sequence, clock: int, now: int) -> None:
-        """A sequence computes nothing from step ``clock`` on, and keeps its blocks."""
-        self.cuts.append((sequence.index, sequence.start_clock, clock, now, STALLED))
+    def stall(self, sequence: Sequence, decode_step: int, now: int) -> None:
+        """A sequence computes nothing from ``decode_step`` on, and keeps its blocks."""
+        self.evictions.append((sequence.index, sequence.start_step, decode_step, now, STALLED))
 
-    def cut(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int, now: int) -> None:
-        """Sequences leave the device ``now``, before step ``clock``, and have to come back."""
+    def cut(
+        self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int, now: int
+    ) -> None:
+        """Sequences leave the device ``now``, before ``decode_step``, and have to come back."""
         for swapped, sequences in enumerate((preempted, swapped_out)):
             for sequence in sequences:
-                self.cuts.append((sequence.index, sequence.start_clock, clock, now, swapped))
+                self.evictions.append((sequence.index, sequence.start_step, decode_step, now, swapped))

@@ -1,20 +1,20 @@
 """When something happened, told by a memory, which knows neither ticks nor iterations.
 
-A memory knows how many rows the ledger has, and the decode clock. One number stands for each of
+A memory knows how many rows the ledger has, and the decode step. One number stands for each of
 
     at_row(r)        when row r was decided: who came, who was preempted
     after_row(r)     when row r was over, its prefill done
-    in_step(c)       in step c of the decode clock: who grew
+    in_step(c)       in step c of the decode step: who grew
     after_step(c)    when the clock came to c: who was done
 
-and when the run is over the book says which ticks and which iteration that was.
+and when the run is over the run log says which ticks and which iteration that was.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .book import Book
+from .run_log import RunLog
 
 _KINDS = 4
 _AT_ROW, _IN_STEP, _AFTER_STEP, _AFTER_ROW = range(_KINDS)
@@ -30,45 +30,45 @@ def after_row(row: int) -> int:
     return row * _KINDS + _AFTER_ROW
 
 
-def in_step(clock: int) -> int:
-    """The start of step ``clock``."""
-    return clock * _KINDS + _IN_STEP
+def in_step(decode_step: int) -> int:
+    """The start of ``decode_step``."""
+    return decode_step * _KINDS + _IN_STEP
 
 
-def after_step(clock: int) -> int:
+def after_step(decode_step: int) -> int:
     """The end of step ``clock - 1``, which may be long before the next step starts."""
-    return clock * _KINDS + _AFTER_STEP
+    return decode_step * _KINDS + _AFTER_STEP
 
 
-def ticks_of(book: Book, moments: np.ndarray) -> np.ndarray:
+def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Ticks of moments, int64."""
     number, kind = np.divmod(moments, _KINDS)
-    ticks = np.append(book.rows["start_ticks"], book.end_ticks)[np.where(kind == _AT_ROW, number, 0)]
-    for some, of_clock in ((kind == _IN_STEP, book.start_of), (kind == _AFTER_STEP, book.end_of)):
+    ticks = np.append(run_log.rows["start_ticks"], run_log.end_ticks)[np.where(kind == _AT_ROW, number, 0)]
+    for some, of_clock in ((kind == _IN_STEP, run_log.start_of), (kind == _AFTER_STEP, run_log.end_of)):
         ticks[some] = of_clock(number[some])
     row = number[kind == _AFTER_ROW]
-    ticks[kind == _AFTER_ROW] = book.rows["start_ticks"][row] + book.rows["ticks"][row]
+    ticks[kind == _AFTER_ROW] = run_log.rows["start_ticks"][row] + run_log.rows["ticks"][row]
     return ticks
 
 
-def iteration_of(book: Book, moments: np.ndarray) -> np.ndarray:
+def iteration_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Number of the first iteration from each moment on, int64."""
     number, kind = np.divmod(moments, _KINDS)
-    iteration = np.append(book.row_iteration, book.num_steps)[np.where(kind == _AT_ROW, number, 0)]
+    iteration = np.append(run_log.row_iteration, run_log.num_steps)[np.where(kind == _AT_ROW, number, 0)]
     in_step, after = kind == _IN_STEP, kind == _AFTER_STEP
-    iteration[in_step] = book.iteration_of(number[in_step])
-    iteration[after] = book.iteration_of(number[after] - 1) + 1
+    iteration[in_step] = run_log.iteration_of(number[in_step])
+    iteration[after] = run_log.iteration_of(number[after] - 1) + 1
     row = number[kind == _AFTER_ROW]
-    iteration[kind == _AFTER_ROW] = book.row_iteration[row] + book.rows["iterations"][row]
+    iteration[kind == _AFTER_ROW] = run_log.row_iteration[row] + run_log.rows["iterations"][row]
     return iteration
 
 
-def first_row_of(book: Book, moments: np.ndarray) -> np.ndarray:
+def first_row_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """The first row that starts at each moment or after it, int64."""
     number, kind = np.divmod(moments, _KINDS)
-    row = np.where(kind == _AFTER_STEP, np.searchsorted(book.row_clock, number, side="left"), number)
+    row = np.where(kind == _AFTER_STEP, np.searchsorted(run_log.row_step, number, side="left"), number)
     row += kind == _AFTER_ROW
     # Of rows with one clock it is the last that has steps.
-    last = np.searchsorted(book.row_clock, number, side="right") - 1
-    begins = book.row_clock[np.maximum(last, 0)] == number
+    last = np.searchsorted(run_log.row_step, number, side="right") - 1
+    begins = run_log.row_step[np.maximum(last, 0)] == number
     return np.where(kind == _IN_STEP, last + ~begins, row)

@@ -35,15 +35,15 @@ class Parents(Generic[Kept]):
         """How many requests that will be served go on from each, int64 [n]."""
         self._children = children.tolist()
 
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
+    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
         them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        return self._joining or (parent in self._running and not self._got_to(parent, tokens, clock))
+        return self._joining or (parent in self._running and not self._got_to(parent, tokens, decode_step))
 
-    def _got_to(self, parent: int, tokens: int, clock: int) -> bool:
-        """Whether a parent runs and has computed so many tokens before step ``clock``."""
-        return parent in self._running and self._running[parent].held_tokens(clock) >= tokens
+    def _got_to(self, parent: int, tokens: int, decode_step: int) -> bool:
+        """Whether a parent runs and has computed so many tokens before ``decode_step``."""
+        return parent in self._running and self._running[parent].held_tokens(decode_step) >= tokens
 
     def _give_up(self, parent: int) -> object:
         """What a parent keeps is kept no more."""

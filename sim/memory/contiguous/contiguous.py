@@ -116,7 +116,7 @@ class ContiguousMemory(MemoryDefaults):
 
     addresses: FirstFitArena | None = None
     moves: Moves | None = None
-    #: What ``pass_steps`` tells the ledger.
+    #: What ``advance`` tells the ledger.
     meter = METER[:8]
     #: The bucket of slots that are held past what was asked for.
     residue = "round_up"
@@ -183,26 +183,26 @@ class ContiguousMemory(MemoryDefaults):
         """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""
         return 0
 
-    def transaction(self, clock: int) -> ContiguousTransaction:
-        """The tentative reservations of step ``clock``; one at a time."""
+    def transaction(self, decode_step: int) -> ContiguousTransaction:
+        """The tentative reservations of ``decode_step``; one at a time."""
         self._transaction = ContiguousTransaction(self)
         return self._transaction
 
-    def look_up(self, sequence: Sequence, clock: int) -> None:
+    def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Nothing is found: where requests have no parents, a prompt is computed."""
 
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
+    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a sequence may be more in a later step: nothing ever is."""
         return False
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """The step's next reservation becomes the holding of a sequence that starts in step ``clock``."""
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """The step's next reservation becomes the holding of a sequence that starts in ``decode_step``."""
         tokens, slots, start = self._transaction.places.popleft()
         padding = max(0, padded_tokens - sequence.prompt_tokens)
         sequence.grant = Grant(tokens, slots, padding, start)
         self.used_slots += slots
         self.growing += 1
-        self._lag += sequence.start_tokens - clock
+        self._lag += sequence.start_tokens - decode_step
         self._target += self._final(sequence)
         self._asked += self._asked_for(sequence)
         self._finished_hold += padding
@@ -211,10 +211,10 @@ class ContiguousMemory(MemoryDefaults):
         """Free slots after so many steps: the same, as whatever grows grows into what it has reserved."""
         return self.capacity_slots - self.used_slots
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """What the ledger integrates, see ``meter``."""
         # Where nobody decodes all is as after the last step.
-        live = self.growing * (state.clock if steps else state.clock - 1) + self._lag
+        live = self.growing * (state.decode_step if steps else state.decode_step - 1) + self._lag
         held, free = self.used_slots, self.largest_free_slots()
         stranded = self.stranded_slots(self._transaction.blocked_blocks)
         return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free
@@ -223,8 +223,8 @@ class ContiguousMemory(MemoryDefaults):
         """Slots of the longest run of free blocks; all that are free where reservations have no position."""
         return self.capacity_slots - self.used_slots
 
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
-        """Sequences whose last token came out before step ``clock`` give their slots back."""
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences whose last token came out before ``decode_step`` give their slots back."""
         for sequence in finished:
             grant = sequence.grant
             self._end(sequence)
@@ -233,7 +233,7 @@ class ContiguousMemory(MemoryDefaults):
 
     def _end(self, sequence: Sequence) -> None:
         self.growing -= 1
-        self._lag -= sequence.start_tokens - sequence.start_clock
+        self._lag -= sequence.start_tokens - sequence.start_step
         self._target -= self._final(sequence)
         self._asked -= self._asked_for(sequence)
 
@@ -251,7 +251,7 @@ class BatchMemory(ContiguousMemory):
 
     leaves_together = True
 
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         for sequence in finished:
             self._end(sequence)
             self._finished_hold += sequence.grant.tokens - sequence.grant.padding

@@ -23,7 +23,7 @@ class _Copies(ContiguousMemory):
         super().__init__(num_blocks, block_size, *arena)
         self._copied_slots = 0
         self._beams: dict[Group, None] = {}
-        self._branched_clock = -1
+        self._branched_step = -1
 
     def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
         """Slots of a piece that are copied to another, of which so many hold tokens."""
@@ -34,44 +34,44 @@ class _Copies(ContiguousMemory):
         slots, self._copied_slots = self._copied_slots, 0
         return slots
 
-    def transaction(self, clock: int) -> ContiguousTransaction:
+    def transaction(self, decode_step: int) -> ContiguousTransaction:
         """See ``ContiguousMemory``; before anything is decided, the beams find their parents."""
-        if self._beams and clock != self._branched_clock:
-            self._branched_clock = clock
+        if self._beams and decode_step != self._branched_step:
+            self._branched_step = decode_step
             for group in self._beams:
                 if group.ancestry is None:
                     raise SimulationFault("beams have no ancestry")
                 replaced = group.ancestry.replaced(len(group.members))
-                held = group.leader.held_tokens(clock)
+                held = group.leader.held_tokens(decode_step)
                 slots = self._slots_to_copy(group.leader.grant, held)
                 self._copied_slots += len(replaced) * slots
                 for dead, parent in replaced:
                     self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, slots)
-        return super().transaction(clock)
+        return super().transaction(decode_step)
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
         group = sequence.group
         if group is not None and sequence.kind == FORKED:
             slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
             self._copied_slots += slots
             self.tell_of_copy(group.leader.grant, sequence.grant, slots)
-            self._grow(sequence, clock)
+            self._grow(sequence, decode_step)
             if group.ancestry:
                 self._beams[group] = None
                 self.searches = True
             return
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
         for sibling in () if group is None else group.siblings:
-            super().admit(sibling, clock, padded_tokens, past)
+            super().admit(sibling, decode_step, padded_tokens, past)
             self.growing -= 1
-            self._lag -= sibling.start_tokens - clock
+            self._lag -= sibling.start_tokens - decode_step
 
-    def _grow(self, sibling: Sequence, clock: int) -> None:
+    def _grow(self, sibling: Sequence, decode_step: int) -> None:
         self.growing += 1
-        self._lag += sibling.start_tokens - clock
+        self._lag += sibling.start_tokens - decode_step
 
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``ContiguousMemory``; siblings that had nothing to generate give back their pieces with the leader."""
         for sequence in finished:
             group = sequence.group
@@ -79,14 +79,14 @@ class _Copies(ContiguousMemory):
                 self._beams.pop(group, None)
                 self.searches = bool(self._beams)
                 if not group.forked:
-                    self._give_back_empty(group.siblings, sequence.start_clock)
-            super().release((sequence,), clock)
+                    self._give_back_empty(group.siblings, sequence.start_step)
+            super().release((sequence,), decode_step)
 
-    def _give_back_empty(self, siblings: tuple[Sequence, ...], clock: int) -> None:
+    def _give_back_empty(self, siblings: tuple[Sequence, ...], decode_step: int) -> None:
         for sibling in siblings:
-            sibling.start_clock = clock
-            self._grow(sibling, clock)
-        super().release(siblings, clock)
+            sibling.start_step = decode_step
+            self._grow(sibling, decode_step)
+        super().release(siblings, decode_step)
 
 
 class CopyingMemory(_Copies, ContiguousMemory):

@@ -100,7 +100,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         """Blocks of the pieces that were given up for want of room."""
         return self._evicted_slots // self.block_size
 
-    def transaction(self, clock: int) -> DialogueTransaction:
+    def transaction(self, decode_step: int) -> DialogueTransaction:
         """See ``ContiguousMemory``."""
         self._promised.clear()
         self._joining = False
@@ -108,10 +108,10 @@ class _Kept(Parents[Grant], ContiguousMemory):
         self._transaction.free_slots -= self._kept_slots
         return self._transaction
 
-    def look_up(self, sequence: Sequence, clock: int) -> None:
+    def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        there = parent in self.kept or self._got_to(parent, tokens, clock)
+        there = parent in self.kept or self._got_to(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if there else 0
 
     def promise(self, sequence: Sequence) -> None:
@@ -163,9 +163,9 @@ class _Kept(Parents[Grant], ContiguousMemory):
         self.give_place(grant)
         return grant.slots
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``ContiguousMemory``; what the parent computed is copied, unless the sequence is in its place."""
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
         self._running[sequence.index] = sequence
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         if sequence.index not in self._in_place:
@@ -186,7 +186,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         slots, self._copied_slots = self._copied_slots, 0
         return slots
 
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``ContiguousMemory``; who has children keeps its piece for them."""
         for sequence in finished:
             del self._running[sequence.index]
@@ -205,10 +205,10 @@ class _Kept(Parents[Grant], ContiguousMemory):
         """See ``ContiguousMemory``."""
         return self.capacity_slots - self.used_slots - self._kept_slots
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``ContiguousMemory``; what is kept is told apart."""
         self.cache_log.enter_row(self._kept_slots)
-        return super().pass_steps(state, steps)
+        return super().advance(state, steps)
 
 
 class DialogueContiguousMemory(_Kept, ContiguousMemory):

@@ -37,23 +37,23 @@ from .paged import BlockTables, PagedTransaction
 class CachedTransaction(PagedTransaction):
     """As ``PagedTransaction``; grants are made at once."""
 
-    __slots__ = ("clock", "found", "given_up", "seeker")
+    __slots__ = ("decode_step", "found", "given_up", "seeker")
     memory: CachedMemory
-    clock: int
+    decode_step: int
     #: Who looked up last and was not granted, and what was found.
     seeker: Sequence | None
     found: list[int]
     given_up: Counter[int]
 
-    def begin(self, clock: int) -> None:
-        """Nothing is granted yet in step ``clock``."""
-        self.clock = clock
+    def begin(self, decode_step: int) -> None:
+        """Nothing is granted yet in ``decode_step``."""
+        self.decode_step = decode_step
         self.seeker, self.found, self.given_up = None, [], Counter()
 
     def lacking(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
         tables = self.memory.tables
-        tables.grow_until(self.clock + 1)
+        tables.grow_until(self.decode_step + 1)
         self.seeker, self.found = sequence, tables.look_up(sequence)
         references = tables.pool.reference_counts
         held = sum(references[block] > 0 for block in self.found)
@@ -69,10 +69,10 @@ class CachedTransaction(PagedTransaction):
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
-        self.memory.tables.grow_until(self.clock + 1)
+        self.memory.tables.grow_until(self.decode_step + 1)
         self.memory.tables.hold(sequence, tokens)
 
-    def reclaimed(self, sequence: Sequence, clock: int) -> int:
+    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
         """See ``PagedTransaction``: blocks that no other table names but those given up before."""
         table, given_up = self.memory.tables.tables[sequence], self.given_up
         references = self.memory.tables.pool.reference_counts
@@ -103,29 +103,29 @@ class CachedMemory(ChunkedMemory):
         """Blocks that were taken while they could still be found."""
         return self.tables.pool.evicted_blocks
 
-    def transaction(self, clock: int) -> CachedTransaction:
-        self.tables.grow_until(clock)
-        super().transaction(clock)
-        self._transaction.begin(clock)
+    def transaction(self, decode_step: int) -> CachedTransaction:
+        self.tables.grow_until(decode_step)
+        super().transaction(decode_step)
+        self._transaction.begin(decode_step)
         return self._transaction
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
-        super().prefill(sequence, clock)
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
+        super().prefill(sequence, decode_step)
         self._count_shared_once()
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        super().admit(sequence, clock, padded_tokens, past)
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        super().admit(sequence, decode_step, padded_tokens, past)
         self._count_shared_once()
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
-        super().release(leaving, clock)
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        super().release(leaving, decode_step)
         self._count_shared_once()
         # Also of victims: somebody decoded in the step before.
-        self.cache_log.settle(self.tables.pool.num_cached, after_step(clock))
+        self.cache_log.settle(self.tables.pool.num_cached, after_step(decode_step))
 
-    def let_go(self, sequence: Sequence, clock: int) -> None:
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``ChunkedMemory``; between two rows of the ledger."""
-        super().let_go(sequence, clock)
+        super().drop(sequence, decode_step)
         self._count_shared_once()
         self.cache_log.settle(self.tables.pool.num_cached, at_row(self.cache_log.row))
 
@@ -146,15 +146,15 @@ class CachedMemory(ChunkedMemory):
         author = seeker and self.tables.author_of(seeker, place)
         if author is None:
             return steps
-        until = (place + 1) * self.block_size - author.lag - state.clock
+        until = (place + 1) * self.block_size - author.lag - state.decode_step
         if until < 1:
             raise SimulationFault(f"request {author.index} has filled block {place} and did not publish it")
         return min(steps, until)
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``ChunkedMemory``; slots that are shared are live once."""
         self.cache_log.row += 1
-        live, held, tail = super().pass_steps(state, steps)
+        live, held, tail = super().advance(state, steps)
         return live - self._shared * self.block_size, held, tail
 
 
@@ -218,19 +218,19 @@ class CachedTables(BlockTables):
         if names:
             self._authors[run_of(names[-1])] = sequence
 
-    def grow_until(self, clock: int) -> None:
+    def grow_until(self, decode_step: int) -> None:
         """See ``BlockTables``; in each step the blocks that it fills are published."""
         start, members, size = self._grown_until, self._members, self._block_size
-        if clock <= start:
+        if decode_step <= start:
             return
-        for step in range(start, clock + 1):
+        for step in range(start, decode_step + 1):
             growing = members[step % size]
             # Who takes a block in a step filled one in the step before.
             if growing and step > start:
                 self._publish_last(growing)
-            if growing and step < clock:
+            if growing and step < decode_step:
                 self._take(growing, in_step(step))
-        self._grown_until = clock
+        self._grown_until = decode_step
 
     def _publish_last(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:

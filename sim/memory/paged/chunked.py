@@ -27,48 +27,48 @@ class ChunkedMemory(PagedMemory):
         super().__init__(num_blocks, block_size, host_blocks, ids)
         self._whole_prompts = whole_prompts
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
-        """Blocks for the tokens of a prefill that goes on, those of the chunk in step ``clock`` included."""
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
+        """Blocks for the tokens of a prefill that goes on, those of the chunk in ``decode_step`` included."""
         tokens = sequence.start_tokens if self._whole_prompts else sequence.computed_tokens
         blocks = -(-tokens // self.block_size)
         self.free -= blocks - self.partial.get(sequence, 0)
         self.partial[sequence] = blocks
         if self.tables:
-            self.tables.grow_until(clock + 1)
+            self.tables.grow_until(decode_step + 1)
             self.tables.hold(sequence, tokens)
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; what the prefill held becomes part of it."""
         self.free += self.partial.pop(sequence, 0)
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
 
-    def stall(self, sequence: Sequence, clock: int) -> None:
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
         """A running sequence grows no more and keeps its blocks."""
         size, ahead = self.block_size, 1 - sequence.lag
         phase = ahead % size
         self._phases[phase] -= 1
         self._phases[phase + size] -= 1
-        self.partial[sequence] = (clock - ahead - 1) // size + 1
+        self.partial[sequence] = (decode_step - ahead - 1) // size + 1
         if self.tables:
-            self.tables.grow_until(clock)
+            self.tables.grow_until(decode_step)
             self.tables.park(sequence, phase)
 
-    def let_go(self, sequence: Sequence, clock: int) -> None:
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
         """One that stands still, or whose prefill goes on, gives up its blocks."""
         self.free += self.partial.pop(sequence)
         if self.tables:
-            self.tables.grow_until(clock)
+            self.tables.grow_until(decode_step)
             self.tables.drop(sequence)
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its blocks too."""
         for sequence in preempted:
             if sequence in self.partial:
-                ChunkedMemory.let_go(self, sequence, clock)
-        super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
+                ChunkedMemory.drop(self, sequence, decode_step)
+        super().evict(tuple(s for s in preempted if s.start_step != NOT_DECODING), swapped_out, decode_step)
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with the tokens of the prefills that go on, and their block_tail."""
-        live, held = super().pass_steps(state, steps)
+        live, held = super().advance(state, steps)
         tail = sum(max(0, blocks * self.block_size - s.target_tokens) for s, blocks in self.partial.items())
         return live + sum(s.computed_tokens for s in self.partial), held, tail

@@ -123,22 +123,22 @@ class DeferredMemory(PagedMemory):
         """See ``PagedMemory``: pages that are mapped and in no table."""
         return self.regions.cached
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; the pages of a region that was left are used first."""
         pages = -(-(sequence.start_tokens - 1 + past) // self.block_size)
         unmapped = self.free - self.regions.cached
         used = self.regions.enter(sequence, pages)
         self.regions.unmap(pages - len(used) - unmapped)
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``; what was mapped stays mapped."""
         for sequence in leaving:
-            self.regions.leave(sequence, [0] * -(-sequence.held_tokens(clock) // self.block_size))
-        super().release(leaving, clock)
+            self.regions.leave(sequence, [0] * -(-sequence.held_tokens(decode_step) // self.block_size))
+        super().release(leaving, decode_step)
         self.cached_level.end_row(self.regions.cached)
 
-    def steps_settled(self, clock: int, limit: int) -> int:
+    def steps_settled(self, decode_step: int, limit: int) -> int:
         """See ``PagedMemory``.
 
         Perhaps fewer than the truth, where pages that are spare by then will have been unmapped.
@@ -146,23 +146,23 @@ class DeferredMemory(PagedMemory):
         regions, size = self.regions, self.block_size
         own = 0
         for sequence, spare in regions.spare.items():
-            ahead = -sequence.held_tokens(clock) % size
+            ahead = -sequence.held_tokens(decode_step) % size
             if not ahead:
                 own += 1
                 # Into another of its pages as soon as this one is full.
                 ahead = size if len(spare) > 1 else limit
             limit = min(limit, ahead)
-        unmapped = max(0, self.free - regions.cached - (self.growth(clock, 1) - own))
-        if limit > 1 and self.growth(clock + 1, limit - 1) > unmapped:
-            return 1 + self.steps_within(clock + 1, unmapped)
+        unmapped = max(0, self.free - regions.cached - (self.growth(decode_step, 1) - own))
+        if limit > 1 and self.growth(decode_step + 1, limit - 1) > unmapped:
+            return 1 + self.steps_within(decode_step + 1, unmapped)
         return limit
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``."""
         if steps and self.regions.cached:
-            self._map_first(state.clock)
+            self._map_first(state.decode_step)
         self.cached_level.enter_row(self.regions.cached)
-        return super().pass_steps(state, steps)
+        return super().advance(state, steps)
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``."""
@@ -171,14 +171,14 @@ class DeferredMemory(PagedMemory):
         regions = self.tables.regions
         return np.fromiter(chain(*regions.deferred, *regions.spare.values()), dtype=np.int64)
 
-    def _map_first(self, clock: int) -> None:
-        """Pages for the growth of step ``clock``: spare ones, unmapped ones, and those of others."""
+    def _map_first(self, decode_step: int) -> None:
+        """Pages for the growth of ``decode_step``: spare ones, unmapped ones, and those of others."""
         regions, size = self.regions, self.block_size
         unmapped = self.free - regions.cached
-        own = [sequence for sequence in regions.spare if not sequence.held_tokens(clock) % size]
+        own = [sequence for sequence in regions.spare if not sequence.held_tokens(decode_step) % size]
         for sequence in own:
             regions.grow(sequence)
-        regions.unmap(self.growth(clock, 1) - len(own) - unmapped)
+        regions.unmap(self.growth(decode_step, 1) - len(own) - unmapped)
 
 
 class PagePool(BlockPool):
@@ -216,14 +216,14 @@ class RegionTables(BlockTables):
         self.pool.reuse(used)
         self.tables[sequence] = used + self._map(pages - len(used))
 
-    def grow_until(self, clock: int) -> None:
+    def grow_until(self, decode_step: int) -> None:
         """See ``BlockTables``; into spare pages where a sequence has them."""
-        for step in range(self._grown_until, clock):
+        for step in range(self._grown_until, decode_step):
             members = self._members[step % self._block_size]
             others = [sequence for sequence in members if not self._grow_into_spare(sequence)]
             for sequence, page in zip(others, self._map(len(others)), strict=True):
                 self.tables[sequence].append(page)
-        self._grown_until = max(clock, self._grown_until)
+        self._grown_until = max(decode_step, self._grown_until)
 
     def _grow_into_spare(self, sequence: Sequence) -> bool:
         """Whether the sequence had a spare page, which it uses now."""

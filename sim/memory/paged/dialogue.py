@@ -73,23 +73,23 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         # Blocks that those admissions name or copy.
         self._claimed: set[int] = set()
 
-    def transaction(self, clock: int) -> PagedTransaction:
+    def transaction(self, decode_step: int) -> PagedTransaction:
         """See ``PagedMemory``."""
         self._promised.clear()
         self._joining = False
         self._taken.clear()
         self._claimed.clear()
-        self.tables.grow_until(clock)
-        return super().transaction(clock)
+        self.tables.grow_until(decode_step)
+        return super().transaction(decode_step)
 
     def go_on(self, need: int) -> None:
         """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
         self._make_free(min(need, self.free))
 
-    def look_up(self, sequence: Sequence, clock: int) -> None:
+    def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
-        found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, clock)
+        found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if found else 0
 
     def promise(self, sequence: Sequence) -> None:
@@ -108,11 +108,11 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         """Whether the pool could hold it beside the block that it copies."""
         return -(-sequence.start_tokens // self.block_size) < self.num_blocks
 
-    def _is_there(self, parent: int, tokens: int, clock: int) -> bool:
+    def _is_there(self, parent: int, tokens: int, decode_step: int) -> bool:
         if parent in self.kept:
             # Who takes the table over leaves nothing to others that look it up in this step.
             return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
-        return self._got_to(parent, tokens, clock)
+        return self._got_to(parent, tokens, decode_step)
 
     def _takes(self, sequence: Sequence) -> bool:
         """Whether it rolls back a parent that nobody else counts on in this step."""
@@ -143,15 +143,15 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         again += start.copied is not None
         return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
 
-    def held_blocks(self, leader: Sequence, clock: int) -> int:
+    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
         """Blocks that are free, or cached, when a sequence leaves: those that no other running one names."""
         return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[leader])
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
         start, size, before = self._start(sequence), self.block_size, sequence.start_tokens - 1 + past
         # Of the coming step, which is none where all stand still.
-        opens = 0 if past else self._phases[clock % size] + (not before % size)
+        opens = 0 if past else self._phases[decode_step % size] + (not before % size)
         for block in start.shared:
             self._name(block)
         if start.parent is not None:
@@ -161,7 +161,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
         self.tables.tables[sequence] = list(start.shared)
         self._running[sequence.index] = sequence
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
         self.tables.copy(start.copied, sequence, len(start.shared))
         self._recount()
 
@@ -175,9 +175,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         else:
             self.cached_blocks -= 1
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``; who has children keeps its table for them."""
-        self.tables.grow_until(clock)
+        self.tables.grow_until(decode_step)
         leaving = tuple(leaving)
         for sequence in leaving:
             if self._children[sequence.index]:
@@ -185,25 +185,25 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
                 for block in table:
                     self.tables.pool.share(block)
                 self.kept[sequence.index] = list(table)
-        self._leave(leaving, clock)
+        self._leave(leaving, decode_step)
         for sequence in leaving:
             self._has_no_more_use_for(self._parent[sequence.index])
         self._recount()
         self.cache_log.end_row(self.cached_blocks)
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; victims keep nothing."""
-        self.tables.grow_until(clock)
-        self._leave(preempted, clock)
-        self._make_free(self._phases[clock % self.block_size])
+        self.tables.grow_until(decode_step)
+        self._leave(preempted, decode_step)
+        self._make_free(self._phases[decode_step % self.block_size])
 
-    def _leave(self, leaving: tuple[Sequence, ...], clock: int) -> None:
+    def _leave(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
         for sequence in leaving:
             del self._running[sequence.index]
             for block in self.tables.tables[sequence]:
                 self._unname(block)
             # One by one: the pool then says whether a kept table names a block.
-            super().release((sequence,), clock)
+            super().release((sequence,), decode_step)
         self._recount()
 
     def _unname(self, block: int) -> None:
@@ -263,9 +263,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         slots, self._copied_blocks = self._copied_blocks * self.block_size, 0
         return slots
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; with what tables name again."""
-        live, held = super().pass_steps(state, steps)
+        live, held = super().advance(state, steps)
         self.cache_log.enter_row(self.cached_blocks)
         saved = self._saved_blocks * self.block_size
         return live - saved, held, saved
@@ -274,9 +274,9 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 class DialogueTables(BlockTables):
     """Block tables that may begin with blocks of others."""
 
-    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
-        """See ``BlockTables``; the slot of step ``clock`` itself comes in its turn, with all the others'."""
-        self.grow_until(clock + past)
+    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
+        """See ``BlockTables``; the slot of ``decode_step`` itself comes in its turn, with all the others'."""
+        self.grow_until(decode_step + past)
         self.hold(sequence, sequence.start_tokens - 1 + past)
         self.join(sequence, phase)
 

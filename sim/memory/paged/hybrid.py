@@ -72,19 +72,19 @@ class HybridTransaction(PagedTransaction):
         more = -(-(computed + tokens) // self.block_size) - holding.blocks
         return memory.pages(more, memory.skipped.of(computed) - holding.skipped)
 
-    def exchange(self, sequence: Sequence, clock: int) -> tuple[int, int]:
-        """Pages that a decoding sequence gives back in step ``clock``, and then takes."""
-        memory, held = self.memory, sequence.held_tokens(clock)
-        back = memory.skipped.of(held) - memory.skipped.so_far(sequence, clock)
+    def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
+        """Pages that a decoding sequence gives back in ``decode_step``, and then takes."""
+        memory, held = self.memory, sequence.held_tokens(decode_step)
+        back = memory.skipped.of(held) - memory.skipped.so_far(sequence, decode_step)
         return memory.groups.sliding * back, self.groups * (held % self.block_size == 0)
 
-    def reclaimed(self, sequence: Sequence, clock: int) -> int:
-        """Pages that come free if a sequence gives way before step ``clock``: those that it holds."""
+    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
+        """Pages that come free if a sequence gives way before ``decode_step``: those that it holds."""
         memory = self.memory
         if sequence in memory.prefills:
             return memory.pages(*memory.prefills[sequence][:2])
-        blocks = -(-sequence.held_tokens(clock) // self.block_size)
-        return memory.pages(blocks, memory.skipped.so_far(sequence, clock))
+        blocks = -(-sequence.held_tokens(decode_step) // self.block_size)
+        return memory.pages(blocks, memory.skipped.so_far(sequence, decode_step))
 
 
 class HybridMemory(PagedMemory):
@@ -117,60 +117,60 @@ class HybridMemory(PagedMemory):
         """Pages of all groups where a full one has ``blocks`` and a sliding one has given back ``skipped`` of them."""
         return self.groups.number * blocks - self.groups.sliding * skipped
 
-    def transaction(self, clock: int) -> HybridTransaction:
-        """The tentative grants of step ``clock``; one at a time."""
+    def transaction(self, decode_step: int) -> HybridTransaction:
+        """The tentative grants of ``decode_step``; one at a time."""
         transaction = self._transaction
         transaction.free = self.free
-        transaction.takes = self.groups.number * self._phases[clock % self.block_size]
-        transaction.need = transaction.takes - self.groups.sliding * self.skipped.in_step(clock)
+        transaction.takes = self.groups.number * self._phases[decode_step % self.block_size]
+        transaction.need = transaction.takes - self.groups.sliding * self.skipped.in_step(decode_step)
         return transaction
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
-        """Pages for the tokens of a prefill that goes on, those of the chunk in step ``clock`` included."""
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
+        """Pages for the tokens of a prefill that goes on, those of the chunk in ``decode_step`` included."""
         before, computed = self.prefills.get(sequence, _NOTHING), sequence.computed_tokens
         start = before.computed_tokens
         after = Partial(-(-computed // self.block_size), self.skipped.of(start), computed)
         self._hold(after.blocks - before.blocks, after.skipped - before.skipped)
         self.prefills[sequence] = after
         if self.group_tables:
-            self.group_tables.grow_until(clock + 1)
+            self.group_tables.grow_until(decode_step + 1)
             self.group_tables.reach(sequence, start, computed)
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; what the prefill held becomes part of it."""
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
         held, skipped = self.prefills.pop(sequence, _NOTHING), self.skipped.of(sequence.computed_tokens)
         self._hold(-(-(before + past) // size) - held.blocks, skipped - held.skipped)
-        phase = (clock - before) % size
+        phase = (decode_step - before) % size
         phases[phase] += 1
         phases[phase + size] += 1
-        self.skipped.join(sequence, before + 1 - clock, skipped)
+        self.skipped.join(sequence, before + 1 - decode_step, skipped)
         if self.group_tables:
-            self.group_tables.grow_until(clock + 1)
-            self.group_tables.join(sequence, clock)
+            self.group_tables.grow_until(decode_step + 1)
+            self.group_tables.join(sequence, decode_step)
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; a prefill that goes on gives up its pages too."""
         for sequence in preempted:
             if sequence in self.prefills:
                 held = self.prefills.pop(sequence)
                 self._hold(-held.blocks, -held.skipped)
                 if self.group_tables:
-                    self.group_tables.grow_until(clock)
+                    self.group_tables.grow_until(decode_step)
                     self.group_tables.drop(sequence)
-        super().evict(tuple(s for s in preempted if s.start_clock != NOT_DECODING), swapped_out, clock)
+        super().evict(tuple(s for s in preempted if s.start_step != NOT_DECODING), swapped_out, decode_step)
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
         size, phases = self.block_size, self._phases
         if self.group_tables:
-            self.group_tables.grow_until(clock)
+            self.group_tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
             phase = ahead % size
             phases[phase] -= 1
             phases[phase + size] -= 1
-            self._hold((ahead - clock) // size, -self.skipped.leave(sequence, clock))
+            self._hold((ahead - decode_step) // size, -self.skipped.leave(sequence, decode_step))
             if self.group_tables:
                 self.group_tables.drop(sequence)
 
@@ -183,14 +183,14 @@ class HybridMemory(PagedMemory):
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """Steps from the coming one on in which every sequence finds its pages, whoever takes first, with
         ``blocks`` free before them; perhaps fewer than the truth."""
-        alike = self.skipped.steps_alike(state.clock)
+        alike = self.skipped.steps_alike(state.decode_step)
         # Nobody takes more than a page a group in so many steps, even if nothing comes back.
-        safe = blocks // (self.groups.number * state.width) * self.block_size
-        return min(alike, safe if safe >= limit else self._steps_within(state.clock, blocks, limit))
+        safe = blocks // (self.groups.number * state.batch_size) * self.block_size
+        return min(alike, safe if safe >= limit else self._steps_within(state.decode_step, blocks, limit))
 
-    def _steps_within(self, clock: int, blocks: int, limit: int) -> int:
+    def _steps_within(self, decode_step: int, blocks: int, limit: int) -> int:
         """As ``steps_with``, while cycles of a block are alike."""
-        exchanges = self._cycle(clock)
+        exchanges = self._cycle(decode_step)
         level = peak = 0
         for take, back in exchanges:
             peak = max(peak, level + take)
@@ -208,41 +208,41 @@ class HybridMemory(PagedMemory):
             steps += 1
         return steps
 
-    def step_that_frees(self, clock: int, blocks: int) -> int | None:
-        """Number, from 1, of the first step from ``clock`` on after which ``blocks`` pages are free; None where
+    def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
+        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` pages are free; None where
         there is none while cycles are alike: from one to the next no more come back than are taken."""
         free = self.free
-        for number, (take, back) in enumerate(self._cycle(clock), 1):
+        for number, (take, back) in enumerate(self._cycle(decode_step), 1):
             free += back - take
             if free >= blocks:
                 return number
         return None
 
-    def _cycle(self, clock: int) -> list[tuple[int, int]]:
-        """Pages taken and given back in each of the ``block_size`` steps from ``clock`` on."""
-        groups, start = self.groups, clock % self.block_size
+    def _cycle(self, decode_step: int) -> list[tuple[int, int]]:
+        """Pages taken and given back in each of the ``block_size`` steps from ``decode_step`` on."""
+        groups, start = self.groups, decode_step % self.block_size
         takes = self._phases[start : start + self.block_size]
-        backs = self.skipped.cycle(clock)
+        backs = self.skipped.cycle(decode_step)
         return [(groups.number * take, groups.sliding * back) for take, back in zip(takes, backs, strict=True)]
 
     def room_after(self, state: State, steps: int) -> int:
         """See ``PagedMemory``; within a leap every cycle of a block is as the first."""
         cycles, rest = divmod(steps, self.block_size)
-        exchanges = [take - back for take, back in self._cycle(state.clock)]
+        exchanges = [take - back for take, back in self._cycle(state.decode_step)]
         taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``: live and held are those of a group that keeps every token, and so is the block_tail of
         prefills that go on; skipped are the slots of those that a sliding group has given back."""
-        size, clock = self.block_size, state.clock
+        size, decode_step = self.block_size, state.decode_step
         partial = sum(sequence.computed_tokens for sequence in self.prefills)
         tail = sum(max(0, held.blocks * size - s.target_tokens) for s, held in self.prefills.items())
         if not steps:
-            live = state.width * (clock - 1) + state.lag_sum + partial
+            live = state.batch_size * (decode_step - 1) + state.lag_sum + partial
             return live, self._blocks * size, tail, self._given_back * size
-        taken = self.growth(clock, steps)
-        held, skipped = self._blocks + self._phases[clock % size], self._given_back
-        first, given_back = self.skipped.pass_steps(clock, steps)
+        taken = self.growth(decode_step, steps)
+        held, skipped = self._blocks + self._phases[decode_step % size], self._given_back
+        first, given_back = self.skipped.advance(decode_step, steps)
         self._hold(taken, given_back)
-        return state.width * clock + state.lag_sum + partial, held * size, tail, (skipped + first) * size
+        return state.batch_size * decode_step + state.lag_sum + partial, held * size, tail, (skipped + first) * size

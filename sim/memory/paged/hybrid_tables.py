@@ -51,25 +51,25 @@ class HybridTables:
             self.pool.release([block])
             table[place] = NULL_BLOCK
 
-    def join(self, sequence: Sequence, clock: int) -> None:
-        """A prefill ends in step ``clock``: from the next one on the tables grow, and windows move on."""
+    def join(self, sequence: Sequence, decode_step: int) -> None:
+        """A prefill ends in ``decode_step``: from the next one on the tables grow, and windows move on."""
         start, size = sequence.start_tokens, self._size
         self.reach(sequence, sequence.computed_tokens, start)
         # Before step s it holds start + s - clock - 1 tokens.
-        self._takers[(clock + 1 - start) % size].add(sequence)
-        self._givers[(clock + self._groups.window_tokens - start) % size].add(sequence)
+        self._takers[(decode_step + 1 - start) % size].add(sequence)
+        self._givers[(decode_step + self._groups.window_tokens - start) % size].add(sequence)
         self._prompts.add(sequence)
 
-    def grow_until(self, clock: int) -> None:
-        """Let all tables grow through the steps before ``clock`` that they were not yet done for."""
-        for step in range(self._grown_until, clock):
+    def grow_until(self, decode_step: int) -> None:
+        """Let all tables grow through the steps before ``decode_step`` that they were not yet done for."""
+        for step in range(self._grown_until, decode_step):
             place = step % self._size
             moving = self._takers[place] | self._givers[place] | self._prompts
             self._prompts.clear()
             for sequence in sorted(moving, key=attrgetter("order")):
                 held = sequence.held_tokens(step)
                 self.reach(sequence, held, held + 1)
-        self._grown_until = max(clock, self._grown_until)
+        self._grown_until = max(decode_step, self._grown_until)
 
     def drop(self, sequence: Sequence) -> None:
         """Give back all that the tables of a sequence name."""

@@ -2,8 +2,8 @@
 
 A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks. While it decodes it needs a new
 block in the steps in which the tokens held before are a multiple of the block size. With
-``c = clock + lag`` after step ``clock``, that is when ``clock = 1 - lag (mod block_size)``: its
-*phase*, fixed from admission to leaving. So the blocks needed in step ``clock`` are the number of
+``c = clock + lag`` after ``decode_step``, that is when ``clock = 1 - lag (mod block_size)``: its
+*phase*, fixed from admission to leaving. So the blocks needed in ``decode_step`` are the number of
 running sequences of phase ``clock mod block_size``, and a histogram of phases tells the need of any
 span of steps at a cost that does not grow with the number of sequences:
 
@@ -78,18 +78,18 @@ class PagedTransaction:
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Grant one whose prefill goes on the blocks for its first ``tokens``."""
 
-    def reclaimed(self, sequence: Sequence, clock: int) -> int:
-        """Blocks that come free if a sequence gives way before step ``clock``, after those already asked for."""
+    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
+        """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
         partial = self.memory.partial.get(sequence)
-        return self.blocks_of(sequence.held_tokens(clock)) if partial is None else partial
+        return self.blocks_of(sequence.held_tokens(decode_step)) if partial is None else partial
 
-    def needs_block(self, sequence: Sequence, clock: int) -> bool:
-        """Whether the slot of step ``clock`` opens a new block for a running sequence."""
-        return not sequence.held_tokens(clock) % self.block_size
+    def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
+        """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
+        return not sequence.held_tokens(decode_step) % self.block_size
 
-    def exchange(self, sequence: Sequence, clock: int) -> tuple[int, int]:
-        """Blocks that a running sequence gives back in step ``clock``, and those that it then takes."""
-        return 0, int(self.needs_block(sequence, clock))
+    def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
+        """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
+        return 0, int(self.needs_block(sequence, decode_step))
 
 
 class PagedMemory(MemoryDefaults):
@@ -116,7 +116,7 @@ class PagedMemory(MemoryDefaults):
         due_copies: Shared blocks that running sequences copy in their next step.
     """
 
-    #: What ``pass_steps`` tells the ledger.
+    #: What ``advance`` tells the ledger.
     meter: tuple[str, ...] = METER[:2]
     #: The bucket of slots that are held past what was asked for: there are none.
     residue = "block_tail"
@@ -141,65 +141,65 @@ class PagedMemory(MemoryDefaults):
         """Blocks that count as free and keep contents, or a mapping, for others."""
         return 0
 
-    def transaction(self, clock: int) -> PagedTransaction:
-        """The tentative grants of step ``clock``; one at a time."""
+    def transaction(self, decode_step: int) -> PagedTransaction:
+        """The tentative grants of ``decode_step``; one at a time."""
         transaction = self._transaction
         transaction.free = self.free
-        transaction.need = self._phases[clock % self.block_size]
+        transaction.need = self._phases[decode_step % self.block_size]
         return transaction
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
-        """Victims give up their blocks before step ``clock``."""
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+        """Victims give up their blocks before ``decode_step``."""
         for sequence in swapped_out:
-            self.host_free -= -(-sequence.held_tokens(clock) // self.block_size)
+            self.host_free -= -(-sequence.held_tokens(decode_step) // self.block_size)
             if self.tables:
-                self.tables.grow_until(clock)
+                self.tables.grow_until(decode_step)
                 self.tables.swap_out(sequence)
-        self.release(preempted + swapped_out, clock)
+        self.release(preempted + swapped_out, decode_step)
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """Blocks for the tokens that a sequence has after step ``clock``, in which it starts.
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """Blocks for the tokens that a sequence has after ``decode_step``, in which it starts.
 
         That step is yet to come, and in it the last token takes its slot as that of any running
         sequence does; unless it is ``past``.
         """
         before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
         self.free += -(before + past) // size
-        phase = (clock - before) % size
+        phase = (decode_step - before) % size
         phases[phase] += 1
         phases[phase + size] += 1
         if self.tables:
-            self.tables.admit(sequence, clock, past, phase)
+            self.tables.admit(sequence, decode_step, past, phase)
 
-    def take_back(self, sequence: Sequence, clock: int) -> None:
+    def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """As ``admit``, for a sequence whose blocks come back from the host."""
         # All but that of the token that its next step computes.
         self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
-        self.admit(sequence, clock)
+        self.admit(sequence, decode_step)
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move when these are swapped out, or in: all but that of the token that comes next."""
         size = self.block_size
         return sum(-(-(sequence.start_tokens - 1) // size) for sequence in sequences)
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
-        """Sequences that leave before step ``clock`` give back the blocks that they held."""
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences that leave before ``decode_step`` give back the blocks that they held."""
         size, phases, tables = self.block_size, self._phases, self.tables
         if tables:
-            tables.grow_until(clock)
+            tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
             phase = ahead % size
             phases[phase] -= 1
             phases[phase + size] -= 1
-            self.free -= (ahead - clock) // size
+            self.free -= (ahead - decode_step) // size
             if tables:
                 tables.leave(sequence, phase)
 
-    def growth(self, clock: int, steps: int) -> int:
-        """Blocks that the running sequences need in the ``steps`` steps from ``clock`` on."""
+    def growth(self, decode_step: int, steps: int) -> int:
+        """Blocks that the running sequences need in the ``steps`` steps from ``decode_step`` on."""
         size, phases = self.block_size, self._phases
-        start = clock % size
+        start = decode_step % size
         if steps < size:
             blocks = sum(phases[start : start + steps])
         else:
@@ -211,20 +211,22 @@ class PagedMemory(MemoryDefaults):
         """Steps from the coming one on in which the running sequences need at most ``blocks`` new blocks
         together: exact up to ``limit``, beyond it perhaps fewer than the truth."""
         # Whatever their phases, they take no more than a block each in so many steps.
-        safe = blocks // state.width * self.block_size
+        safe = blocks // state.batch_size * self.block_size
         if safe >= limit:
             return safe
-        return limit if self.growth(state.clock, limit) <= blocks else self.steps_within(state.clock, blocks)
+        return (
+            limit if self.growth(state.decode_step, limit) <= blocks else self.steps_within(state.decode_step, blocks)
+        )
 
-    def steps_within(self, clock: int, blocks: int) -> int:
-        """Steps from ``clock`` on that need at most ``blocks`` new blocks together.
+    def steps_within(self, decode_step: int, blocks: int) -> int:
+        """Steps from ``decode_step`` on that need at most ``blocks`` new blocks together.
 
         Only for a pool that some running sequence grows in; else the answer has no end.
         """
         size, phases = self.block_size, self._phases
         cycles, left = divmod(blocks, sum(phases[:size]))
         steps = cycles * size
-        start = clock % size
+        start = decode_step % size
         for need in phases[start : start + size]:
             if need > left:
                 break
@@ -236,19 +238,19 @@ class PagedMemory(MemoryDefaults):
         """Of so many steps those before one in which the running do what lets the first that waits in."""
         return steps
 
-    def steps_settled(self, clock: int, limit: int) -> int:
-        """Steps from ``clock`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
+    def steps_settled(self, decode_step: int, limit: int) -> int:
+        """Steps from ``decode_step`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
         return limit
 
-    def step_that_frees(self, clock: int, blocks: int) -> int | None:
-        """Number, from 1, of the first step from ``clock`` on after which ``blocks`` are free because running
+    def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
+        """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` are free because running
         sequences gave some back; None where they give back none in time."""
         return None
 
-    def look_up(self, sequence: Sequence, clock: int) -> None:
+    def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
 
-    def ripens(self, sequence: Sequence, clock: int) -> bool:
+    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a waiting sequence may be more in a later step."""
         return False
 
@@ -258,9 +260,9 @@ class PagedMemory(MemoryDefaults):
     def go_on(self, need: int) -> None:
         """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
 
-    def held_blocks(self, leader: Sequence, clock: int) -> int:
-        """Blocks that come free if a sequence, and all that share with it, give way before step ``clock``."""
-        return -(-leader.held_tokens(clock) // self.block_size)
+    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
+        """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
+        return -(-leader.held_tokens(decode_step) // self.block_size)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
         """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
@@ -269,35 +271,37 @@ class PagedMemory(MemoryDefaults):
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""
         if self.tables:
-            self.tables.grow_until(state.clock + steps)
+            self.tables.grow_until(state.decode_step + steps)
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
-        return (self.free - self.growth(state.clock, steps)) * self.block_size
+        return (self.free - self.growth(state.decode_step, steps)) * self.block_size
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap.
 
         Returns:
             What the ledger integrates: slots live and slots held in the first step. What is taken
-            after it follows from the stays.
+            after it follows from the residencies.
         """
         if not steps:
             return self._stand_still(state)
-        clock, size, phases, free = state.clock, self.block_size, self._phases, self.free
-        start = clock % size
-        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(clock, steps))
-        return state.width * clock + state.lag_sum, (self.num_blocks - free + phases[start]) * size
+        decode_step, size, phases, free = state.decode_step, self.block_size, self._phases, self.free
+        start = decode_step % size
+        self.free = free - (sum(phases[start : start + steps]) if steps <= size else self.growth(decode_step, steps))
+        return state.batch_size * decode_step + state.lag_sum, (self.num_blocks - free + phases[start]) * size
 
     def _stand_still(self, state: State) -> Meter:
-        """What ``pass_steps`` returns where nobody decodes: all is as after the last step."""
-        return state.width * (state.clock - 1) + state.lag_sum, (self.num_blocks - self.free) * self.block_size
+        """What ``advance`` returns where nobody decodes: all is as after the last step."""
+        return state.batch_size * (state.decode_step - 1) + state.lag_sum, (
+            self.num_blocks - self.free
+        ) * self.block_size
 
 
 class BlockTables:
     """Physical ids behind the counts: a block table for every sequence on the device or the host.
 
-    Tables grow when somebody comes, goes or looks: whoever looks in step ``clock`` first calls
+    Tables grow when somebody comes, goes or looks: whoever looks in ``decode_step`` first calls
     ``grow_until(clock + 1)``, which changes nothing but the tables.
 
     Attributes:
@@ -329,9 +333,9 @@ class BlockTables:
         """Give back the blocks of a table that does not grow."""
         self.pool.release(self.tables.pop(sequence))
 
-    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
-        """A table that grows from step ``clock`` on; one that comes from the host gets new device ids."""
-        self.grow_until(clock + 1)
+    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
+        """A table that grows from ``decode_step`` on; one that comes from the host gets new device ids."""
+        self.grow_until(decode_step + 1)
         swapped = self.host_tables.pop(sequence, [])
         self.host_pool.release(swapped)
         self.hold(sequence, sequence.start_tokens)
@@ -348,20 +352,20 @@ class BlockTables:
         else:
             members.append(sequence)
 
-    def grow_until(self, clock: int) -> None:
-        """Append a block to every table that is full before each of the steps before ``clock`` that it
+    def grow_until(self, decode_step: int) -> None:
+        """Append a block to every table that is full before each of the steps before ``decode_step`` that it
         was not yet done for, in the order of (step, sequence)."""
-        if clock <= self._grown_until:
+        if decode_step <= self._grown_until:
             return
         members, tables, size = self._members, self.tables, self._block_size
         if size == 1:
-            self._grow_all(members[0], clock - self._grown_until)
-            self._grown_until = clock
+            self._grow_all(members[0], decode_step - self._grown_until)
+            self._grown_until = decode_step
             return
-        full = [tables[sequence] for step in range(self._grown_until, clock) for sequence in members[step % size]]
+        full = [tables[sequence] for step in range(self._grown_until, decode_step) for sequence in members[step % size]]
         for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
             table.append(block)
-        self._grown_until = clock
+        self._grown_until = decode_step
 
     def _grow_all(self, growing: list[Sequence], steps: int) -> None:
         """In each of so many steps a block for each in turn: where a block holds a token."""

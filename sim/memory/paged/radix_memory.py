@@ -69,10 +69,10 @@ class RadixTransaction:
         """The longest output that the server is told of, as the pool lets it be."""
         return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
 
-    def left_before(self, clock: int) -> int:
-        """The decode clock, below ``clock``, at which somebody last finished with a decode; -1 if nobody did."""
+    def left_before(self, decode_step: int) -> int:
+        """The decode step, below ``decode_step``, at which somebody last finished with a decode; -1 if nobody did."""
         latest, earlier = self.memory.left_clocks
-        return latest if latest < clock else earlier
+        return latest if latest < decode_step else earlier
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """A sequence's known tokens."""
@@ -106,10 +106,10 @@ class RadixTransaction:
         self.memory.tree.unlock(self.memory.holdings.pop(sequence).node)
         self.room = self.memory.room
 
-    def retract(self, sequence: Sequence, clock: int) -> None:
-        """A running sequence would give up its own slots before step ``clock``, and its locks."""
+    def retract(self, sequence: Sequence, decode_step: int) -> None:
+        """A running sequence would give up its own slots before ``decode_step``, and its locks."""
         holding = self.memory.holdings[sequence]
-        self.room += sequence.held_tokens(clock) - holding.tokens
+        self.room += sequence.held_tokens(decode_step) - holding.tokens
         for node in self.memory.tree.path(holding.node):
             self._given_up[node] = self._given_up.get(node, 0) + 1
             if self._given_up[node] == node.locks:
@@ -180,25 +180,25 @@ class RadixMemory(MemoryDefaults):
             return ((index, 0, tokens),)
         return first_tokens((*runs.runs(index), *runs.output_runs(index)), tokens)
 
-    def transaction(self, clock: int) -> RadixTransaction:
-        """What is asked in step ``clock``; one at a time."""
+    def transaction(self, decode_step: int) -> RadixTransaction:
+        """What is asked in ``decode_step``; one at a time."""
         self._transaction.open()
         return self._transaction
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """A sequence that has locked what it found computes the rest of its known tokens."""
         self._batch.append((sequence, sequence.start_tokens))
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """As ``admit``, up to the tokens of a chunk."""
         self._batch.append((sequence, sequence.computed_tokens))
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
-        """Victims give up their own slots and their locks before step ``clock``; the tree keeps the rest."""
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+        """Victims give up their own slots and their locks before ``decode_step``; the tree keeps the rest."""
         self._make_free(len(self.holdings))
         for sequence in preempted:
             holding = self.holdings.pop(sequence)
-            self.free += sequence.held_tokens(clock) - holding.tokens
+            self.free += sequence.held_tokens(decode_step) - holding.tokens
             self.tree.unlock(holding.node)
             self._make_free(RETRACT_STEPS * len(self.holdings))
 
@@ -211,9 +211,9 @@ class RadixMemory(MemoryDefaults):
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
-        return self.room - state.width * steps
+        return self.room - state.batch_size * steps
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
 
         Returns:
@@ -221,16 +221,16 @@ class RadixMemory(MemoryDefaults):
         """
         held = self._begin_row(state, steps)
         if steps:
-            self._grow(state.width, state.clock + 1, state.clock + steps)
+            self._grow(state.batch_size, state.decode_step + 1, state.decode_step + steps)
         else:
-            self._end_prefills(state.clock)
+            self._end_prefills(state.decode_step)
         return held, held
 
     def _begin_row(self, state: State, steps: int) -> int:
         """Take the slots of the first step, or of one that only prefills; how many are held in it."""
         row = self.log.row
         self.log.row += 1
-        taken = state.width
+        taken = state.batch_size
         if not steps:
             taken = sum(tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch)
         self._take(taken)
@@ -244,20 +244,20 @@ class RadixMemory(MemoryDefaults):
         if self.free < 0:
             raise SimulationFault(f"{-self.free} more slots are taken than there are")
 
-    def _grow(self, width: int, clock: int, end: int) -> None:
-        """So many slots in each step from ``clock`` to before ``end``, at once up to the next that must evict."""
-        while clock < end:
-            steps = min(self.free // width, end - clock)
-            self.free -= width * steps
-            clock += steps
-            if clock < end:
-                self._take(width)
-                self.log.settle(self.tree.evictable_tokens, in_step(clock))
-                clock += 1
+    def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
+        """So many slots in each step from ``decode_step`` to before ``end``, at once up to the next that must evict."""
+        while decode_step < end:
+            steps = min(self.free // batch_size, end - decode_step)
+            self.free -= batch_size * steps
+            decode_step += steps
+            if decode_step < end:
+                self._take(batch_size)
+                self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
+                decode_step += 1
 
-    def _end_prefills(self, clock: int) -> None:
+    def _end_prefills(self, decode_step: int) -> None:
         for sequence, tokens in self._batch:
-            self._keep(sequence, tokens, clock)
+            self._keep(sequence, tokens, decode_step)
         self._batch.clear()
         self._settle()
 
@@ -267,12 +267,12 @@ class RadixMemory(MemoryDefaults):
             self.free += self.tree.evict(self.tree.evictable_tokens)
         self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
 
-    def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
+    def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
         """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
         node = self._insert(sequence, tokens)
         holding = self.holdings[sequence]
         self.tree.unlock(holding.node)
-        if tokens == sequence.start_tokens and sequence.finish_clock <= clock:
+        if tokens == sequence.start_tokens and sequence.finish_step <= decode_step:
             del self.holdings[sequence], self._known[sequence]
         else:
             self.tree.lock(node)
@@ -285,19 +285,19 @@ class RadixMemory(MemoryDefaults):
         self.free += known - self.holdings[sequence].tokens
         return node
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
-        """Sequences that leave before step ``clock``: the tree keeps what they computed.
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences that leave before ``decode_step``: the tree keeps what they computed.
 
         Who left with its prefill is in the tree already.
         """
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        if decoded and clock > self.left_clocks[0]:
-            self.left_clocks = (clock, self.left_clocks[0])
+        if decoded and decode_step > self.left_clocks[0]:
+            self.left_clocks = (decode_step, self.left_clocks[0])
         if len(decoded) > 1:
             places = {sequence: place for place, sequence in enumerate(self.holdings)}
             decoded.sort(key=places.__getitem__)
         for sequence in decoded:
-            self._insert(sequence, sequence.held_tokens(clock))
+            self._insert(sequence, sequence.held_tokens(decode_step))
             self.tree.unlock(self.holdings.pop(sequence).node)
             del self._known[sequence]
         self._settle()

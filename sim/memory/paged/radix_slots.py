@@ -144,14 +144,14 @@ class SlotRadixMemory(RadixMemory):
         # Slots that were taken step by step and are in no table yet.
         self._taken: list[np.ndarray] = []
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``RadixMemory``."""
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
         self._begin(sequence)
 
-    def prefill(self, sequence: Sequence, clock: int) -> None:
+    def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """See ``RadixMemory``."""
-        super().prefill(sequence, clock)
+        super().prefill(sequence, decode_step)
         self._begin(sequence)
 
     def _begin(self, sequence: Sequence) -> None:
@@ -167,7 +167,7 @@ class SlotRadixMemory(RadixMemory):
         if self._held is None:
             self._held, self._settled = self._begin_row(state, steps), min(steps, 1)
         if steps > self._settled:
-            self._grow(state.width, state.clock + self._settled, state.clock + steps)
+            self._grow(state.batch_size, state.decode_step + self._settled, state.decode_step + steps)
             self._settled = steps
         if self._taken:
             self._hand_out(state.running)
@@ -176,34 +176,34 @@ class SlotRadixMemory(RadixMemory):
         """See ``Memory``: all slots of the tree, of which some are locked."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, self.tree.slots.values())])
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
         self.settle(state, steps)
         held, self._held = self._held or 0, None
         if not steps:
-            self._end_prefills(state.clock)
+            self._end_prefills(state.decode_step)
         return held, held
 
     def _begin_row(self, state: State, steps: int) -> int:
         """See ``RadixMemory``."""
         held, pool = super()._begin_row(state, steps), self.tables.pool
         if steps:
-            self._taken.append(pool.take_many(state.width))
+            self._taken.append(pool.take_many(state.batch_size))
             return held
         for sequence, tokens in self._batch:
             slots = pool.take_many(tokens - self.holdings[sequence].tokens)
             self.tables.tables[sequence].frombytes(slots.tobytes())
         return held
 
-    def _grow(self, width: int, clock: int, end: int) -> None:
+    def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
         """See ``RadixMemory``."""
-        while clock < end:
+        while decode_step < end:
             # None is evicted before the free ones run out: so many steps at once.
-            steps = max(1, min(self.free // width, end - clock))
-            self._take(width * steps)
-            self.log.settle(self.tree.evictable_tokens, in_step(clock))
-            self._taken.append(self.tables.pool.take_many(width * steps))
-            clock += steps
+            steps = max(1, min(self.free // batch_size, end - decode_step))
+            self._take(batch_size * steps)
+            self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
+            self._taken.append(self.tables.pool.take_many(batch_size * steps))
+            decode_step += steps
 
     def _hand_out(self, running: Collection[Sequence]) -> None:
         """The slots taken, in each step to one of those that run after the other."""
@@ -213,12 +213,12 @@ class SlotRadixMemory(RadixMemory):
         for start, sequence in zip(range(0, len(ids), size), running, strict=True):
             tables[sequence].frombytes(ids[start : start + size])
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``RadixMemory``."""
         for sequence in preempted:
             own = self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :]
             self.tables.pool.release(np.array(own, dtype=np.int32))
-        super().evict(preempted, swapped_out, clock)
+        super().evict(preempted, swapped_out, decode_step)
 
     def _make_free(self, slots: int) -> None:
         super()._make_free(slots)
@@ -234,8 +234,8 @@ class SlotRadixMemory(RadixMemory):
             self.tables.pool.release(np.array(self.tree.evicted))
             self.tree.evicted = array("i")
 
-    def _keep(self, sequence: Sequence, tokens: int, clock: int) -> None:
-        super()._keep(sequence, tokens, clock)
+    def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
+        super()._keep(sequence, tokens, decode_step)
         if sequence not in self.holdings:
             del self.tables.tables[sequence]
 
@@ -251,9 +251,9 @@ class SlotRadixMemory(RadixMemory):
             table[:tokens] = slots
         return node
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``RadixMemory``."""
         leaving = tuple(leaving)
-        super().release(leaving, clock)
+        super().release(leaving, decode_step)
         for sequence in leaving:
             self.tables.tables.pop(sequence, None)

@@ -30,13 +30,13 @@ class ReservedMemory(ContiguousMemory):
     def slots_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size) * self.block_size
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
-        super().admit(sequence, clock, padded_tokens, past)
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        super().admit(sequence, decode_step, padded_tokens, past)
         if self.tables:
             self.tables.hold(sequence, sequence.grant.slots)
 
-    def release(self, finished: Iterable[Sequence], clock: int) -> None:
-        super().release(finished, clock)
+    def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
+        super().release(finished, decode_step)
         if self.tables:
             for sequence in finished:
                 self.tables.drop(sequence)

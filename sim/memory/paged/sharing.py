@@ -53,10 +53,10 @@ class SharingMemory(PagedMemory):
         """Leading blocks of its table that it never holds of its own."""
         return self.prefix_blocks if leads(sequence) else sequence.prompt_tokens // self.block_size
 
-    def held_blocks(self, leader: Sequence, clock: int) -> int:
-        """Blocks that the group of a leader holds before step ``clock``, each counted once."""
+    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
+        """Blocks that the group of a leader holds before ``decode_step``, each counted once."""
         members, size = present(leader), self.block_size
-        own = sum(-(-member.held_tokens(clock) // size) - self.shared_blocks(member) for member in members)
+        own = sum(-(-member.held_tokens(decode_step) // size) - self.shared_blocks(member) for member in members)
         return own - self._spared(leader)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
@@ -79,27 +79,27 @@ class SharingMemory(PagedMemory):
         """Slots that the copies of the coming step write, if it decodes: whole blocks."""
         return self.due_copies * self.block_size if decodes else 0
 
-    def transaction(self, clock: int) -> PagedTransaction:
+    def transaction(self, decode_step: int) -> PagedTransaction:
         """See ``PagedMemory``; before anything is decided, the beams find their parents."""
-        for group, branched_clock in self._beams.items():
-            if branched_clock < clock:
-                self._beams[group] = clock
-                self._branch(group, clock)
-        transaction = super().transaction(clock)
+        for group, branched_step in self._beams.items():
+            if branched_step < decode_step:
+                self._beams[group] = decode_step
+                self._branch(group, decode_step)
+        transaction = super().transaction(decode_step)
         transaction.need += self.due_copies
         return transaction
 
-    def _branch(self, group: Group, clock: int) -> None:
+    def _branch(self, group: Group, decode_step: int) -> None:
         """Beams that died become copies of others, all of whose blocks they name."""
         tables, ancestry = self.tables, group.ancestry
         if tables is None or ancestry is None:
             raise SimulationFault("beams have no block tables, or no ancestry")
-        tables.grow_until(clock)
+        tables.grow_until(decode_step)
         replaced = ancestry.replaced(len(group.members))
         for dead, parent in replaced:
             freed = tables.replace(group.members[dead], group.members[parent])
             self._share(group, freed)
-        if group.leader.held_tokens(clock) % self.block_size:
+        if group.leader.held_tokens(decode_step) % self.block_size:
             self._owe(group, len(replaced))
 
     def _share(self, group: Group, blocks: int) -> None:
@@ -114,9 +114,9 @@ class SharingMemory(PagedMemory):
         if copies:
             self._due[group] = None
 
-    def admit(self, sequence: Sequence, clock: int, padded_tokens: int = 0, past: bool = False) -> None:
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; also a sibling that forks."""
-        super().admit(sequence, clock, padded_tokens, past)
+        super().admit(sequence, decode_step, padded_tokens, past)
         shared, group = self.shared_blocks(sequence), sequence.group
         self.free += shared
         self._saved_blocks += shared
@@ -126,13 +126,13 @@ class SharingMemory(PagedMemory):
             self._share(group, 1)
             self._owe(group, 1)
         if group.forked and group.ancestry:
-            self._beams[group] = clock
+            self._beams[group] = decode_step
             self.searches = True
 
-    def take_back(self, sequence: Sequence, clock: int) -> None:
+    def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """See ``PagedMemory``; a group shares what it shared before."""
         self.host_free -= self.shared_blocks(sequence)
-        super().take_back(sequence, clock)
+        super().swap_in(sequence, decode_step)
         group = sequence.group
         if group is not None and sequence is group.leader:
             spared, due = group.spared_blocks, group.due_copies
@@ -142,19 +142,19 @@ class SharingMemory(PagedMemory):
             group.due_copies = 0
             self._owe(group, due)
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], clock: int) -> None:
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``PagedMemory``; whoever computes again shares only the full blocks of the prompt."""
-        super().evict(preempted, swapped_out, clock)
+        super().evict(preempted, swapped_out, decode_step)
         for sequence in swapped_out:
             self.host_free += self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
         for sequence in preempted:
             if sequence.group is not None:
                 sequence.group.spared_blocks = sequence.group.due_copies = 0
 
-    def release(self, leaving: Iterable[Sequence], clock: int) -> None:
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``; a group leaves as a whole."""
         leaving = tuple(leaving)
-        super().release(leaving, clock)
+        super().release(leaving, decode_step)
         for sequence in leaving:
             shared = self.shared_blocks(sequence)
             if sequence.group is not None and sequence is sequence.group.leader:
@@ -174,14 +174,14 @@ class SharingMemory(PagedMemory):
         """See ``PagedMemory``; beams decide anew in every step."""
         return 1 if self._beams else super().steps_with(state, blocks - self.due_copies, limit)
 
-    def pass_steps(self, state: State, steps: int) -> Meter:
+    def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; in the first step those who owe a copy make it."""
-        live, held = super().pass_steps(state, steps)
+        live, held = super().advance(state, steps)
         size, due = self.block_size, self.due_copies
         saved = self._saved_blocks * size
         live += self.pinned_slots - saved
         if not steps:
-            slots, tail = self._owed(state.clock)
+            slots, tail = self._owed(state.decode_step)
             return live + slots, held, -tail, saved
         for group in self._due:
             group.spared_blocks -= group.due_copies
@@ -192,14 +192,14 @@ class SharingMemory(PagedMemory):
         self.free -= due
         return live + due * size, held + due * size, 0, saved - due * size
 
-    def _owed(self, clock: int) -> tuple[int, int]:
+    def _owed(self, decode_step: int) -> tuple[int, int]:
         """Of the copies that are due while all stand still: slots that are empty in them, and their block_tail.
 
-        What several tables name is there once: its tokens, and the tail that each stay counts.
+        What several tables name is there once: its tokens, and the tail that each residency counts.
         """
         size, slots, tail = self.block_size, 0, 0
         for group in self._due:
-            tokens, target = group.leader.held_tokens(clock), group.leader.target_tokens
+            tokens, target = group.leader.held_tokens(decode_step), group.leader.target_tokens
             slots += group.due_copies * (-tokens % size)
             if tokens > (target - 1) // size * size:
                 tail += group.due_copies * (-target % size)

@@ -24,9 +24,9 @@ class SharingTables(BlockTables):
         # Those whose last block may be shared in the step that comes next.
         self._copiers: dict[Sequence, None] = {}
 
-    def admit(self, sequence: Sequence, clock: int, past: bool, phase: int) -> None:
-        """See ``BlockTables``; the slot of step ``clock`` itself comes in its turn, with all the others'."""
-        self.grow_until(clock + past)
+    def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
+        """See ``BlockTables``; the slot of ``decode_step`` itself comes in its turn, with all the others'."""
+        self.grow_until(decode_step + past)
         if sequence in self.host_tables:
             self._swap_in(present(sequence))
         elif sequence not in self.tables:
@@ -58,12 +58,12 @@ class SharingTables(BlockTables):
         self._copiers |= {dead: None, parent: None}
         return self.pool.num_free - free
 
-    def grow_until(self, clock: int) -> None:
+    def grow_until(self, decode_step: int) -> None:
         """See ``BlockTables``."""
-        if self._copiers and clock > self._grown_until:
+        if self._copiers and decode_step > self._grown_until:
             self._copy_and_grow(self._grown_until)
             self._grown_until += 1
-        super().grow_until(clock)
+        super().grow_until(decode_step)
 
     def _copy_and_grow(self, step: int) -> None:
         """One step, in the order of the sequences: a block for a full table, a copy for a shared last block."""

@@ -58,59 +58,59 @@ class SkippedBlocks:
         else:
             self._wait(lag)
 
-    def leave(self, sequence: Sequence, clock: int) -> int:
-        """A sequence leaves before step ``clock``; blocks that it had given back."""
-        skipped = self.so_far(sequence, clock)
+    def leave(self, sequence: Sequence, decode_step: int) -> int:
+        """A sequence leaves before ``decode_step``; blocks that it had given back."""
+        skipped = self.so_far(sequence, decode_step)
         if self.prompts.pop(sequence, None) is None:
             self._change(self._turn(sequence.lag), -1)
         return skipped
 
-    def so_far(self, sequence: Sequence, clock: int) -> int:
-        """Blocks that a decoding sequence has given back before step ``clock``."""
+    def so_far(self, sequence: Sequence, decode_step: int) -> int:
+        """Blocks that a decoding sequence has given back before ``decode_step``."""
         prompt = self.prompts.get(sequence)
-        return self.of(sequence.held_tokens(clock) - 1) if prompt is None else prompt
+        return self.of(sequence.held_tokens(decode_step) - 1) if prompt is None else prompt
 
-    def in_step(self, clock: int) -> int:
-        """Blocks given back by step ``clock``, before which nobody admitted in it has joined."""
-        self.settle(clock)
-        blocks = self._phases[clock % self._size]
+    def in_step(self, decode_step: int) -> int:
+        """Blocks given back by ``decode_step``, before which nobody admitted in it has joined."""
+        self.settle(decode_step)
+        blocks = self._phases[decode_step % self._size]
         for sequence, skipped in self.prompts.items():
-            blocks += self.of(sequence.held_tokens(clock)) - skipped
+            blocks += self.of(sequence.held_tokens(decode_step)) - skipped
         return blocks
 
-    def settle(self, clock: int) -> None:
-        """Those whose turn comes up to step ``clock`` give back blocks in phase from now on."""
-        self._settled = clock
-        while self._clocks and self._clocks[0] <= clock:
+    def settle(self, decode_step: int) -> None:
+        """Those whose turn comes up to ``decode_step`` give back blocks in phase from now on."""
+        self._settled = decode_step
+        while self._clocks and self._clocks[0] <= decode_step:
             turn = heappop(self._clocks)
             self._change(turn, self._turns.pop(turn))
 
-    def cycle(self, clock: int) -> list[int]:
-        """Blocks given back in phase in each of the ``block_size`` steps from ``clock`` on."""
-        start = clock % self._size
+    def cycle(self, decode_step: int) -> list[int]:
+        """Blocks given back in phase in each of the ``block_size`` steps from ``decode_step`` on."""
+        start = decode_step % self._size
         return self._phases[start : start + self._size]
 
-    def steps_alike(self, clock: int) -> int:
-        """Steps from ``clock`` on of which ``cycle`` tells the truth; at least one."""
+    def steps_alike(self, decode_step: int) -> int:
+        """Steps from ``decode_step`` on of which ``cycle`` tells the truth; at least one."""
         if self.prompts:
             return 1
-        return self._clocks[0] - clock if self._clocks else _FOR_EVER
+        return self._clocks[0] - decode_step if self._clocks else _FOR_EVER
 
-    def pass_steps(self, clock: int, steps: int) -> tuple[int, int]:
+    def advance(self, decode_step: int, steps: int) -> tuple[int, int]:
         """Let a leap pass, which ``steps_alike`` bounds: blocks given back by its first step, and by all."""
-        self.settle(clock)
-        size, start = self._size, clock % self._size
+        self.settle(decode_step)
+        size, start = self._size, decode_step % self._size
         first = self._phases[start]
         cycles, rest = divmod(steps, size)
         in_phase = cycles * sum(self._phases[:size]) + sum(self._phases[start : start + rest])
-        prompts = self._end_prompts(clock) if self.prompts else 0
+        prompts = self._end_prompts(decode_step) if self.prompts else 0
         return first + prompts, in_phase + prompts
 
-    def _end_prompts(self, clock: int) -> int:
-        """Those that decode for the first time in step ``clock`` give back what their prompts need no more."""
+    def _end_prompts(self, decode_step: int) -> int:
+        """Those that decode for the first time in ``decode_step`` give back what their prompts need no more."""
         blocks = 0
-        for sequence in [sequence for sequence in self.prompts if sequence.start_clock < clock]:
-            blocks += self.of(sequence.held_tokens(clock)) - self.prompts.pop(sequence)
+        for sequence in [sequence for sequence in self.prompts if sequence.start_step < decode_step]:
+            blocks += self.of(sequence.held_tokens(decode_step)) - self.prompts.pop(sequence)
             self._wait(sequence.lag)
         return blocks
 

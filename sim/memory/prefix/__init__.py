@@ -1,4 +1,4 @@
-"""Prefix caches: what stays of requests that are gone, for those that begin alike."""
+"""Prefix caches: what is left of requests that are gone, for those that begin alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evenly spaced times of a run whose length is not known while it goes on.
+"""Evenly spaced times of a run of unknown length.
 
     stride 1   0 1 2 3 4 5 6 7        eight are the most that are kept: the grid is full
     stride 2   0   2   4   6          every second one is dropped, and the next is 8

@@ -70,16 +70,16 @@ class Holder(NamedTuple):
     ended: bool
 
 
-def holders(memory: Memory, state: State, clock: int) -> list[Holder]:
-    """Everybody on the device, by index; ``clock`` steps will then have decoded."""
-    return sorted(_on_device(memory, state, clock), key=lambda holder: holder.sequence.index)
+def holders(memory: Memory, state: State, decode_step: int) -> list[Holder]:
+    """Everybody on the device, by index; ``decode_step`` steps will then have decoded."""
+    return sorted(_on_device(memory, state, decode_step), key=lambda holder: holder.sequence.index)
 
 
-def _on_device(memory: Memory, state: State, clock: int) -> Iterator[Holder]:
+def _on_device(memory: Memory, state: State, decode_step: int) -> Iterator[Holder]:
     reserves = memory.reserves
     for sequence in state.running:
-        computed = sequence.start_tokens + clock - 1 - sequence.start_clock
-        yield Holder(sequence, computed, reserves and sequence.finish_clock < clock)
+        computed = sequence.start_tokens + decode_step - 1 - sequence.start_step
+        yield Holder(sequence, computed, reserves and sequence.finish_step < decode_step)
         if reserves and sequence.group is not None and leads(sequence) and not sequence.group.forked:
             yield from (Holder(sibling, 0, False) for sibling in sequence.group.siblings)
     for sequence in (*state.prefilling, *state.stalled):

@@ -144,8 +144,8 @@ def _complaints(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> It
 
 
 def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    columns, rows, cuts = (arrays[name].size for name in ("at_ticks", "block_ids", "preempted_ticks"))
+    columns, rows, evictions = (arrays[name].size for name in ("at_ticks", "block_ids", "preempted_ticks"))
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("at_ticks", "start_ticks", "largest_free_blocks"), (columns,))
     shapes |= dict.fromkeys(("bucket", "sequence", "live_slots", "references"), (columns, rows))
-    shapes |= dict.fromkeys(("preempted_ticks", "preempted_sequence", "preempted_swapped"), (cuts,))
+    shapes |= dict.fromkeys(("preempted_ticks", "preempted_sequence", "preempted_swapped"), (evictions,))
     return shapes | {"block_ids": (rows,), "census_slots": (columns, len(BUCKETS)), "free_runs": (columns, RUN_SIZES)}

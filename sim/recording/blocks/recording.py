@@ -39,7 +39,7 @@ from ...engine.settings import Settings
 from ...memory import Memory
 from ...memory.accounting.ledger import STALLED, Leap
 from ...types.errors import SettingError
-from ...types.sequence import Plan
+from ...types.sequence import StepPlan
 from ...types.sums import ticks_of, whole_steps
 from ...workload.workload import Workload
 from ..plans.form import PAGED
@@ -143,7 +143,7 @@ class BlockRecording(Observer):
         self._grid: Grid[_Look] = Grid(max(1, 2 * least_ticks // self._most_columns), self._most_columns)
         self._budget = _Budget(self._most_columns)
 
-    def step_started(self, now: int, ticks: int, leap: Leap, plan: Plan) -> None:
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         """See ``Observer``: look at the pool in those steps of a leap that are on the grid."""
         grid, end_ticks = self._grid, now + ticks
         if grid.next_ticks >= end_ticks:
@@ -169,7 +169,7 @@ class BlockRecording(Observer):
         state, layout, grid = self._state, self._layout, self._grid
         if state.running or state.prefilling:
             layout.settle(state, steps)
-        held = holders(self._memory, state, state.clock + steps)
+        held = holders(self._memory, state, state.decode_step + steps)
         read = _BLOCKS_A_SEQUENCE * len(held)
         if self._reader is None:
             column = _Column(look_at_pieces(self._memory, layout, held))
@@ -185,7 +185,7 @@ class BlockRecording(Observer):
 
     def block_map(self, run: Run) -> BlockMap:
         """What was seen of a run that is over."""
-        chosen = [*self._grid.evenly(run.book.num_steps)]
+        chosen = [*self._grid.evenly(run.log.num_steps)]
         columns = [look.column for _, look in chosen]
         shown = self._shown
         if shown is None:
@@ -193,8 +193,8 @@ class BlockRecording(Observer):
         rows = [column.rows(shown) for column in columns]
         grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
         at = np.array([ticks for ticks, _ in chosen])
-        cuts = _preemptions(run)
-        _mark_given_up(grids["bucket"], grids["sequence"], at, cuts)
+        evictions = _preemptions(run)
+        _mark_given_up(grids["bucket"], grids["sequence"], at, evictions)
         return BlockMap(
             meta=self._meta(run),
             at_ticks=at,
@@ -204,9 +204,9 @@ class BlockRecording(Observer):
             census_slots=np.stack([column.census for column in columns]),
             free_runs=np.stack([column.free_runs for column in columns]),
             largest_free_blocks=np.array([column.largest_free for column in columns]),
-            preempted_ticks=cuts[0],
-            preempted_sequence=cuts[1],
-            preempted_swapped=cuts[2],
+            preempted_ticks=evictions[0],
+            preempted_sequence=evictions[1],
+            preempted_swapped=evictions[2],
         )
 
     def _meta(self, run: Run) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class BlockRecording(Observer):
             "layout": "counted" if is_counted(memory) else layout.name,
             "block_size": run.replica.block_size,
             "num_blocks": memory.num_blocks,
-            "end_ticks": run.book.end_ticks,
+            "end_ticks": run.log.end_ticks,
             "trace_sha256": run.workload.sha256(),
         }
 
@@ -273,16 +273,16 @@ def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """When who was pushed out, and whether to the host."""
-    cuts = run.book.cuts
-    pushed = cuts["swapped"] != STALLED
-    return tuple(cuts[name][pushed] for name in ("ticks", "index", "swapped"))
+    evictions = run.log.evictions
+    pushed = evictions["swapped"] != STALLED
+    return tuple(evictions[name][pushed] for name in ("ticks", "index", "swapped"))
 
 
 def _mark_given_up(
-    bucket: np.ndarray, sequence: np.ndarray, at: np.ndarray, cuts: tuple[np.ndarray, np.ndarray, np.ndarray]
+    bucket: np.ndarray, sequence: np.ndarray, at: np.ndarray, evictions: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
     """Tell free blocks whose last holder was preempted from others, column by column."""
-    ticks, victims, _ = cuts
+    ticks, victims, _ = evictions
     begin = np.searchsorted(ticks, at, side="right")
     given_up = np.zeros(bucket.shape[1], dtype=bool)
     for column in range(1, len(at)):

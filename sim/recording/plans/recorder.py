@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...types.sequence import Plan as Decision
-from ...types.sequence import Sequence
+from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
 from ...workload.groups import Group
 from .columns import PlanColumns
@@ -33,17 +32,17 @@ class Row(NamedTuple):
         return self.context_tokens - self.query_tokens
 
 
-def decoding(state: State, decision: Decision) -> Iterator[Row]:
+def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
     """Who decodes in a step that is about to run; in a static batch those who have not ended."""
     if decision.pauses:
         return
     prefills = set(decision.admitted)
     for sequence in state.running:
-        if sequence not in prefills and sequence.finish_clock > state.clock:
-            yield Row(sequence, 1, sequence.start_tokens + state.clock - sequence.start_clock)
+        if sequence not in prefills and sequence.finish_step > state.decode_step:
+            yield Row(sequence, 1, sequence.start_tokens + state.decode_step - sequence.start_step)
 
 
-def prefilling(decision: Decision) -> Iterator[Row]:
+def prefilling(decision: StepPlan) -> Iterator[Row]:
     """Whose prompt, or a part of it, the step computes."""
     for sequence in decision.admitted:
         yield Row(sequence, sequence.start_tokens - sequence.computed_tokens, sequence.start_tokens)
@@ -51,9 +50,9 @@ def prefilling(decision: Decision) -> Iterator[Row]:
         yield Row(sequence, tokens, sequence.computed_tokens)
 
 
-def _padding_tokens(state: State, decision: Decision, decodes: int, prefill_tokens: int) -> int:
+def _padding_tokens(state: State, decision: StepPlan, decodes: int, prefill_tokens: int) -> int:
     """Tokens that a static batch computes for nobody: the ends of short prompts, and rows that have ended."""
-    ended = 0 if decision.pauses else state.width - decodes - len(decision.admitted)
+    ended = 0 if decision.pauses else state.batch_size - decodes - len(decision.admitted)
     return decision.prefill_tokens - prefill_tokens + ended
 
 
@@ -89,10 +88,10 @@ class Recorder:
             self._names.replace(group.members[dead], group.members[parent], held_tokens)
             self._told.pop(group.members[dead], None)
 
-    def step(self, start_ticks: int, ticks: int, state: State, decision: Decision) -> None:
+    def step(self, start_ticks: int, ticks: int, state: State, decision: StepPlan) -> None:
         """A step is about to run."""
         decodes, prefills = [*decoding(state, decision)], [*prefilling(decision)]
-        self._layout.settle(state, int(not decision.pauses and bool(state.width)))
+        self._layout.settle(state, int(not decision.pauses and bool(state.batch_size)))
         if self._ahead:
             self._carry_out(decodes + prefills)
             self._ahead -= 1

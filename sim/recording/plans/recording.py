@@ -17,7 +17,7 @@ from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
 from ...types.errors import SettingError
-from ...types.sequence import Plan as Decision
+from ...types.sequence import StepPlan
 from ...types.state import State
 from ...workload.groups import Group, Lineage
 from ...workload.workload import Workload
@@ -98,7 +98,7 @@ class PlanRecording(Observer):
         names = TokenNames(self._workload.sequences, pinned_tokens(self._settings.policy_options))
         self._state, self._recorder = engine.state, Recorder(layout, names, *self._steps)
 
-    def plan_decided(self, now: int, plan: Decision) -> None:
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
         """See ``Observer``: groups that fork are watched for beams that die."""
         for sequence in plan.admitted:
             group = sequence.group
@@ -106,7 +106,7 @@ class PlanRecording(Observer):
             if group is not None and ancestry is not None and not isinstance(ancestry, _WatchedAncestry):
                 group.ancestry = _WatchedAncestry(ancestry, group, self._state, self._recorder)
 
-    def step_started(self, now: int, ticks: int, leap: Leap, plan: Decision) -> None:
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         """See ``Observer``: the step is recorded, and when the window is over the run may leap."""
         if self.every_step:
             self._recorder.step(now, ticks, self._state, plan)
@@ -145,5 +145,5 @@ class _WatchedAncestry:
     def replaced(self, beams: int) -> list[tuple[int, int]]:
         """See ``Lineage``."""
         replaced = self._ancestry.replaced(beams)
-        self._recorder.branch(self._group, replaced, self._group.leader.held_tokens(self._state.clock))
+        self._recorder.branch(self._group, replaced, self._group.leader.held_tokens(self._state.decode_step))
         return replaced

@@ -49,7 +49,7 @@ def preemptions_by_seats(seed: int) -> list[int]:
     work, blocks = drawn(seed)
     chosen = replace(CHOSEN, num_gpu_blocks_override=blocks)
     runs = (simulate(replace(chosen, max_num_seqs=seats), work) for seats in range(1, len(work) + 1))
-    return [len(run.book.cuts["index"]) for run in runs]
+    return [len(run.log.evictions["index"]) for run in runs]
 
 
 def asked_of(seed: int) -> plan_max_num_seqs.Seats:
@@ -168,7 +168,7 @@ class TestSamples:
         caching = True if policy == "vllm-v1" else None
         chosen = settings(policy=policy, block_size=size, num_gpu_blocks_override=2000, enable_prefix_caching=caching)
         run = simulate(chosen, work)
-        held = pool_use(run).max_usage * run.book.capacity_slots / size
+        held = pool_use(run).max_usage * run.log.capacity_slots / size
         way = plan_samples.SEPARATE if policy == "vllm-v1" else plan_samples.FORKING
         said = plan_samples.blocks_of_samples(work.prompt_tokens, work.output_tokens, n, size, way)
         assert held == pytest.approx(said[0], abs=1e-9)

@@ -25,10 +25,10 @@ def test_hugging_face_s_batches_hold_as_many_of_the_longest_sequences_as_fit(num
     chosen = settings(policy="vllm-sosp23", model="llama-13b")
     work = at_once(SYNTHETIC_SET, 400, 0, n)
     vllm = simulate(chosen, work)
-    pool_tokens = vllm.book.capacity_slots
+    pool_tokens = vllm.log.capacity_slots
     assert SEQUENCES * 2048 <= pool_tokens < (SEQUENCES + 1) * 2048
     ticks = generate_ticks(compiled_cost(chosen), work.prompt_tokens, work.output_tokens, SEQUENCES // n, n)
-    assert values(number)["hf"] == pytest.approx(ticks / vllm.book.end_ticks, rel=1e-12)
+    assert values(number)["hf"] == pytest.approx(ticks / vllm.log.end_ticks, rel=1e-12)
 
 
 def test_anyscale_s_slowness_of_the_same_library_is_the_one_that_it_asks_for():

@@ -44,7 +44,7 @@ def test_gaps_add_up_to_the_time_from_the_first_token_to_the_last(run):
 
 
 def test_gaps_are_those_that_the_run_pools_and_leaps_change_none(run):
-    gaps, pooled = gap_seconds(run), Gaps.of(run.book)
+    gaps, pooled = gap_seconds(run), Gaps.of(run.log)
     assert len(gaps) == pooled.number
     for percent in (1, 50, 90, 100):
         told = np.percentile(gaps["gap_s"], percent) * 1e3
@@ -70,7 +70,7 @@ def test_steps_that_take_half_as_long_again_are_a_stretch_of_one_and_a_half(run)
     cost = ScaledCost(compiled_cost(run.settings), 1.5)
     longer = simulate(run.settings, work(), cost)
     assert lateness(longer) == pytest.approx(1.5 * lateness(run), rel=1e-6)
-    assert longer.book.end_ticks == pytest.approx(1.5 * run.book.end_ticks, rel=1e-6)
+    assert longer.log.end_ticks == pytest.approx(1.5 * run.log.end_ticks, rel=1e-6)
 
 
 def test_effective_throughput_counts_the_successful_and_its_best_number_of_clients():

@@ -39,11 +39,11 @@ def test_the_results_say_which_replica_did_what(tmp_path):
     ttft = (requests["first_token_ticks"] - requests["arrival_ticks"]).to_numpy(dtype=float) / 1e9
     assert summary["mean_ttft_ms"] == pytest.approx(ttft.mean())
     assert summary["duration"] == requests["finish_ticks"].max() / 1e12
-    for name in ("steps", "memory", "stays"):
+    for name in ("steps", "memory", "residencies"):
         assert pd.read_parquet(out / f"{name}.parquet")["replica"].unique().tolist() == [0, 1, 2]
-    stays = pd.read_parquet(out / "stays.parquet")
-    assert stays.sort_values("request")["replica"].tolist() == requests["replica"].tolist()
-    last = stays.groupby("request")["end_ticks"].max()
+    residencies = pd.read_parquet(out / "residencies.parquet")
+    assert residencies.sort_values("request")["replica"].tolist() == requests["replica"].tolist()
+    last = residencies.groupby("request")["end_ticks"].max()
     assert last.tolist() == requests["finish_ticks"].tolist()
 
 
@@ -63,7 +63,7 @@ def test_every_slot_of_every_pool_is_told(tmp_path):
 def test_the_same_settings_are_the_same_bytes(tmp_path):
     flags = ("--num-replicas", 2, "--router", "prefix-affine")
     one, other = (simulated(*flags, out=tmp_path / name) for name in ("one", "other"))
-    tables = ["gaps", "memory", "preemptions", "requests", "stays", "steps"]
+    tables = ["gaps", "memory", "preemptions", "requests", "residencies", "steps"]
     tables = sorted([*(f"{table}.parquet" for table in tables), "run.json", "summary.json"])
     assert sorted(path.name for path in one.iterdir()) == tables
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in tables)

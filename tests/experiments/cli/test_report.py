@@ -91,7 +91,7 @@ def damaged(results: Path, tmp_path: Path, name: str, content: bytes) -> Path:
         ("summary.json", b"{}", "holds a damaged result"),
         ("run.json", b"[]", "holds a damaged result"),
         ("run.json", b'{"settings": {"policy": "orca-max"}}', "holds a damaged result"),
-        ("stays.parquet", b"PAR1", "holds a damaged result"),
+        ("residencies.parquet", b"PAR1", "holds a damaged result"),
         ("blocks.npz", b"no map", "is no recorded block map; record it anew with fragmeter simulate --record-blocks"),
     ],
 )
@@ -103,7 +103,9 @@ def test_a_damaged_result_is_refused_in_a_line(results, tmp_path, capsys, name, 
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["requests.parquet", "stays.parquet", "steps.parquet", "memory.parquet", "blocks.npz"])
+@pytest.mark.parametrize(
+    "name", ["requests.parquet", "residencies.parquet", "steps.parquet", "memory.parquet", "blocks.npz"]
+)
 def test_files_of_different_runs_are_refused_in_a_line(results, other, tmp_path, capsys, name):
     folder = damaged(results, tmp_path, name, (other / name).read_bytes())
     assert report(folder, "--out", tmp_path / "report.html") == MISTAKE
@@ -122,11 +124,11 @@ def test_a_place_below_a_file_is_refused_in_a_line(results, tmp_path, capsys):
 
 def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, capsys):
     content = io.BytesIO()
-    pd.read_parquet(results / "orca-max" / "stays.parquet").drop(columns="begun").to_parquet(content)
-    folder = damaged(results, tmp_path, "stays.parquet", content.getvalue())
+    pd.read_parquet(results / "orca-max" / "residencies.parquet").drop(columns="begun").to_parquet(content)
+    folder = damaged(results, tmp_path, "residencies.parquet", content.getvalue())
     assert report(folder, "--out", tmp_path / "report.html") == MISTAKE
     said = capsys.readouterr().err
-    assert "or another version's (stays.parquet: has no column begun); make it again by" in said
+    assert "or another version's (residencies.parquet: has no column begun); make it again by" in said
 
 
 @pytest.mark.parametrize(

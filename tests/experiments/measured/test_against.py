@@ -133,10 +133,10 @@ def closed_loop(offset_ms: float = 0.0) -> dict:
     outputs = np.array([one.output_tokens for one in ASKED])
     think = np.full(len(ASKED), round(offset_ms * PER_MS))
     run = simulate(CHOSEN, Workload("closed", np.zeros(len(ASKED)), prompts, outputs, users=Users(4, think)))
-    stays, book = run.book.stays, run.book
+    residencies, run_log = run.log.residencies, run.log
     tokens: list[list[int]] = [[] for _ in ASKED]
-    for index, start, end in zip(stays["index"], stays["start_clock"], book.stay_end, strict=True):
-        tokens[index] += book.end_of(np.arange(start, end) + 1).tolist()
+    for index, start, end in zip(residencies["index"], residencies["start_step"], run_log.residency_end, strict=True):
+        tokens[index] += run_log.end_of(np.arange(start, end) + 1).tolist()
     sent = run.workload.arrival_ticks
     return {
         "request_rate": "inf",

@@ -64,8 +64,8 @@ class TestPausedCost:
         runs = [
             simulate(settings(leap=leap), work, PausedCost(PaperCost(1.0), 10 * PER_MS, "")) for leap in (True, False)
         ]
-        assert runs[0].book.end_ticks == runs[1].book.end_ticks == simulate(settings(), work,
-         PaperCost(1.0)).book.end_ticks + 50 * 10 * PER_MS  # fmt: skip
+        assert runs[0].log.end_ticks == runs[1].log.end_ticks == simulate(settings(), work,
+         PaperCost(1.0)).log.end_ticks + 50 * 10 * PER_MS  # fmt: skip
 
 
 class TestTheRatios:

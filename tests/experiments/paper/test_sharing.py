@@ -78,14 +78,14 @@ def test_the_closed_form_is_what_adding_up_step_by_step_gives(rows, n, size):
 def test_a_ledger_up_to_a_time_is_the_beginning_of_the_whole_one():
     work = replace(served((40, 30), (20, 60), (700, 9)), n=np.array([2, 1, 3]))
     chosen = settings(num_gpu_blocks_override=60, leap=False)
-    whole = simulate(chosen, work).book
+    whole = simulate(chosen, work).log
     until = int(whole.rows["start_ticks"][25]) + 5
     part = ledger_until(chosen, work, until)
-    for name, table in (("rows", part.rows), ("stays", part.stays)):
+    for name, table in (("rows", part.rows), ("residencies", part.residencies)):
         columns = table.columns()
         assert all((getattr(whole, name)[key][: len(column)] == column).all() for key, column in columns.items())
     assert len(part.rows.columns()["start_ticks"]) == 25
-    assert len(part.stays.columns()["index"]) == (whole.stays["start_ticks"] <= until).sum()
+    assert len(part.residencies.columns()["index"]) == (whole.residencies["start_ticks"] <= until).sum()
 
 
 @needs_traces

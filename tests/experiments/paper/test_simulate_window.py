@@ -45,7 +45,7 @@ def test_windows_in_which_or_before_which_all_is_over(work, window):
 def test_what_comes_after_is_not_simulated(work):
     chosen = settings(policy="orca-max", window=(10, 30))
     whole, part = simulate(chosen, work), simulate_window(chosen, work)
-    assert part.book.num_steps < whole.book.num_steps / 4
+    assert part.log.num_steps < whole.log.num_steps / 4
 
 
 def test_a_bench_s_means_are_those_of_the_whole_run(work):

@@ -57,7 +57,7 @@ def test_generate_takes_as_long_as_the_engine_s_padded_batches():
     work = drawn(stream(2, "static").integers(2, 500, N))
     chosen = settings(policy="fastertransformer", model="llama-13b", max_num_seqs=7)
     ticks = generate_ticks(compiled_cost(chosen), work.prompt_tokens, work.output_tokens, 7)
-    assert ticks == simulate(chosen, work).book.end_ticks
+    assert ticks == simulate(chosen, work).log.end_ticks
 
 
 def test_what_longer_prompts_have_more_than_the_shortest_goes_in_a_token_a_step():

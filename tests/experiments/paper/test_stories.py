@@ -160,9 +160,9 @@ class TestEveryStory:
         stepped, leapt = (
             simulate(replace(scene.settings, leap=leap), scene.workload, OneSecondStep()) for leap in (False, True)
         )
-        assert len(leapt.book.row_clock) < len(stepped.book.row_clock) == len(log)
+        assert len(leapt.log.row_step) < len(stepped.log.row_step) == len(log)
         assert leapt.window == stepped.window
-        assert leapt.book.stay_end.tolist() == stepped.book.stay_end.tolist()
+        assert leapt.log.residency_end.tolist() == stepped.log.residency_end.tolist()
 
 
 class TestAnotherPolicy:

@@ -114,7 +114,7 @@ def test_a_router_sees_what_a_preempted_request_had_generated():
         [Request(0, 6, 12), Request(0, 6, 12), *small], Pool(6, 4), Limits(24, watermark_fraction=0.0), LineCost()
     )
     run = check_views("vllm-sosp23", case, 1)
-    cut = run.runs[0].book.cuts["ticks"]
+    cut = run.runs[0].log.evictions["ticks"]
     assert len(cut) and any(cut[0] < request.arrival_ticks for request in small)
 
 

@@ -236,10 +236,10 @@ def test_who_is_preempted_where_it_decodes_is_computed_again_there():
     run = apart_story([Request(0, 6, 12), Request(0, 6, 12)], Pool(6, 4))
     decode = run.runs[1]
     assert [(index, swapped) for _, index, swapped in cuts_of(decode)] == [(1, 0)] * 2
-    # Request, tokens and generated tokens of every stay: first the prompt and its first token, then all there is.
-    stays = [stay[1:4] for stay in stays_of(decode)]
-    assert stays[:2] == [(0, 7, 1), (1, 7, 1)]
-    again = stays[2:]
+    # Request, tokens and generated tokens of every residency: first the prompt and its first token, then all there is.
+    residencies = [residency[1:4] for residency in stays_of(decode)]
+    assert residencies[:2] == [(0, 7, 1), (1, 7, 1)]
+    again = residencies[2:]
     assert [(index, tokens - generated) for index, tokens, generated in again] == [(1, 6)] * 2
     assert 1 < again[0][2] < again[1][2]
     assert run.transfers["row"].tolist() == [0, 1]

@@ -260,7 +260,7 @@ class TestARun:
         work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 150, 0, 2048), 4.0)
         leapt, stepped = (simulate(replica(**chosen, leap=leap), work) for leap in (True, False))
         assert summary(leapt) == summary(stepped)
-        assert leapt.book.end_ticks == stepped.book.end_ticks
+        assert leapt.log.end_ticks == stepped.log.end_ticks
         assert leapt.replica.cost.name == ("fitted" if name == "fitted" else "calibrated")
 
     def test_knots_are_few(self):

@@ -39,7 +39,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
     f, d, more = cost.step_ticks(0, 0, prompt, 0), cost.step_ticks(1, 0, 0, 0), output - 1
     busy = f + more * d
     assert times_of(run) == {0: (500, 500 + f, 500 + busy, 0, 0)}
-    assert run.book.end_ticks == 500 + busy
+    assert run.log.end_ticks == 500 + busy
     slots = dict.fromkeys(BUCKETS, 0)
     slots["live"] = prompt * busy + d * (more * (more + 1) // 2)
     final, asked = prompt + output, asked_tokens(policy, prompt, output, told, model)
@@ -160,13 +160,13 @@ def test_integrals_of_long_leaps_are_exact(requests, output, context_ticks):
     pool = Pool(requests * ceil((prompt + output) / size) + requests, size)
     limits = Limits(1 << 22, max_num_batched_tokens=1 << 22, watermark_fraction=0.0)
     run = serve(PAGED, Case([Request(0, prompt, output)] * requests, pool, limits, cost))
-    assert len(run.book.rows["steps"]) == ceil(output / 65_536)
+    assert len(run.log.rows["steps"]) == ceil(output / 65_536)
     steps = np.arange(1, output, dtype=object)
     ticks = base + context_ticks * requests * (prompt + steps)
     live = requests * prompt * base + sum(requests * (prompt + steps) * ticks)
     held = requests * prompt * base + sum(requests * size * -(-(prompt + steps) // size) * ticks)
     slots = run.accounts.window().slot_ticks
-    assert run.book.end_ticks == base + sum(ticks)
+    assert run.log.end_ticks == base + sum(ticks)
     assert slots["live"] == live
     assert slots["live"] + slots["reserved"] + slots["block_tail"] == held
-    assert slots["free"] == pool.slots * run.book.end_ticks - held
+    assert slots["free"] == pool.slots * run.log.end_ticks - held

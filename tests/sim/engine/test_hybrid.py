@@ -58,7 +58,7 @@ def test_every_step_and_slot_is_what_the_oracle_says_at_length(policy, hybrid):
 
 def check_leaps(policy: str, hybrid: HybridCase, data: st.DataObject) -> None:
     hybrid = hybrid.fitted(policy)
-    end = serve(policy, hybrid).book.end_ticks
+    end = serve(policy, hybrid).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     leapt, stepped = serve(policy, hybrid, window), serve(policy, hybrid, window, leap=False)
     same(leapt, stepped)
@@ -111,7 +111,7 @@ def test_invariants_1_2_and_3_the_tables_hold_what_the_ledger_says(policy, hybri
             walked.append((moment.now, moment.buckets))
     assert walk.memory.free == walk.memory.num_blocks
     run = serve(policy, hybrid, leap=leap)
-    rows = zip(run.book.rows["start_ticks"].tolist(), run.book.rows["iterations"].tolist(), buckets_at_rows(run))
+    rows = zip(run.log.rows["start_ticks"].tolist(), run.log.rows["iterations"].tolist(), buckets_at_rows(run))
     # Rows in which everybody was pushed out take no time, and hold nothing.
     assert [(start, buckets) for start, iterations, buckets in rows if iterations or buckets["live"]] == walked
 
@@ -129,7 +129,7 @@ def test_the_ledgers_of_the_groups_add_up_to_the_pool(policy, hybrid):
     for mean in ("mean_over_iterations_pct", "mean_over_time_pct"):
         held = sum(sum(group[mean].values()) for group in content["kv_groups"])
         free = content["waste"][mean]["buckets"]["free"]
-        assert held + free == pytest.approx(100 if run.book.end_ticks else 0)
+        assert held + free == pytest.approx(100 if run.log.end_ticks else 0)
 
 
 @pytest.mark.parametrize("policy", NAMES)

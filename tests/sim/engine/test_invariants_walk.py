@@ -26,7 +26,7 @@ def test_invariant_1_the_buckets_add_up_and_are_what_the_walk_finds(policy, case
     """Invariant 1: the ledger's buckets add up to the capacity at every tick, and none is negative."""
     walked = [(moment.now, moment.buckets) for moment in Walk(policy, case, leap).moments() if moment.running]
     run = serve(policy, case, leap=leap)
-    rows = run.book.rows
+    rows = run.log.rows
     ledger = buckets_at_rows(run)
     assert all(sum(buckets.values()) == case.pool.slots and min(buckets.values()) >= 0 for buckets in ledger)
     starts, steps = rows["start_ticks"].tolist(), rows["steps"].tolist()
@@ -56,7 +56,7 @@ def test_invariants_2_and_3_references_are_the_table_entries_that_name_a_block(c
             assert sorted([*named.elements(), *free_ids]) == list(range(num_blocks))
         assert set(moment.tables) == set(moment.running)
         # The tables show the slots that the step appends; the count comes when the step is over.
-        assert len(moment.free_ids) == walk.memory.free - walk.memory.growth(moment.clock, 1)
+        assert len(moment.free_ids) == walk.memory.free - walk.memory.growth(moment.decode_step, 1)
         assert len(moment.host_free_ids) == walk.memory.host_free
         size = case.pool.block_size
         assert all(len(table) == -(-moment.running[i] // size) for i, table in moment.tables.items())
@@ -81,11 +81,13 @@ def test_invariant_4_every_request_ends_once_with_all_its_tokens(policy, case, l
     # The reason: even the smallest pool that could serve it is larger than this one.
     reasons = run.smallest_pool_blocks > case.pool.num_blocks
     assert reasons.tolist() == [i in walk.refused for i in range(len(case.requests))]
-    book = run.book
-    uncut = sorted(set(range(len(book.stays["index"]))) - set(book.cuts["stay"].tolist()))
-    assert sorted(book.stays["index"][uncut].tolist()) == served
+    run_log = run.log
+    uncut = sorted(set(range(len(run_log.residencies["index"]))) - set(run_log.evictions["residency"].tolist()))
+    assert sorted(run_log.residencies["index"][uncut].tolist()) == served
     produced = Counter()
-    for i, tokens in zip(book.stays["index"].tolist(), (book.stay_end - book.stays["start_clock"]).tolist()):
+    for i, tokens in zip(
+        run_log.residencies["index"].tolist(), (run_log.residency_end - run_log.residencies["start_step"]).tolist()
+    ):
         produced[i] += tokens
     assert produced == {i: case.requests[i].output_tokens for i in served}
 

@@ -36,7 +36,7 @@ cases = st.one_of(crowded_cases(), long_cases())
 @given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits(policy, case, data):
     """Invariant 6: leap and step give identical results."""
-    end = serve(policy, case).book.end_ticks
+    end = serve(policy, case).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     same(serve(policy, case, window, leap=True), serve(policy, case, window, leap=False))
 
@@ -57,7 +57,7 @@ def test_leap_and_step_are_the_same_bits_over_the_knots_of_curves(policy, case):
 @given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits_at_length(policy, case, data):
     """Invariant 6: leap and step give identical results."""
-    end = serve(policy, case).book.end_ticks
+    end = serve(policy, case).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     same(serve(policy, case, window, leap=True), serve(policy, case, window, leap=False))
 
@@ -67,7 +67,7 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, case, data):
 def test_leaps_hand_out_the_ids_that_steps_hand_out(case):
     """Invariant 6, for block tables: within a leap ids go out in order of step and sequence."""
     leaping, stepping = (Walk(PAGED, case, leap) for leap in (True, False))
-    leapt, stepped = ({moment.clock: held(moment) for moment in walk.ids()} for walk in (leaping, stepping))
+    leapt, stepped = ({moment.decode_step: held(moment) for moment in walk.ids()} for walk in (leaping, stepping))
     assert leapt.items() <= stepped.items()
     assert (0 in leapt) == (0 in stepped) == (len(leaping.refused) < len(case.requests))
     # All is free now, in an order that tells who took what when.
@@ -83,7 +83,7 @@ def held(moment: Moment) -> tuple[object, ...]:
 @given(case=cases, leap=st.booleans())
 def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, leap):
     with_ids, without = (serve(policy, case, leap=leap, ids=ids) for ids in (True, False))
-    for columns, others in ((with_ids.book.rows, without.book.rows), (with_ids.book.stays, without.book.stays)):
+    for columns, others in ((with_ids.log.rows, without.log.rows), (with_ids.log.residencies, without.log.residencies)):
         assert {name: column.tolist() for name, column in columns.items()} == {
             name: column.tolist() for name, column in others.items()
         }
@@ -100,8 +100,8 @@ def test_leaps_are_as_long_as_they_can_be(policy, case, sloped):
     cost = COSTS["sloped" if sloped else "flat"]
     run = serve(policy, replace(case, cost=cost, limits=bounds))
     steps, finishes = steps_of(run), {times[2] for times in times_of(run).values()}
-    last_steps = run.book.row_clock + run.book.rows["steps"] - 1
-    for last in (steps[clock] for clock in last_steps.tolist()):
+    last_steps = run.log.row_step + run.log.rows["steps"] - 1
+    for last in (steps[decode_step] for decode_step in last_steps.tolist()):
         end = last.start_ticks + last.ticks
         arrived = any(last.start_ticks < request.arrival_ticks <= end for request in case.requests)
         assert end in finishes or arrived
@@ -112,7 +112,7 @@ def test_leaps_are_long_where_nothing_is_decided(cost):
     """A lone sequence of three hundred tokens: one leap, but for the knots of its cost."""
     case = Case([Request(0, 40, 300)], Pool(100, 4), Limits(1000), cost)
     run = serve(PAGED, case)
-    rows = run.book.rows["steps"].tolist()
+    rows = run.log.rows["steps"].tolist()
     assert sum(rows) == 300
     knots = {"flat": 0, "sloped": 0, "knee": 6}[cost.name]
     # A knot before the second step ends the first leap, and each other one begins the next.
@@ -125,7 +125,7 @@ def test_a_leap_stops_for_an_arrival_unless_somebody_is_blocked():
     would fit, but it comes behind 2, and the leap passes over it. Decodes take 114 ticks alone, 127 as two."""
     requests = [Request(0, 4, 40, 40), Request(700, 3, 3, 3), Request(3000, 6, 10, 10), Request(3500, 1, 1, 1)]
     run = serve("orca", Case(requests, Pool(50, 1), Limits(50), LineCost()))
-    rows = run.book.rows
+    rows = run.log.rows
     assert [*zip(rows["start_ticks"].tolist(), rows["steps"].tolist(), rows["waiting"].tolist())] == [
         (0, 7, 0),  # 129 + 6 * 114 = 813, the first boundary after 700
         (813, 3, 0),  # 135 + 2 * 127, until 1 is done
@@ -144,7 +144,7 @@ def test_a_run_longer_than_what_is_integrated_at_a_time_is_the_same_bits():
     requests = [Request(i * 25_000_000, 7, int(output)) for i, output in enumerate(outputs)]
     case = Case(requests, Pool(2_000, 7), Limits(14_000, watermark_fraction=0.0), LineCost("sloped", 1, 1))
     leapt, stepped = serve(PAGED, case, leap=True), serve(PAGED, case, leap=False)
-    assert stepped.book.num_steps == leapt.book.num_steps > 1 << 18
-    assert len(leapt.book.rows["steps"]) < 1_000
+    assert stepped.log.num_steps == leapt.log.num_steps > 1 << 18
+    assert len(leapt.log.rows["steps"]) < 1_000
     assert plain(leapt.accounts.window()) == plain(stepped.accounts.window())
     assert times_of(leapt) == times_of(stepped)

@@ -37,7 +37,7 @@ def test_every_request_is_finished_or_refused(policy, case, num_blocks, tiny):
     assert set(times_of(run)) == served
     assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
     # Recompute keeps what was generated: every token of the answer is useful once.
-    assert work_of(run.book).tokens["useful"] == sum(
+    assert work_of(run.log).tokens["useful"] == sum(
         case.requests[index].prompt_tokens + case.requests[index].output_tokens - 1 for index in served
     )
 

@@ -55,7 +55,7 @@ def test_a_story_of_two_requests():
     log = Log()
     run = simulate(TINY, two_apart(), observers=[log])
     told = [(line[0], line[1]) if line[0] != "plan" else line for line in log.lines]
-    first = run.book.rows["start_ticks"].tolist()
+    first = run.log.rows["start_ticks"].tolist()
     second = 10**12
     assert told[:3] == [("run", 1), ("plan", 0, [0]), ("step", 0)]
     assert ("plan", second, [1]) in told and ("step", second) in told
@@ -76,9 +76,9 @@ def test_observers_are_told_of_all_time_and_change_nothing(policy, case: Case, e
     for span in log.spans():
         assert span[1] == now
         now += span[2]
-    assert now == run.book.end_ticks
+    assert now == run.log.end_ticks
     leaps = [line[3] for line in log.lines if line[0] == "step"]
-    rows = run.book.rows
+    rows = run.log.rows
     assert leaps == [*zip(*(rows[name].tolist() for name in LEAP))]
     assert not every_step or max(rows["steps"], default=0) <= 1
     plans = [line[1] for line in log.lines if line[0] == "plan"]
@@ -91,8 +91,8 @@ def test_a_run_that_is_stopped_ends_with_the_step_under_way():
     told: list[int] = []
     run = simulate(TINY, two_apart(), progress=told.append, observers=[stopped])
     assert stopped.lines == whole.lines[: len(stopped.lines)] and len(stopped.spans()) == 2 < len(whole.spans())
-    assert run.book.end_ticks == sum(span[2] for span in stopped.spans())
-    assert run.book.num_steps == 2 and max(told) < 2
+    assert run.log.end_ticks == sum(span[2] for span in stopped.spans())
+    assert run.log.num_steps == 2 and max(told) < 2
 
 
 def test_every_step_is_asked_before_each():

@@ -21,9 +21,9 @@ HOLES = 1 - 2 / 3
 
 
 def everything(run: Run) -> dict[str, list[int]]:
-    """Every column of the book, and the times of every request."""
-    book = run.book
-    kept = {"rows": book.rows, "stays": book.stays, "cuts": book.cuts}
+    """Every column of the run log, and the times of every request."""
+    run_log = run.log
+    kept = {"rows": run_log.rows, "residencies": run_log.residencies, "evictions": run_log.evictions}
     columns = {f"{table}.{name}": column.tolist() for table, named in kept.items() for name, column in named.items()}
     return columns | {"times": [*times_of(run).items()]}
 
@@ -79,7 +79,7 @@ def test_block_ids_go_out_in_the_order_of_arrival_and_come_back_as_they_lie_in_t
     """Catches: who is admitted again while a later arrival runs takes its blocks after that one; a table that goes to
     the host gives its blocks back in another order. Leaps and steps agree in both."""
     walk = Walk(PAGED, ID_CASE, leap)
-    seen = {m.clock: (m.tables, m.host_tables, m.free_ids) for m in walk.ids()}
+    seen = {m.decode_step: (m.tables, m.host_tables, m.free_ids) for m in walk.ids()}
     assert seen.items() <= ID_LOG.items() if leap else seen == ID_LOG
     assert {0, 1, 2, 3} <= set(seen)
     # 2 is done before 3, whose blocks are freed last.
@@ -112,7 +112,7 @@ def test_the_largest_chunk_holds_a_model_that_ends_within_a_block(leap):
 def test_a_window_has_its_own_fragmentation(leap, window, over_iterations, over_time):
     """Catches: a step that starts as the window ends counts, the time before the window counts, the window is ignored.
 
-    Four chunks of a block, of which the second stays when the first step, 129 ticks long, is over. In two more of 114
+    Four chunks of a block, of which the second residencies when the first step, 129 ticks long, is over. In two more of 114
     ticks three blocks are free, two of them together. A step belongs to the window in which it starts."""
     requests = [Request(0, 1, output) for output in (1, 3, 1, 1)]
     run = serve("orca-oracle", Case(requests, Pool(4, 4), Limits(64), LineCost()), window, leap=leap)
@@ -145,7 +145,7 @@ def test_a_source_that_reads_a_few_requests_at_a_time_loses_none(policy, request
 def test_a_ledger_that_is_sealed_often_keeps_every_record_once(policy, requests):
     """Catches: a record is lost or doubled where the ledger is sealed, which is once in 32,768 requests."""
     whole = serve(policy, CHUNKY)
-    assert (len(whole.book.cuts["index"]) > 0) == (policy == PAGED)
+    assert (len(whole.log.evictions["index"]) > 0) == (policy == PAGED)
     with mock.patch("fragmeter.sim.memory.accounting.ledger._SEAL_REQUESTS", requests):
         assert everything(serve(policy, CHUNKY)) == everything(whole)
 

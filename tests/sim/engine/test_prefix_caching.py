@@ -74,7 +74,7 @@ def test_every_step_and_slot_is_what_the_oracle_says_at_length(case):
 @given(case=shared_cases(), data=st.data())
 def test_leap_and_step_are_the_same_bits(case, data):
     """Invariant 6, with prefixes that are shared and evicted."""
-    end = serve_cached(case).book.end_ticks
+    end = serve_cached(case).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     leapt, stepped = serve_cached(case, window), serve_cached(case, window, leap=False)
     leaps.same(leapt, stepped)
@@ -100,7 +100,7 @@ def test_two_share_a_prefix_and_another_comes_after_eviction():
 
     110: 1 finds two full blocks, the half one it computes itself. At 344 both are done: of the blocks 0 to 4, given
          back as 2, 4, 3, 1, 0, only 4 is not full; 5 was never taken.
-    1000: 2 takes 5, 2, 4, 3 and 1. Block 0 stays.
+    1000: 2 takes 5, 2, 4, 3 and 1. Block 0 residencies.
     2000: 3 knows eight tokens and finds four; it takes block 1 from the head of the queue.
     3000: 4 knows the same eight, and both blocks of them are there. It still finds but one, as the second would cover
           its last token."""
@@ -125,7 +125,7 @@ def test_two_share_a_prefix_and_another_comes_after_eviction():
     assert run.accounts.window(3104, 4104).slot_ticks["cached"] == 24 * 1000
     plain = serve_cached(case, enable_prefix_caching=False)
     # 1 has to give way to 0, and its prompt and first token are computed once more.
-    assert plain.book.rows["prefill_tokens"].sum() == 10 + 12 + 13 + 20 + 8 + 8
+    assert plain.log.rows["prefill_tokens"].sum() == 10 + 12 + 13 + 20 + 8 + 8
 
 
 def test_samples_find_the_prompt_of_the_first_one():
@@ -169,7 +169,7 @@ def test_what_is_said_of_the_cache():
     requests, content = of_pieces([0, 50, 1000, 2000, 3000], pieces, [0, 2, 20, 0, 0], [3, 2, 1, 1, 1])
     _, case, run = story(requests, content, 7)
     history = run.replica.memory.cache_log.history
-    assert [ticks.tolist() for ticks in history.observed_ticks(partial(ticks_of, run.book)).values()] == [
+    assert [ticks.tolist() for ticks in history.observed_ticks(partial(ticks_of, run.log)).values()] == [
         [1000, 776, 890, 1000, 1000, 2000],
         [1000, 776, 890, 890, 1000, 2000],
         [],
@@ -205,7 +205,7 @@ def test_who_waits_is_let_in_by_a_block_that_somebody_fills():
         "692+110 | run 1 | decode 1 | live 12 cached 8",
         "802+110 | run 1 | decode 1 | live 13 reserved 1 block_tail 2 cached 4",
     ]
-    rows = run.book.rows
+    rows = run.log.rows
     assert [*zip(rows["start_ticks"].tolist(), rows["steps"].tolist())] == [
         (0, 1), (111, 1), (231, 1), (352, 1), (472, 4),
     ]  # fmt: skip
@@ -261,7 +261,7 @@ class CacheWalk:
                 return
             # The tables of the step that begins, which a leap goes on with.
             state, busy = self.engine.state, any(self.memory.tables.tables)
-            self.memory.tables.grow_until(state.clock + bool(state.running))
+            self.memory.tables.grow_until(state.decode_step + bool(state.running))
             self.check_references()
             yield self.env.now, self.env.peek(), busy, self.buckets()
 
@@ -280,7 +280,7 @@ class CacheWalk:
         for sequence, table in self.memory.tables.tables.items():
             request = self.case.requests[sequence.index]
             running = sequence in state.running
-            computed = sequence.held_tokens(state.clock) + 1 if running else sequence.computed_tokens
+            computed = sequence.held_tokens(state.decode_step) + 1 if running else sequence.computed_tokens
             end = len(table) * size
             for i in range(end):
                 bucket = classify_slot(i, computed, request.prompt_tokens + request.output_tokens, computed, end)
@@ -303,9 +303,9 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
     walked = [*CacheWalk(case, leap).moments()]
     run = serve_cached(case, leap=leap)
     ledger = schedulers.buckets_at_rows(run)
-    capacity = run.book.capacity_slots
+    capacity = run.log.capacity_slots
     assert all(sum(buckets.values()) == capacity and min(buckets.values()) >= 0 for buckets in ledger)
-    starts, ran = run.book.rows["start_ticks"].tolist(), run.book.rows["iterations"].tolist()
+    starts, ran = run.log.rows["start_ticks"].tolist(), run.log.rows["iterations"].tolist()
     assert [(at, buckets) for at, until, busy, buckets in walked if busy] == [
         (start, buckets) for start, count, buckets in zip(starts, ran, ledger) if count
     ]

@@ -19,7 +19,7 @@ from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy import POLICIES
-from fragmeter.sim.types.sequence import Plan
+from fragmeter.sim.types.sequence import StepPlan
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from queueing import MEAN_TOKENS, TOKEN_TICKS
@@ -36,16 +36,16 @@ class Spans(Observer):
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         self.state = engine.state
 
-    def step_started(self, now: int, ticks: int, leap: Leap, plan: Plan) -> None:
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         state = self.state
         queues = state.waiting, state.swapped, state.prefilling, state.stalled
-        self.spans.append((now, ticks, sum(map(len, queues)) + state.width))
+        self.spans.append((now, ticks, sum(map(len, queues)) + state.batch_size))
 
     def idle_started(self, now: int, ticks: int) -> None:
         self.spans.append((now, ticks, 0))
 
     def integral(self, arrivals: np.ndarray) -> int:
-        """Request-ticks in the system: who is in the queues stays for the span, who comes within it from then on."""
+        """Request-ticks in the system: who is in the queues residencies for the span, who comes within it from then on."""
         starts, ticks, held = np.array(self.spans, dtype=np.int64).reshape(-1, 3).T
         stayed, ends = int((ticks * held).sum()), starts + ticks
         # The first span that ends at or after an arrival; who comes as it ends is in the next one's queues.
@@ -59,7 +59,7 @@ class Spans(Observer):
 @given(case=st.one_of(small_cases(), crowded_cases(), long_cases()), leap=st.booleans())
 def test_littles_law(policy, case: Case, leap: bool):
     """The time-integral of the number in the system, from the engine's queues, is the sum of the times that requests
-    spend in it, from the ledger's stays: to the tick."""
+    spend in it, from the ledger's residencies: to the tick."""
     spans = Spans()
     with mock.patch("engine_runs.simulate", partial(simulate, observers=[spans])):
         run = serve(policy, case, leap=leap)

@@ -70,7 +70,7 @@ def check_that_leaping_and_stepping_agree(chosen, work):
     leapt, stepped = (json.dumps(summary(run)) + expand(steps_table(run)).to_csv() for run in runs)
     assert leapt == stepped
     rows = runs[0].accounts.at_rows()
-    assert (sum(rows[bucket] for bucket in BUCKETS) == runs[0].book.capacity_slots).all()
+    assert (sum(rows[bucket] for bucket in BUCKETS) == runs[0].log.capacity_slots).all()
     assert all((rows[bucket] >= 0).all() for bucket in BUCKETS)
     assert summary(runs[0])["total_output_tokens"] == int(work.output_tokens[~runs[0].refused].sum())
 
@@ -80,7 +80,7 @@ def check_the_tables(chosen, work):
     walk = SharingWalk(settings(**chosen), work)
     walked = [moment[3:] for moment in walk.moments()]
     run = simulate(settings(**chosen, leap=False), work)
-    rows = run.book.rows | {"cached": run.accounts.at_rows()["cached"]}
+    rows = run.log.rows | {"cached": run.accounts.at_rows()["cached"]}
     decodes = rows["steps"] > 0
     assert [*zip(*(rows[name][decodes].tolist() for name in ("live", "held", "saved", "cached")))] == walked
     assert walk.memory.free == walk.memory.num_blocks
@@ -132,7 +132,7 @@ def test_a_fork_at_the_end_of_a_block_copies_nothing():
     work = tree(FIRST, (LATER, 9, 2, 0, 8, False))
     assert tables_of(work)[-1] == {1: [0, 1, 3]}
     run = simulate(settings(num_gpu_blocks_override=20, block_size=4), work)
-    assert summary(run)["copied_slots"] == 0 and run.book.rows["prefill_tokens"].sum() == 6 + 1
+    assert summary(run)["copied_slots"] == 0 and run.log.rows["prefill_tokens"].sum() == 6 + 1
 
 
 def test_who_rolls_back_goes_on_in_the_parents_blocks():
@@ -152,10 +152,10 @@ def test_a_parent_that_runs_is_forked_as_far_as_it_has_got():
     """The child asks for the parent's first eight tokens while it has about twenty."""
     work = tree((0, 6, 60), (5 * 10**11, 9, 2, 0, 8, False))
     run = simulate(settings(num_gpu_blocks_override=20, block_size=4), work)
-    assert run.book.rows["prefill_tokens"].sum() == 6 + 1
+    assert run.log.rows["prefill_tokens"].sum() == 6 + 1
     early = tree((0, 6, 60), (5 * 10**11, 65, 2, 0, 64, False))
     computed = simulate(settings(num_gpu_blocks_override=40, block_size=4), early)
-    assert computed.book.rows["prefill_tokens"].sum() == 6 + 65
+    assert computed.log.rows["prefill_tokens"].sum() == 6 + 65
 
 
 def test_what_is_kept_is_cached_and_given_up_when_blocks_run_out():
@@ -163,16 +163,16 @@ def test_what_is_kept_is_cached_and_given_up_when_blocks_run_out():
     its child computes everything, and the younger one's child does not."""
     work = tree(FIRST, FIRST, (LATER, 25, 2), (LAST, 10, 2, 0, 9, False), (2 * LAST, 10, 2, 1, 9, False))
     run = simulate(settings(num_gpu_blocks_override=10, block_size=4, leap=False), work)
-    assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 10, 1]
+    assert [tokens for tokens in run.log.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 10, 1]
     assert run.accounts.at_rows()["cached"].tolist() == [0] * 5 + [3 * 4] * 4 + [1 * 4] * 2
     # While nothing runs both are kept, until the large one comes.
-    ends = run.book.rows["start_ticks"] + run.book.rows["ticks"]
+    ends = run.log.rows["start_ticks"] + run.log.rows["ticks"]
     idle = run.accounts.window(int(ends[4]), LATER)
     assert idle.slot_ticks["cached"] == 6 * 4 * (LATER - int(ends[4])) and idle.slot_ticks["live"] == 0
     cache = summary(run)["prefix_cache"]
     assert (cache["hit_tokens"], cache["evicted_blocks"]) == (9, 3)
     plenty = simulate(settings(num_gpu_blocks_override=20, block_size=4), work)
-    assert [tokens for tokens in plenty.book.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 1, 1]
+    assert [tokens for tokens in plenty.log.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 1, 1]
 
 
 def test_who_is_given_up_is_the_parent_used_longest_ago():
@@ -180,7 +180,7 @@ def test_who_is_given_up_is_the_parent_used_longest_ago():
     child = (10, 2, 0, 9, False)
     work = tree(FIRST, FIRST, (LATER, *child), (2 * LATER, 25, 2), (LAST, *child), (2 * LAST, 10, 2, 1, 9, False))
     run = simulate(settings(num_gpu_blocks_override=10, block_size=4), work)
-    assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [12, 1, 25, 1, 10]
+    assert [tokens for tokens in run.log.rows["prefill_tokens"].tolist() if tokens] == [12, 1, 25, 1, 10]
 
 
 def test_a_prompt_that_others_pause_for_gives_up_nothing_for_a_step_that_is_over():
@@ -188,7 +188,7 @@ def test_a_prompt_that_others_pause_for_gives_up_nothing_for_a_step_that_is_over
     and takes no other. The last free block holds request 2's prompt, and request 3 finds what was kept."""
     work = tree((0, 4, 1), (0, 4, 4), (DECODING, 3, 1), (LATER, 5, 1, 0, 4, False))
     run = simulate(settings(policy="vllm-v0", num_gpu_blocks_override=4, block_size=4, watermark=0), work)
-    assert run.book.rows["prefill_tokens"].tolist()[:3] == [8, 0, 3]
+    assert run.log.rows["prefill_tokens"].tolist()[:3] == [8, 0, 3]
     cache = summary(run)["prefix_cache"]
     assert (cache["hit_tokens"], cache["evicted_blocks"]) == (4, 0)
 
@@ -198,27 +198,27 @@ def test_contiguous_policies_copy_a_fork_and_stay_in_place_to_roll_back(policy):
     """A fork copies 9 tokens, in bytes and in time; who rolls back finds them where they are."""
     fork = simulate(settings(policy=policy), tree(FIRST, (LATER, 10, 2, 0, 9, False)))
     back = simulate(settings(policy=policy), tree(FIRST, (LATER, 7, 4, 0, 5, True)))
-    assert fork.book.rows["prefill_tokens"].sum() == 6 + 1 and back.book.rows["prefill_tokens"].sum() == 6 + 2
-    assert fork.book.copies["slots"].tolist() == [9] and back.book.copies["slots"].tolist() == []
-    assert fork.book.rows["swap_ticks"].sum() == fork.book.copies["ticks"].sum() > 0
+    assert fork.log.rows["prefill_tokens"].sum() == 6 + 1 and back.log.rows["prefill_tokens"].sum() == 6 + 2
+    assert fork.log.copies["slots"].tolist() == [9] and back.log.copies["slots"].tolist() == []
+    assert fork.log.rows["swap_ticks"].sum() == fork.log.copies["ticks"].sum() > 0
 
 
 def test_a_piece_that_is_too_short_to_go_on_in_is_copied():
     """Orca (Oracle) reserves what comes: 16 slots for the parent, and 48 for who goes on from it with more."""
     run = simulate(settings(policy="orca-oracle"), tree(FIRST, (LATER, 7, 40, 0, 5, True)))
-    assert run.book.copies["slots"].tolist() == [5]
+    assert run.log.copies["slots"].tolist() == [5]
 
 
 @pytest.mark.parametrize(("policy", "size"), (("sglang", None), ("vllm-v1", 4)))
 def test_where_prompts_are_cached_by_content_trees_are_found_by_it(policy, size):
     work = tree((0, 20, 30), (LATER, 45, 5, 0, 44, False), (LAST, 30, 5, 0, 20, True))
     run = simulate(settings(policy=policy, block_size=size), work)
-    assert [tokens for tokens in run.book.rows["prefill_tokens"].tolist() if tokens] == [20, 1, 10]
+    assert [tokens for tokens in run.log.rows["prefill_tokens"].tolist() if tokens] == [20, 1, 10]
 
 
 def test_policies_that_know_no_parents_compute_every_prompt():
     work = tree((0, 20, 30), (LATER, 45, 5, 0, 44, False))
-    assert simulate(settings(policy="tgi"), work).book.rows["prefill_tokens"].sum() == 20 + 45
+    assert simulate(settings(policy="tgi"), work).log.rows["prefill_tokens"].sum() == 20 + 45
 
 
 def test_a_half_full_block_that_is_named_and_not_copied_breaks_invariant_3():

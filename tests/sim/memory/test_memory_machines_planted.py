@@ -66,15 +66,15 @@ def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
     return max((place for place, length in enumerate(arena._lengths) if length >= blocks), default=None)
 
 
-def grows_table_by_table(tables: BlockTables, clock: int) -> None:
-    steps = range(tables._grown_until, clock)
+def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
+    steps = range(tables._grown_until, decode_step)
     for sequence, table in tables.tables.items():
         table += tables.pool.take_many(sum(sequence in tables._members[step % tables._block_size] for step in steps))
-    tables._grown_until = max(clock, tables._grown_until)
+    tables._grown_until = max(decode_step, tables._grown_until)
 
 
-def stalls_in_the_count_only(memory: ChunkedMemory, sequence, clock: int) -> None:
-    memory.partial[sequence] = -(-sequence.held_tokens(clock) // memory.block_size)
+def stalls_in_the_count_only(memory: ChunkedMemory, sequence, decode_step: int) -> None:
+    memory.partial[sequence] = -(-sequence.held_tokens(decode_step) // memory.block_size)
 
 
 def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
@@ -87,16 +87,16 @@ def unmaps_first_pages_first(regions: Regions, count: int) -> list[int]:
     return pages
 
 
-def settles_at_once(memory: DeferredMemory, clock: int, limit: int) -> int:
+def settles_at_once(memory: DeferredMemory, decode_step: int, limit: int) -> int:
     return limit
 
 
-def sees_no_window_fill(skipped: SkippedBlocks, clock: int) -> int:
+def sees_no_window_fill(skipped: SkippedBlocks, decode_step: int) -> int:
     return 1 << 40
 
 
-def counts_whoever_left(skipped: SkippedBlocks, sequence, clock: int) -> int:
-    blocks = skipped.so_far(sequence, clock)
+def counts_whoever_left(skipped: SkippedBlocks, sequence, decode_step: int) -> int:
+    blocks = skipped.so_far(sequence, decode_step)
     skipped.prompts.pop(sequence, None)
     return blocks
 
@@ -106,9 +106,9 @@ def gives_its_first_pages_back_first(tables: HybridTables, sequence) -> None:
     drop(tables, sequence)
 
 
-def never_copies(tables: SharingTables, clock: int) -> None:
+def never_copies(tables: SharingTables, decode_step: int) -> None:
     tables._copiers.clear()
-    BlockTables.grow_until(tables, clock)
+    BlockTables.grow_until(tables, decode_step)
 
 
 def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
@@ -169,7 +169,7 @@ PLANTED = [
     ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
     ("BestFitArena", BestFitArena, "_choose", FirstFitArena._choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
-    ("PagedMemory", PagedMemory, "take_back", PagedMemory.admit),
+    ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
     ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),
     ("ChunkedMemory", ChunkedMemory, "stall", stalls_in_the_count_only),
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
@@ -178,7 +178,7 @@ PLANTED = [
     ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
-    ("SharingMemory", SharingMemory, "take_back", PagedMemory.take_back),
+    ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
     ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),

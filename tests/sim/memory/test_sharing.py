@@ -72,11 +72,11 @@ def check_that_all_ways_agree(chosen, work):
     assert told(leapt) == told(simulate(settings(**chosen, leap=False), work))
     assert told(leapt) == told(simulate(settings(**chosen, ids=True), work))
     rows = leapt.accounts.at_rows()
-    assert (sum(rows[bucket] for bucket in BUCKETS) == leapt.book.capacity_slots).all()
+    assert (sum(rows[bucket] for bucket in BUCKETS) == leapt.log.capacity_slots).all()
     assert all((rows[bucket] >= 0).all() for bucket in BUCKETS)
     served = ~leapt.refused
     assert summary(leapt)["total_output_tokens"] == int((work.output_tokens * work.n)[served].sum())
-    assert Gaps.of(leapt.book).number == int(((work.output_tokens - 1) * work.n)[served].sum())
+    assert Gaps.of(leapt.log).number == int(((work.output_tokens - 1) * work.n)[served].sum())
 
 
 def check_the_tables(chosen, work):
@@ -84,7 +84,7 @@ def check_the_tables(chosen, work):
     walk = SharingWalk(settings(**chosen, ids=True), work)
     walked = [(moment.live_slots, moment.held_slots, moment.saved_slots) for moment in walk.moments()]
     run = simulate(settings(**chosen, leap=False), work)
-    rows, decodes = run.book.rows, run.book.rows["steps"] > 0
+    rows, decodes = run.log.rows, run.log.rows["steps"] > 0
     assert [*zip(*(rows[name][decodes].tolist() for name in ("live", "held", "saved")))] == walked
     assert walk.memory.free == walk.tables.pool.num_free == walk.memory.num_blocks - walk.memory.prefix_blocks
     assert walk.memory.host_free == walk.tables.host_pool.num_free == walk.memory.host_blocks
@@ -128,14 +128,14 @@ def test_a_copy_that_is_not_counted_is_found_in_the_tables():
     """Planted: the memory forgets what siblings copy, and its ledger says less than the tables hold."""
     chosen, work = {"num_gpu_blocks_override": 20, "block_size": 4}, requests((0, 6, 3, 2))
     walked = [moment.held_slots for moment in SharingWalk(settings(**chosen, ids=True), work).moments()]
-    assert simulate(settings(**chosen, leap=False), work).book.rows["held"].tolist() == walked == [8, 12, 12]
+    assert simulate(settings(**chosen, leap=False), work).log.rows["held"].tolist() == walked == [8, 12, 12]
     with mock.patch.object(SharingMemory, "_owe", lambda *_: None):
-        assert simulate(settings(**chosen, leap=False), work).book.rows["held"].tolist() != walked
+        assert simulate(settings(**chosen, leap=False), work).log.rows["held"].tolist() != walked
 
 
 def log(chosen: dict, work: Workload) -> list[tuple]:
     """(clock, tables by sequence) of every step."""
-    return [(moment.clock, moment.tables) for moment in SharingWalk(settings(**chosen, ids=True), work).moments()]
+    return [(moment.decode_step, moment.tables) for moment in SharingWalk(settings(**chosen, ids=True), work).moments()]
 
 
 def test_two_samples_share_the_full_block_and_copy_the_half_full_one():
@@ -153,7 +153,7 @@ def test_two_samples_share_the_full_block_and_copy_the_half_full_one():
 def test_a_prompt_that_fills_its_blocks_is_never_copied():
     run = simulate(settings(num_gpu_blocks_override=20, block_size=4), requests((0, 8, 5, 3)))
     assert summary(run)["copied_slots"] == 0
-    assert run.book.rows["held"].max() == (2 + 3) * 4
+    assert run.log.rows["held"].max() == (2 + 3) * 4
 
 
 def test_the_blocks_of_a_beam_that_dies_are_free_and_it_copies_what_it_writes_to():
@@ -205,7 +205,9 @@ def test_a_group_that_the_host_cannot_hold_is_computed_again():
 def test_a_group_takes_a_seat_for_each_of_its_sequences():
     chosen = {"num_gpu_blocks_override": 100, "max_num_seqs": 4}
     three, two = (simulate(settings(**chosen), requests((0, 8, 9, n), (0, 8, 9, 2))) for n in (3, 2))
-    scheduled = [run.book.stays["start_clock"][run.book.stays["index"] == n].min() for run, n in ((three, 3), (two, 2))]
+    scheduled = [
+        run.log.residencies["start_step"][run.log.residencies["index"] == n].min() for run, n in ((three, 3), (two, 2))
+    ]
     assert scheduled == [9, 0]
 
 
@@ -221,11 +223,11 @@ def test_contiguous_policies_give_each_sequence_a_piece_and_copy_the_prompt(poli
     run = simulate(settings(policy=policy), work)
     alone = simulate(settings(policy=policy), requests((0, 20, 12, 1)))
     assert summary(run)["copied_slots"] == slots
-    assert run.book.rows["held"][0] == 3 * alone.book.rows["held"][0]
-    ticks = run.book.copies["ticks"].sum()
+    assert run.log.rows["held"][0] == 3 * alone.log.rows["held"][0]
+    ticks = run.log.copies["ticks"].sum()
     slot_bytes = 819_200
     assert ticks == pytest.approx(slots * 2 * slot_bytes / 1_555e9 * 1e12, rel=1e-6)
-    assert run.book.rows["swap_ticks"].sum() == ticks
+    assert run.log.rows["swap_ticks"].sum() == ticks
     paged = simulate(settings(), work)
     assert summary(paged)["copied_slots"] == 2 * 16
 
@@ -235,8 +237,8 @@ def test_contiguous_beams_copy_all_that_the_other_has():
     with mock.patch.object(Ancestry, "replaced", lambda self, beams: [(1, 0), (2, 0)]):
         run = simulate(settings(policy="orca", use_beam_search=True), requests((0, 4, 5, 3)))
         chunks = simulate(settings(policy="orca-oracle", use_beam_search=True), requests((0, 4, 5, 3)))
-    assert run.book.copies["slots"].tolist() == [2 * 4, 2 * 5, 2 * 6, 2 * 7]
-    assert chunks.book.copies["slots"].tolist() == 4 * [2 * 16]
+    assert run.log.copies["slots"].tolist() == [2 * 4, 2 * 5, 2 * 6, 2 * 7]
+    assert chunks.log.copies["slots"].tolist() == 4 * [2 * 16]
 
 
 @pytest.mark.parametrize("policy", ("static", "sarathi", "tgi"))
@@ -253,11 +255,11 @@ def test_where_prefixes_are_cached_the_samples_of_a_request_find_its_prompt(poli
     In one step vLLM finds what it has begun to compute, and SGLang does not: here it runs one at a time."""
     seats = 1 if policy == "sglang" else None
     run = simulate(settings(policy=policy, max_num_seqs=seats), requests(*[(0, 400, 5, 4)] * 5))
-    assert run.book.rows["prefill_tokens"].sum() == 5 * computed
+    assert run.log.rows["prefill_tokens"].sum() == 5 * computed
     told = summary(run)["prefix_cache"]
     assert told["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
     off = simulate(settings(policy=policy, enable_prefix_caching=False), requests(*[(0, 400, 5, 4)] * 5))
-    assert off.book.rows["prefill_tokens"].sum() == 5 * 4 * 400
+    assert off.log.rows["prefill_tokens"].sum() == 5 * 4 * 400
 
 
 def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():
@@ -265,12 +267,12 @@ def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():
     chosen = settings(num_gpu_blocks_override=10, block_size=4, shared_prefix_tokens=10, leap=False)
     late = 10**12
     run = simulate(chosen, requests((0, 12, 2, 1), (late, 12, 2, 1)))
-    assert run.book.rows["prefill_tokens"].sum() == 2 * 4
-    first, second, *_ = zip(run.book.rows["live"].tolist(), run.book.rows["held"].tolist())
+    assert run.log.rows["prefill_tokens"].sum() == 2 * 4
+    first, second, *_ = zip(run.log.rows["live"].tolist(), run.log.rows["held"].tolist())
     assert (first, second) == ((12, 12), (13, 16))
     window = run.window
-    idle = window.end_ticks - int(run.book.rows["ticks"].sum())
-    assert window.slot_ticks["live"] == 8 * idle + int((run.book.rows["live"] * run.book.rows["ticks"]).sum())
+    idle = window.end_ticks - int(run.log.rows["ticks"].sum())
+    assert window.slot_ticks["live"] == 8 * idle + int((run.log.rows["live"] * run.log.rows["ticks"]).sum())
     assert sum(window.slot_ticks.values()) == 40 * window.end_ticks
 
 

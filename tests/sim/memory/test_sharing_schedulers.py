@@ -12,8 +12,11 @@ SHARING = ("vllm-sosp23", "vllm-v0")
 
 def starts(run) -> list[list[int]]:
     """Decode clocks at which each sequence started; a prefill that others wait for counts as the decode step before."""
-    stays = run.book.stays
-    return [stays["start_clock"][stays["index"] == index].tolist() for index in range(stays["index"].max() + 1)]
+    residencies = run.log.residencies
+    return [
+        residencies["start_step"][residencies["index"] == index].tolist()
+        for index in range(residencies["index"].max() + 1)
+    ]
 
 
 @pytest.mark.parametrize(("policy", "log"), [("vllm-sosp23", [0, 1, 0, 1, 5, 6]), ("vllm-v0", [-1, 0, -1, 0, 3, 4])])
@@ -21,7 +24,7 @@ def test_groups_are_admitted_while_that_leaves_the_watermark(policy, log):
     """Ten blocks, five of them the watermark. Prompts take two each: the first two leave six, a third would leave four.
     It comes when they are done, after four decode steps."""
     chosen = settings(policy=policy, num_gpu_blocks_override=10, block_size=4, watermark=0.5)
-    assert starts(simulate(chosen, requests(*[(0, 8, 5, 2)] * 3))) == [[clock] for clock in log]
+    assert starts(simulate(chosen, requests(*[(0, 8, 5, 2)] * 3))) == [[decode_step] for decode_step in log]
 
 
 @pytest.mark.parametrize("policy", SHARING)

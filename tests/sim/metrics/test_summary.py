@@ -28,9 +28,11 @@ TOGETHER = ("static", "fastertransformer")
 
 def token_ticks(run) -> dict[int, list[int]]:
     """When each token of each request came out, one by one."""
-    book, tokens = run.book, {}
-    for index, start, end in zip(book.stays["index"], book.stays["start_clock"], book.stay_end, strict=True):
-        tokens.setdefault(int(index), []).extend(book.end_of(np.arange(start + 1, end + 1)).tolist())
+    run_log, tokens = run.log, {}
+    for index, start, end in zip(
+        run_log.residencies["index"], run_log.residencies["start_step"], run_log.residency_end, strict=True
+    ):
+        tokens.setdefault(int(index), []).extend(run_log.end_of(np.arange(start + 1, end + 1)).tolist())
     return tokens
 
 
@@ -70,26 +72,26 @@ def test_the_time_ledger_accounts_for_every_tick_and_token(case, policy):
     run, stepped = serve(policy, case), serve(policy, case, leap=False)
     work = summary(run)["work"]
     assert work == summary(stepped)["work"]
-    assert sum(work["seconds"].values()) == pytest.approx(run.book.end_ticks / 1e12)
+    assert sum(work["seconds"].values()) == pytest.approx(run.log.end_ticks / 1e12)
     assert min(work["seconds"].values()) >= 0
-    book = run.book
-    again = book.stays["kind"] == RECOMPUTED
+    run_log = run.log
+    again = run_log.residencies["kind"] == RECOMPUTED
     # Every token of a served request needs its slot computed once, but for the last one.
     needed = (run.workload.prompt_tokens + run.workload.output_tokens - 1)[~run.refused].sum()
     assert work["tokens"]["useful"] == needed
-    assert work["tokens"]["recomputed"] == (book.stays["tokens"][again] - 1).sum()
+    assert work["tokens"]["recomputed"] == (run_log.residencies["tokens"][again] - 1).sum()
     assert work["tokens"]["padding"] == padding_by_hand(run)
 
 
 def padding_by_hand(run) -> int:
     """Tokens that static batches compute for nobody: each member's share of its batch, less its own."""
-    if not run.book.together:
+    if not run.log.together:
         return 0
-    book, prompts = run.book, run.workload.prompt_tokens[run.book.stays["index"]]
+    run_log, prompts = run.log, run.workload.prompt_tokens[run.log.residencies["index"]]
     padding = 0
-    for start in np.unique(book.stays["start_clock"]):
-        batch = book.stays["start_clock"] == start
-        steps = book.stay_end[batch] - start
+    for start in np.unique(run_log.residencies["start_step"]):
+        batch = run_log.residencies["start_step"] == start
+        steps = run_log.residency_end[batch] - start
         computed = len(steps) * (prompts[batch].max() + steps.max() - 1)
         padding += computed - (prompts[batch] + steps - 1).sum()
     return int(padding)
@@ -128,7 +130,7 @@ def test_the_summary_has_the_keys_of_vllm_bench_serve():
 def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
     for name in ("a", "b"):
         result.write(small_run(), tmp_path / name, {"seed": 0})
-    names = ["gaps", "memory", "preemptions", "requests", "stays", "steps"]
+    names = ["gaps", "memory", "preemptions", "requests", "residencies", "steps"]
     names = sorted([*(f"{table}.parquet" for table in names), "run.json", "summary.json"])
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
     for name in names:
@@ -190,7 +192,7 @@ def test_external_fragmentation_of_two_free_pieces(leap):
     work = Workload("holes", [0] * 4, [1] * 4, [1, 3, 1, 1])
     run = simulate(settings(policy="orca-oracle", num_gpu_blocks_override=4, block_size=4, leap=leap), work)
     # Step 1: nothing free. Steps 2 and 3: three blocks free, two of them together: 1 - 2/3.
-    lengths = run.book.end_of(np.array([1, 2, 3])) - run.book.start_of(np.array([0, 1, 2]))
+    lengths = run.log.end_of(np.array([1, 2, 3])) - run.log.start_of(np.array([0, 1, 2]))
     index = summary(run)["external_fragmentation_index"]
     assert index["mean_over_iterations"] == pytest.approx(2 / 3 / 3)
     assert index["mean_over_time"] == pytest.approx((lengths[1] + lengths[2]) / 3 / lengths.sum())
@@ -202,11 +204,11 @@ def test_the_swap_space_has_a_ledger_of_its_own():
     """Nine blocks of 4: the later of two requests goes out with the four blocks of its 16 tokens, and comes back."""
     work = Workload("two", np.array([0, 0]), np.array([8, 8]), np.array([17, 21]))
     run = simulate(settings(num_gpu_blocks_override=9, block_size=4, watermark=0, preemption_mode="swap"), work)
-    assert run.book.host["held_blocks"].tolist() == [4, 0]
-    out, back = run.book.host["ticks"].tolist()
+    assert run.log.host["held_blocks"].tolist() == [4, 0]
+    out, back = run.log.host["ticks"].tolist()
     told = summary(run)["host_pool"]
     assert told["max_used_blocks"] == 4 and told["num_cpu_blocks"] == run.replica.host_blocks
-    assert told["mean_used_blocks"] == pytest.approx(4 * (back - out) / run.book.end_ticks)
+    assert told["mean_used_blocks"] == pytest.approx(4 * (back - out) / run.log.end_ticks)
     rows = result.memory_table(run)
     away = (rows["start_ticks"] >= out) & (rows["start_ticks"] < back)
     assert (rows["host_held"] == np.where(away, 4 * 4, 0)).all() and away.any()

@@ -23,7 +23,7 @@ BESIDE = {
         "first_token_ticks": "first_token_s",
         "finish_ticks": "finish_s",
     },
-    "stays": {"start_ticks": "start_s", "first_token_ticks": "first_token_s", "end_ticks": "end_s"},
+    "residencies": {"start_ticks": "start_s", "first_token_ticks": "first_token_s", "end_ticks": "end_s"},
     "preemptions": {"ticks": "time_s"},
     "steps": {
         "start_ticks": "start_s",

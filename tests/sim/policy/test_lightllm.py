@@ -23,8 +23,8 @@ def served(**fields) -> Run:
 
 def test_true_lengths_never_overcommit_and_fill_the_pool():
     run = served(policy="lightllm")
-    assert not len(run.book.cuts["clock"])
-    assert max(run.book.rows["held"] + run.book.rows["width"] * (run.book.rows["steps"] - 1)) <= SLOTS
+    assert not len(run.log.evictions["decode_step"])
+    assert max(run.log.rows["held"] + run.log.rows["batch_size"] * (run.log.rows["steps"] - 1)) <= SLOTS
     # Who is sure of the peak packs more than who adds up everybody's completion, though those end at different times.
     sure, sum_of_completions = (summary(served(policy=name)) for name in ("lightllm", "trtllm-no-evict"))
     assert sure["mean_batch"] > 1.1 * sum_of_completions["mean_batch"]
@@ -32,19 +32,19 @@ def test_true_lengths_never_overcommit_and_fill_the_pool():
 
 def test_a_wrong_estimate_pauses_the_latest():
     run = served(policy="lightllm", output_estimate=0.3)
-    stays, cuts, end = run.book.stays, run.book.cuts, run.book.stay_end
-    assert len(cuts["clock"]) > 20
-    for victim, clock in zip(cuts["index"].tolist(), cuts["clock"].tolist()):
-        stay_on = (stays["start_clock"] < clock) & (end > clock)
-        assert victim > stays["index"][stay_on].max(initial=-1)
+    residencies, evictions, end = run.log.residencies, run.log.evictions, run.log.residency_end
+    assert len(evictions["decode_step"]) > 20
+    for victim, decode_step in zip(evictions["index"].tolist(), evictions["decode_step"].tolist()):
+        stay_on = (residencies["start_step"] < decode_step) & (end > decode_step)
+        assert victim > residencies["index"][stay_on].max(initial=-1)
 
 
 def test_under_paged_admission_it_is_paged_with_blocks_of_one_tick_for_tick():
     """Estimating that nobody generates anything leaves the question whether the prompt fits now."""
     estimate, paged = served(policy="lightllm", output_estimate=1e-3), served(policy="trtllm-max-util")
-    assert len(paged.book.cuts["clock"]) > 20
-    for table in ("stays", "cuts"):
-        mine, theirs = getattr(estimate.book, table), getattr(paged.book, table)
+    assert len(paged.log.evictions["decode_step"]) > 20
+    for table in ("residencies", "evictions"):
+        mine, theirs = getattr(estimate.log, table), getattr(paged.log, table)
         assert all((mine[name] == theirs[name]).all() for name in theirs)
     assert estimate.accounts.window() == paged.accounts.window()
     assert summary(estimate)["waste"] == summary(paged)["waste"]

@@ -38,7 +38,7 @@ def work(*prompts: int, output: int = 4) -> Workload:
 def starts(asked: Workload, **chosen) -> list[int]:
     """Requests in the order in which they are admitted."""
     run = simulate(settings(**chosen), asked)
-    return run.book.stays["index"].tolist()
+    return run.log.residencies["index"].tolist()
 
 
 class TestASchedulerOfYourOwn:
@@ -104,7 +104,7 @@ class TestAnAllocatorOfYourOwn:
         told = {name: run.accounts.window() for name, run in runs.items()}
         assert len(told) == 2
         for run in runs.values():
-            assert run.book.num_steps
+            assert run.log.num_steps
 
     def test_is_refused_where_sequences_share(self):
         asked = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))

@@ -140,7 +140,7 @@ class TestStories:
     def test_who_finishes_with_its_prefill_is_no_finish_of_a_decode(self):
         """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its prefill:
         2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which does; but
-        nobody has finished with a decode, and the batch stays full to 0's end."""
+        nobody has finished with a decode, and the batch residencies full to 0's end."""
         quick = NewTokenRatio.DECAY * 100
         with (
             mock.patch.object(NewTokenRatio, "DECAY", quick),
@@ -193,13 +193,13 @@ def test_the_longest_prefix_first_beats_first_come_first_served():
 
 def test_the_ratio_falls_with_every_decode_and_not_below_its_least():
     ratio = NewTokenRatio()
-    assert [ratio.at(clock) / ratio.UNIT for clock in (0, 300, 600, 5000)] == [0.7, 0.399, 0.098, 0.098]
-    ratio.estimate(generated=30, running=2, told=99, clock=700)
+    assert [ratio.at(decode_step) / ratio.UNIT for decode_step in (0, 300, 600, 5000)] == [0.7, 0.399, 0.098, 0.098]
+    ratio.estimate(generated=30, running=2, told=99, decode_step=700)
     # (30 + 2 * 20) / 100, from the next step on.
     assert [ratio.at(701) / ratio.UNIT, ratio.at(702)] == [0.7, ratio.UNIT * 7 // 10 - ratio.DECAY]
-    ratio.estimate(generated=1, running=1, told=999, clock=800)
+    ratio.estimate(generated=1, running=1, told=999, decode_step=800)
     assert [ratio.at(801), ratio.at(802)] == [ratio.UNIT * 21 // 1000, ratio.LEAST]
-    ratio.estimate(generated=500, running=9, told=100, clock=900)
+    ratio.estimate(generated=500, running=9, told=100, decode_step=900)
     assert ratio.at(901) == ratio.UNIT
     ratio.reset(950)
     assert ratio.at(950) == ratio.FIRST
@@ -213,7 +213,7 @@ def test_above_128_that_wait_nobody_is_sorted():
             [(0, 2, [(A, 4)])] + [(1, 1, [(-index, 5)]) for index in range(1, waiting)] + [(1, 1, [(A, 4), (B, 1)])]
         )
         case = story(requests, 2000, max_num_seqs=1)
-        return serve("sglang", case).book.stays["index"][:2].tolist()
+        return serve("sglang", case).log.residencies["index"][:2].tolist()
 
     assert first_two(127 + 1) == [0, 128]
     assert first_two(128 + 1) == [0, 1]
@@ -231,6 +231,6 @@ class TestMistakes:
 
     def test_more_slots_than_there_are(self):
         memory, state = RadixMemory(3), State()
-        state.width = 4
+        state.batch_size = 4
         with pytest.raises(SimulationFault, match="1 more slots are taken than there are"):
-            memory.pass_steps(state, 1)
+            memory.advance(state, 1)

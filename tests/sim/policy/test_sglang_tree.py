@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from oracle.decode_step import run as run_oracle
 
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
@@ -21,7 +22,6 @@ from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from oracle import Limits, Pool, Request
 from oracle import sglang as oracle
-from oracle.clock import run as run_oracle
 from radix_cases import A, check, shared_cases, story
 from same_runs import same
 from schedulers import expected
@@ -56,7 +56,7 @@ class TestAgainstTheOracle:
     @given(case=shared_cases(), data=st.data())
     def test_leaps_are_the_same_bits_over_any_window(self, case, data):
         """Invariant 6, and 1 in the integrals."""
-        end = serve("sglang", case).book.end_ticks
+        end = serve("sglang", case).log.end_ticks
         window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 999), min_size=2, max_size=2, unique=True))))
         leapt, stepped = (serve("sglang", case, window, leap=leap) for leap in (True, False))
         same(leapt, stepped)
@@ -125,11 +125,11 @@ class TestInvariants:
     def test_1_and_2_slots_and_locks_are_those_of_who_runs(self, case, leap):
         """Invariant 1: free, own, locked and evictable slots are the pool; live counts a shared token once; cached is
         what nobody locks. Invariant 2: a node's locks are the sequences whose strings pass through it."""
-        pass_steps, looks, cached = RadixMemory.pass_steps, [], []
+        advance, looks, cached = RadixMemory.advance, [], []
 
         def watch(memory: RadixMemory, state: State, steps: int):
-            meter = pass_steps(memory, state, steps)
-            held = {s: s.held_tokens(state.clock + steps) for s in state.running if s in memory.holdings}
+            meter = advance(memory, state, steps)
+            held = {s: s.held_tokens(state.decode_step + steps) for s in state.running if s in memory.holdings}
             own = sum(tokens - memory.holdings[s].tokens for s, tokens in held.items())
             nodes, paths = nodes_of(memory), [memory.tree.path(h.node) for h in memory.holdings.values()]
             assert [node.locks for node in nodes] == [sum(node in path for path in paths) for node in nodes]
@@ -140,11 +140,11 @@ class TestInvariants:
             assert locked == len({string[:end] for string in strings.values() for end in range(1, len(string) + 1)})
             assert memory.free + own + locked + evictable == memory.capacity_slots and memory.free >= 0
             if steps:
-                looks.append(meter[0] == locked + own - state.width * (steps - 1))
+                looks.append(meter[0] == locked + own - state.batch_size * (steps - 1))
             cached.append(evictable if steps == 1 else None)
             return meter
 
-        with mock.patch.object(RadixMemory, "pass_steps", watch):
+        with mock.patch.object(RadixMemory, "advance", watch):
             run = serve("sglang", case, leap=leap)
         assert all(looks)
         assert all(
@@ -171,7 +171,7 @@ def test_leaps_pass_over_evictions():
     requests = [Request(0, 8, 3, 3), Request(5000, 3, 34, 34)]
     case = Case(requests, Pool(41, 1), Limits(64), LineCost())
     leapt, stepped = (serve("sglang", case, leap=leap) for leap in (True, False))
-    assert leapt.book.rows["steps"].tolist() == [0, 2, 0, 33]
+    assert leapt.log.rows["steps"].tolist() == [0, 2, 0, 33]
     cached = [0] * 3 + [10] * 29 + [8] * 2 + [0] * 3
     assert stepped.accounts.at_rows()["cached"].tolist() == cached
     assert leapt.accounts.at_rows()["cached"].tolist() == [0, 0, 10, 10]
@@ -183,14 +183,18 @@ def test_leaps_pass_over_evictions():
 
 def test_what_two_lock_has_room_when_both_are_retracted():
     """Each has two slots of its own beside the four that they share."""
-    memory, clock = RadixMemory(20), 5
+    memory, decode_step = RadixMemory(20), 5
     node, _ = memory.tree.insert([(A, 0, 4)], memory.tick())
     sequences = [Sequence(index, 4, 9, 9) for index in range(2)]
     for sequence in sequences:
         memory.tree.lock(node)
         memory.holdings[sequence] = Holding(node, 4)
-        sequence.lag = 4 + 2 - (clock - 1)
+        sequence.lag = 4 + 2 - (decode_step - 1)
     memory.free = 20 - 4 - 2 * 2
-    transaction = memory.transaction(clock)
-    assert [transaction.room, *(transaction.retract(s, clock) or transaction.room for s in sequences)] == [12, 14, 20]
-    assert memory.transaction(clock).room == 12, "retractions are tentative"
+    transaction = memory.transaction(decode_step)
+    assert [transaction.room, *(transaction.retract(s, decode_step) or transaction.room for s in sequences)] == [
+        12,
+        14,
+        20,
+    ]
+    assert memory.transaction(decode_step).room == 12, "retractions are tentative"

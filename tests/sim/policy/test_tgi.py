@@ -23,7 +23,7 @@ def step_taken(waiting: int, arrival_ticks: int = 1, **limits) -> int:
     """Decode steps of the ten before decoding pauses for those who wait, who arrive in the first prefill or later."""
     late = [Request(arrival_ticks, 1, 1, 1)] * waiting
     bounds = Limits(100, max_num_seqs=64, max_num_batched_tokens=4096, **limits)
-    rows = serve("tgi", Case([*RUNNING, *late], Pool(1000, 1), bounds, LineCost())).book.rows
+    rows = serve("tgi", Case([*RUNNING, *late], Pool(1000, 1), bounds, LineCost())).log.rows
     pauses = [place for place, steps in enumerate(rows["steps"]) if steps == 0]
     assert len(pauses) == 2 and rows["prefill_tokens"][pauses].tolist() == [10, waiting]
     return int(rows["steps"][: pauses[1]].sum())

@@ -92,7 +92,7 @@ class TestTheLog:
         iterations = iter(range(1, 17))
 
         def look(memory: DeferredMemory, state: State, steps: int) -> None:
-            memory.tables.grow_until(state.clock + (steps > 0))
+            memory.tables.grow_until(state.decode_step + (steps > 0))
             kept, regions = memory.tables.tables, memory.tables.regions
             spare = {sequence.index: list(pages) for sequence, pages in regions.spare.items()}
             tables = {sequence.index: list(table) for sequence, table in kept.items()}
@@ -107,13 +107,13 @@ class TestTheLog:
 
 def watched(look: Callable[[DeferredMemory, State, int], None], run: Callable[[], Run]) -> Run:
     """A run whose memory is looked at whenever steps have passed."""
-    pass_steps = DeferredMemory.pass_steps
+    advance = DeferredMemory.advance
 
     def watch(memory: DeferredMemory, state: State, steps: int):
         look(memory, state, steps)
-        return pass_steps(memory, state, steps)
+        return advance(memory, state, steps)
 
-    with mock.patch.object(DeferredMemory, "pass_steps", watch):
+    with mock.patch.object(DeferredMemory, "advance", watch):
         return run()
 
 
@@ -123,7 +123,7 @@ class TestDecisions:
     def test_are_those_of_vllm_v0_tick_for_tick(self, case, leap):
         case = without_host(case)
         here, there = serve("vattention", case, leap=leap), serve("vllm-v0", case, leap=leap)
-        assert here.book.end_ticks == there.book.end_ticks
+        assert here.log.end_ticks == there.log.end_ticks
         for of in (steps_of, stays_of, cuts_of, times_of):
             assert of(here) == of(there)
         assert here.refused.tolist() == there.refused.tolist()
@@ -134,7 +134,7 @@ class TestDecisions:
 
 def by_start(run: Run) -> dict[tuple[int, bool], dict[str, int]]:
     """The buckets of every row by the tick at which it starts, and whether it computes anything."""
-    rows = run.book.rows
+    rows = run.log.rows
     starts = zip(rows["start_ticks"].tolist(), (rows["iterations"] > 0).tolist())
     return dict(zip(starts, buckets_at_rows(run), strict=True))
 
@@ -144,7 +144,7 @@ class TestLeaps:
     @given(cases, st.data())
     def test_are_the_same_bits_as_steps(self, case, data):
         """Invariant 6, and 1: the buckets add up to the capacity, none is negative."""
-        end = serve("vattention", case).book.end_ticks
+        end = serve("vattention", case).log.end_ticks
         window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 999), min_size=2, max_size=2, unique=True))))
         leapt, stepped = (serve("vattention", case, window, leap=leap) for leap in (True, False))
         for of in (steps_of, stays_of, cuts_of, times_of, summary):
@@ -161,14 +161,14 @@ class TestLeaps:
         """The scene above: before S3 grows into its spare group in 7, and before S4 takes a group of S2's in 15; else
         at prefills (no steps, as nobody decodes) and at finishes."""
         run = simulate(SCENE.settings, SCENE.workload, OneSecondStep())
-        assert run.book.rows["steps"].tolist() == [0, 1, 0, 3, 2, 2, 0, 3, 1, 0]
+        assert run.log.rows["steps"].tolist() == [0, 1, 0, 3, 2, 2, 0, 3, 1, 0]
 
     def test_are_long_while_pages_are_left_unmapped(self):
         """The second request takes over four groups, and grows into three others while hundreds are unmapped."""
         chosen = settings(policy="vattention", num_gpu_blocks_override=300, block_size=16, watermark=0.0)
         columns = {"prompt_tokens": np.array([60, 60]), "output_tokens": np.array([3, 45]), "max_tokens": None}
         run = simulate(chosen, Workload("two", np.array([0, 9]) * PER_SECOND, **columns), OneSecondStep())
-        assert run.book.rows["steps"].tolist() == [0, 2, 0, 44]
+        assert run.log.rows["steps"].tolist() == [0, 2, 0, 44]
         assert run.accounts.at_rows()["cached"].tolist() == [0, 0, 0, 0]
 
 
@@ -192,9 +192,9 @@ class TestTheLedger:
 
         def look(memory: DeferredMemory, state: State, steps: int) -> None:
             kept = memory.tables
-            for clock in range(state.clock, state.clock + max(1, steps)):
-                kept.grow_until(clock + (steps > 0))
-                computed = {sequence: clock - (not steps) + sequence.lag for sequence in state.running}
+            for decode_step in range(state.decode_step, state.decode_step + max(1, steps)):
+                kept.grow_until(decode_step + (steps > 0))
+                computed = {sequence: decode_step - (not steps) + sequence.lag for sequence in state.running}
                 assert {s: len(table) for s, table in kept.tables.items()} == {
                     s: -(-tokens // size) for s, tokens in computed.items()
                 }
@@ -205,7 +205,7 @@ class TestTheLedger:
                 assert kept.regions.spare.keys() <= kept.tables.keys() and all(kept.regions.deferred)
                 seen = {"live": sum(computed.values()), "cached": len(cached) * size}
                 seen["free"] = len(kept.pool.free_ids) * size
-                looks.append((seen, clock == state.clock))
+                looks.append((seen, decode_step == state.decode_step))
 
         run = watched(look, lambda: serve("vattention", case, leap=leap, ids=True))
         first = [seen for seen, begins in looks if begins]
@@ -216,14 +216,23 @@ class TestTheLedger:
 
 
 def cached_blocks(run: Run) -> list[int]:
-    """Mapped and unused page groups in every row, by docs/policies.md from another policy's steps and stays alone."""
-    book, size = run.book, run.replica.block_size
+    """Mapped and unused page groups in every row, by docs/policies.md from another policy's steps and residencies alone."""
+    run_log, size = run.log, run.replica.block_size
     left: list[int] = []
     mapped: dict[int, int] = {}
     tokens, lag, levels = {}, {}, []
-    cuts = list(zip(book.cuts["ticks"].tolist(), book.cuts["index"].tolist()))
-    ends = np.where(np.isin(np.arange(len(book.stay_end)), book.cuts["stay"]), -1, book.stay_end).tolist()
-    stays = list(zip(book.stays["start_ticks"].tolist(), book.stays["index"].tolist(), book.stay_lag.tolist(), ends))
+    evictions = list(zip(run_log.evictions["ticks"].tolist(), run_log.evictions["index"].tolist()))
+    ends = np.where(
+        np.isin(np.arange(len(run_log.residency_end)), run_log.evictions["residency"]), -1, run_log.residency_end
+    ).tolist()
+    residencies = list(
+        zip(
+            run_log.residencies["start_ticks"].tolist(),
+            run_log.residencies["index"].tolist(),
+            run_log.residency_lag.tolist(),
+            ends,
+        )
+    )
     end_clock = {}
 
     def need(index: int) -> int:
@@ -239,15 +248,17 @@ def cached_blocks(run: Run) -> list[int]:
                     mapped[next(other for other in mapped if mapped[other] > need(other))] -= 1
             mapped[index] += 1
 
-    rows = book.rows
-    for start, clock, steps in zip(rows["start_ticks"].tolist(), book.row_clock.tolist(), rows["steps"].tolist()):
-        while cuts and cuts[0][0] <= start:
-            left.append(mapped.pop(cuts.pop(0)[1]))
+    rows = run_log.rows
+    for start, decode_step, steps in zip(
+        rows["start_ticks"].tolist(), run_log.row_step.tolist(), rows["steps"].tolist()
+    ):
+        while evictions and evictions[0][0] <= start:
+            left.append(mapped.pop(evictions.pop(0)[1]))
         for index in mapped:
-            tokens[index] = clock - 1 + lag[index]
-        while stays and stays[0][0] <= start and (steps == 0) and rows["prefill_tokens"][len(levels)]:
-            _, index, lag[index], end_clock[index] = stays.pop(0)
-            tokens[index] = clock - 1 + lag[index]
+            tokens[index] = decode_step - 1 + lag[index]
+        while residencies and residencies[0][0] <= start and (steps == 0) and rows["prefill_tokens"][len(levels)]:
+            _, index, lag[index], end_clock[index] = residencies.pop(0)
+            tokens[index] = decode_step - 1 + lag[index]
             enough = [pages for pages in left if pages >= need(index)]
             mapped[index] = min(enough) if enough else max(left, default=0)
             if left:
@@ -258,6 +269,6 @@ def cached_blocks(run: Run) -> list[int]:
         for index in mapped:
             grow(index)
         levels.append(sum(left) + sum(mapped.values()) - sum(map(need, mapped)))
-        for index in sorted(index for index in mapped if end_clock[index] == clock + steps):
+        for index in sorted(index for index in mapped if end_clock[index] == decode_step + steps):
             left.append(mapped.pop(index))
     return levels

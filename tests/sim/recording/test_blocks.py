@@ -50,24 +50,24 @@ def told(run: Run) -> str:
 def check(settings: Settings, workload: Workload, cost=None, addressed: bool = True) -> BlockMap | None:
     """The map of a run adds up to the ledger in every column; the run is the one that is not recorded."""
     plain = simulate(settings, workload, cost)
-    if not plain.book.num_steps:
+    if not plain.log.num_steps:
         with pytest.raises(SettingError, match="record_blocks"):
             record(settings, workload, cost)
         return None
     run, found = record(settings, workload, cost)
     assert told(run) == told(plain)
     steps = simulate(replace(settings, leap=False), workload, cost)
-    starts, ledger = steps.book.rows["start_ticks"], steps.accounts.at_rows()
+    starts, ledger = steps.log.rows["start_ticks"], steps.accounts.at_rows()
     rows = {start: place for place, start in enumerate(starts.tolist())}
-    ends = starts + steps.book.rows["ticks"]
+    ends = starts + steps.log.rows["ticks"]
     for column, (at, start) in enumerate(zip(found.at_ticks.tolist(), found.start_ticks.tolist())):
         census = dict(zip(BUCKETS, found.census_slots[column].tolist()))
-        assert sum(census.values()) >= plain.book.capacity_slots
+        assert sum(census.values()) >= plain.log.capacity_slots
         if start not in rows or ends[rows[start]] <= at:
             # Nobody runs.
             assert (found.sequence[column] == NOBODY).all() and start == at
             taken = {bucket: slots for bucket, slots in census.items() if slots and bucket not in ("cached", "free")}
-            assert taken == ({"live": plain.book.pinned_slots} if plain.book.pinned_slots else {})
+            assert taken == ({"live": plain.log.pinned_slots} if plain.log.pinned_slots else {})
             continue
         assert start <= at < ends[rows[start]]
         expected = {bucket: int(ledger[bucket][rows[start]]) for bucket in BUCKETS}
@@ -76,8 +76,8 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
             census["free"] = expected["free"]
         assert census == expected, f"column {column}"
         if settings.policy in CHUNKED:
-            longest = int(found.largest_free_blocks[column]) * plain.book.block_size
-            assert longest == steps.book.rows["largest_free"][rows[start]]
+            longest = int(found.largest_free_blocks[column]) * plain.log.block_size
+            assert longest == steps.log.rows["largest_free"][rows[start]]
     check_rows(found)
     return found
 
@@ -241,7 +241,7 @@ def same_but_rows(fine: BlockMap, coarse: BlockMap) -> None:
 def test_a_coarse_map_has_rows_of_the_fine_one(policy, case: Case, most):
     settings = settings_of(policy, case.pool, case.limits)
     workload = workload_of(case.requests, case.limits.max_model_len)
-    if not simulate(settings, workload, case.cost).book.num_steps:
+    if not simulate(settings, workload, case.cost).log.num_steps:
         return
     (_, fine), (_, coarse) = (record(settings, workload, case.cost, most_rows=rows) for rows in (2_048, most))
     assert coarse.bucket.shape == (fine.num_columns, min(most, len(fine.block_ids)))
@@ -251,7 +251,7 @@ def test_a_coarse_map_has_rows_of_the_fine_one(policy, case: Case, most):
 @hypothesis_settings(max_examples=5)
 @given(case=shared_cases(), most=st.integers(1, 9))
 def test_a_coarse_map_of_cached_prefixes_has_rows_of_the_fine_one(case, most):
-    if simulate(caching_settings(case), case.workload, case.cost).book.num_steps:
+    if simulate(caching_settings(case), case.workload, case.cost).log.num_steps:
         maps = (record(caching_settings(case), case.workload, case.cost, most_rows=rows)[1] for rows in (2_048, most))
         same_but_rows(*maps)
 
@@ -300,9 +300,9 @@ def test_a_look_is_as_dear_as_the_blocks_in_use_and_32_for_each_sequence():
     with mock.patch.object(recording._Budget, "most_after", return_value=2_000) as most_after:
         run, _ = record(settings, workload)
     ledger = run.accounts.at_rows()
-    in_use = -(-int((run.book.capacity_slots - ledger["free"]).max()) // run.book.block_size)
+    in_use = -(-int((run.log.capacity_slots - ledger["free"]).max()) // run.log.block_size)
     dearest = max(call.args[0] for call in most_after.call_args_list)
-    assert in_use <= dearest <= in_use + 32 * int(run.book.rows["width"].max())
+    assert in_use <= dearest <= in_use + 32 * int(run.log.rows["batch_size"].max())
 
 
 def test_rows_of_a_long_run_are_those_of_the_whole_map():
@@ -346,12 +346,12 @@ def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case:
     workload = workload_of(case.requests, case.limits.max_model_len, case.content if policy == "sglang" else None)
     watched = Stepwise()
     run = simulate(settings, workload, case.cost, observers=[watched])
-    if not run.book.num_steps:
+    if not run.log.num_steps:
         return
     with mock.patch.object(recording, "_least_ticks", return_value=0):
         recorded, found = record(replace(settings, ids=False), workload, case.cost, most_columns=most)
     assert told(recorded) == told(simulate(replace(settings, ids=False), workload, case.cost))
-    columns, steps, end = found.num_columns, run.book.num_steps, run.book.end_ticks
+    columns, steps, end = found.num_columns, run.log.num_steps, run.log.end_ticks
     assert columns <= min(most, steps) and (columns > most // 2 or steps < most)
     assert len(set(np.diff(found.at_ticks).tolist())) <= 1 and found.at_ticks[-1] < end
     for column, (at, start) in enumerate(zip(found.at_ticks.tolist(), found.start_ticks.tolist())):

@@ -52,12 +52,12 @@ def recorded(settings, workload, cost=None, **window) -> tuple[Run, Plan]:
 def check(run: Run, plan: Plan) -> None:
     """The plan can be replayed, and has the steps and the tokens of the ledger."""
     replay(plan)
-    rows, tokens = run.book.rows, work(run.book).tokens
+    rows, tokens = run.log.rows, work(run.log).tokens
     assert plan.start_ticks.tolist() == rows["start_ticks"].tolist()
     assert plan.ticks.tolist() == rows["ticks"].tolist()
     assert int(plan.query_tokens.sum()) == tokens["useful"] + tokens["recomputed"]
     assert int(plan.padding_tokens.sum()) == tokens["padding"]
-    assert int(plan.copied_slots.sum()) == int(run.book.copies["slots"].sum())
+    assert int(plan.copied_slots.sum()) == int(run.log.copies["slots"].sum())
     assert (plan.prefill_tokens + plan.decodes).sum() == plan.query_tokens.sum()
 
 
@@ -156,7 +156,7 @@ def test_runs_leap_when_a_window_is_over(policy):
     work = Workload("two", np.zeros(2, dtype=np.int64), np.array([5, 5]), np.array([50, 40]))
     settings = Settings(policy=policy, model="toy-opt", num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=2)
     run, plan = recorded(settings, work, first_step=1, num_steps=2)
-    assert plan.num_steps == 2 and len(run.book.rows["steps"]) < 10
+    assert plan.num_steps == 2 and len(run.log.rows["steps"]) < 10
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])

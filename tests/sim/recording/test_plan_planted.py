@@ -48,16 +48,16 @@ class TestTheCases:
 
     def test_a_swapping_plan_has_everything(self):
         settings, workload = swapping_case()
-        plan, cuts = swapping_plan(), simulate(settings, workload).book.cuts["swapped"].tolist()
-        assert cuts.count(0) and cuts.count(1), "preemptions of both kinds"
+        plan, evictions = swapping_plan(), simulate(settings, workload).log.evictions["swapped"].tolist()
+        assert evictions.count(0) and evictions.count(1), "preemptions of both kinds"
         assert len(plan.swap_outs) and len(plan.swap_ins) and len(plan.copies)
         assert prefix_hits(plan) and is_shuffled(plan)
 
     def test_a_caching_plan_has_hits_and_preemptions(self):
         settings, workload = caching_case()
         plan, run = caching_plan(), simulate(settings, workload)
-        assert len(run.book.cuts["swapped"]) and prefix_hits(plan) and is_shuffled(plan)
-        assert len(run.book.chunks["index"])
+        assert len(run.log.evictions["swapped"]) and prefix_hits(plan) and is_shuffled(plan)
+        assert len(run.log.chunks["index"])
 
     def test_a_copying_plan_copies(self):
         assert len(copying_plan().copies) > 20

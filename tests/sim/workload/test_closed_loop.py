@@ -183,7 +183,7 @@ def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
     assert len(times.index) == n - leapt.refused.sum()
     if asked.max_concurrency is not None:
         busy = int((times.finish_ticks - times.arrival_ticks).sum())
-        assert busy + idle == asked.max_concurrency * leapt.book.end_ticks
+        assert busy + idle == asked.max_concurrency * leapt.log.end_ticks
 
 
 def test_the_interactive_response_time_law():
@@ -195,7 +195,7 @@ def test_the_interactive_response_time_law():
     run = simulate(chosen, workload(trace, users=users(pacing, trace)))
     times = request_times(run)
     response_s = times.e2el_ms.mean() / 1000
-    throughput = n / (run.book.end_ticks / 1e12)
+    throughput = n / (run.log.end_ticks / 1e12)
     assert throughput == pytest.approx(20 / (response_s + think_s), rel=0.03)
 
 

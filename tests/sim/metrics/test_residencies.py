@@ -1,4 +1,4 @@
-"""The table of stays: who computes when, held to an engine that is watched step by step."""
+"""The table of residencies: who computes when, held to an engine that is watched step by step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import Settings, Workload, simulate
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import requests_table
-from fragmeter.sim.metrics.stays import stays_table
 from strategies import Case, crowded_cases, medium_cases
 
 
@@ -41,17 +41,17 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
     watched = Watched()
     simulate(settings, workload, case.cost, observers=[watched])
     run = simulate(settings, workload, case.cost)
-    stays = stays_table(run)
+    residencies = residencies_table(run)
     requests = requests_table(run)
     undisturbed = set(requests.index[(requests["recomputed"] + requests["swapped"]).fillna(0) == 0])
     # Of steps that begin together all but the last take no time.
     last = {now: sides for now, *sides in watched.seen}
     for now, (running, prefilling) in last.items():
-        there = stays[(stays["start_ticks"] <= now) & (now < stays["end_ticks"])]["sequence"]
+        there = residencies[(residencies["start_ticks"] <= now) & (now < residencies["end_ticks"])]["sequence"]
         assert running <= set(there) <= running | prefilling
-        # Whoever prefills is on its way to a stay, unless it is pushed out before.
+        # Whoever prefills is on its way to a residency, unless it is pushed out before.
         assert prefilling & undisturbed <= set(there)
-    for request, own in stays.groupby("request"):
+    for request, own in residencies.groupby("request"):
         assert own["start_ticks"].min() >= requests["first_scheduled_ticks"][request]
         assert own["first_token_ticks"].min() == requests["first_token_ticks"][request]
         assert own["end_ticks"].max() == requests["finish_ticks"][request]
@@ -61,13 +61,13 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
             # Who stands still may be flushed later.
             known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
             assert begun in known[ended]
-    cut = stays[stays["ended"].isin(["preempted", "swapped"])].groupby("request").size()
+    cut = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
     told = requests["recomputed"] + requests["swapped"]
     assert all(count <= told[request] for request, count in cut.items())
 
 
 def test_a_stay_begins_with_the_first_chunk_of_its_prompt():
-    """Ten tokens in chunks of four: the stay begins with the first, and its token comes after the third."""
+    """Ten tokens in chunks of four: the residency begins with the first, and its token comes after the third."""
     settings = Settings(
         policy="vllm-v1",
         model="toy-opt",
@@ -78,8 +78,8 @@ def test_a_stay_begins_with_the_first_chunk_of_its_prompt():
         max_num_batched_tokens=4,
     )
     run = simulate(settings, Workload("one", np.array([7]), np.array([10]), np.array([3])))
-    chunks = run.book.chunks["start_ticks"].tolist()
+    chunks = run.log.chunks["start_ticks"].tolist()
     assert len(chunks) == 2 and chunks[0] == 7
-    (stay,) = stays_table(run).itertuples()
-    assert stay.start_ticks == 7 and stay.first_token_ticks > chunks[1]
-    assert (stay.begun, stay.ended) == ("prefilled", "finished")
+    (residency,) = residencies_table(run).itertuples()
+    assert residency.start_ticks == 7 and residency.first_token_ticks > chunks[1]
+    assert (residency.begun, residency.ended) == ("prefilled", "finished")

@@ -1,0 +1,76 @@
+"""Where every sequence was over time: its stays on the device, how each of them ended, and who was preempted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..engine.run import Run
+from ..memory.accounting.ledger import STALLED
+from ..memory.accounting.run_log import RunLog
+from ..output import frames as pd
+from .requests import preemptions
+
+#: How a residency ended, by what the ledger's cuts say, and after them that the output was complete.
+ENDS = ("preempted", "swapped", "stalled", "finished")
+#: How a residency began, by the ledger's kinds.
+BEGINS = ("prefilled", "recomputed", "resumed", "forked")
+#: What a preemption does with a request's KV, as the summary calls it.
+KINDS = ("recompute", "swap")
+
+
+def residencies_table(run: Run) -> pd.DataFrame:
+    """A row a residency, in order of time; times in ticks.
+
+    Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
+    step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
+    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``,
+    one of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept
+    its blocks, at least at first.
+    """
+    run_log, residencies = run.log, run.log.residencies
+    request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
+    ended = np.full(len(residencies["index"]), len(ENDS) - 1)
+    known = run_log.evictions["residency"] >= 0
+    ended[run_log.evictions["residency"][known]] = run_log.evictions["swapped"][known]
+    return pd.DataFrame(
+        {
+            "request": request[residencies["index"]],
+            "sequence": residencies["index"],
+            "start_ticks": _begins(run_log),
+            "first_token_ticks": run_log.first_token_ticks,
+            "end_ticks": run_log.leave_ticks,
+            "begun": pd.Categorical.from_codes(residencies["kind"], BEGINS),
+            "ended": pd.Categorical.from_codes(ended, ENDS),
+        }
+    )
+
+
+def preemptions_table(run: Run) -> pd.DataFrame:
+    """A row a preemption, in order of time: ``request``, ``ticks``, and ``kind``, one of ``KINDS``."""
+    found = preemptions(run)
+    kind = pd.Categorical.from_codes(found.swapped, KINDS)
+    return pd.DataFrame({"request": found.request, "ticks": found.ticks, "kind": kind})
+
+
+def _begins(run_log: RunLog) -> np.ndarray:
+    """When each residency began to compute: with the first chunk of its prompt that was not lost since."""
+    begin = run_log.residencies["start_ticks"].copy()
+    if not len(run_log.chunks["index"]):
+        return begin
+    residencies = pd.DataFrame(
+        {"index": run_log.residencies["index"], "ticks": begin, "residency": np.arange(len(begin))}
+    )
+    evictions = pd.DataFrame(
+        {"index": run_log.evictions["index"], "ticks": run_log.evictions["ticks"], "cut": run_log.evictions["ticks"]}
+    )
+    lost = evictions[run_log.evictions["swapped"] != STALLED].sort_values("ticks", kind="stable")
+    chunks = pd.DataFrame({"index": run_log.chunks["index"], "ticks": run_log.chunks["start_ticks"]})
+    # The prefill that a chunk is part of ends in the next residency of its sequence, unless a cut comes before.
+    found = pd.merge_asof(chunks, residencies, on="ticks", by="index", direction="forward")
+    cut = pd.merge_asof(chunks, lost, on="ticks", by="index", direction="forward", allow_exact_matches=False)["cut"]
+    found["cut"] = cut
+    found = found[found["residency"].notna()]
+    residency = found["residency"].to_numpy(dtype=np.int64)
+    kept = ~(found["cut"].to_numpy() <= begin[residency])
+    np.minimum.at(begin, residency[kept], found["ticks"].to_numpy()[kept])
+    return begin
