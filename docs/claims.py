@@ -8,24 +8,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fragmeter.experiments.claims.claim import LABELS
+
 HEAD = """\
 # What is said of paged attention, put to the test
 
 `fragmeter reproduce claims` tests 35 claims of four popular texts (A to D), and what other systems say of themselves.
 This page is its result, written by `make claims`; nothing in it is edited by hand.
 
-A claim has a *probe*: numbers, by simulation or arithmetic, and a rule that makes a verdict of them. The rule is made
-of parts, each a statement that one number decides by a bound. The claim **holds** if all parts do, **holds only** for
-those that do, and **does not hold** if none does. What needs something that is not here **cannot be tested**; the row
-names the experiment that would. So does a number that is smaller than what is said and only bounds it from below,
-because something that raises it is not modelled (the speed of another's software, stages of a pipeline that work at
-the same time): it refutes nothing, and the row says what factor is left. Verdicts are never typed in:
-`tests/test_claims_verdicts.py` moves every number across its bound.
+A claim has a *probe*: numbers from simulation or arithmetic, and a rule that derives the outcome from them. The rule
+consists of parts. Each part is a statement that one number decides by a bound. The outcome is **pass** if all parts
+pass, **partial pass** if some do, and **fail** if none does. A claim that needs what is not available here is **not
+testable**; its row names the experiment that would test it. So is a claim with a number that is below the claimed value
+and only a lower bound, because the model leaves out something that raises it (the speed of another system's software,
+stages of a pipeline that work at the same time). Such a number refutes nothing, and the row gives the remaining factor.
+Outcomes are computed: `tests/experiments/claims/test_claims_verdicts.py` moves every number across its bound.
 
-Numbers are means over {seeds} seeds of synthetic lengths. The one that decides is told with its range over the seeds
-and with how far it moves if all steps take 1 % longer, where it hangs on the step time fitted to OPT-13B at all. With
-`--out DIR` each claim is kept as soon as it is done, so that an interrupted run goes on where it was. No GPU was
-used.
+Numbers are means over {seeds} seeds of synthetic lengths. The deciding number is reported with its range over the seeds
+and, if it depends on the step time fitted to OPT-13B, with its change if all steps take 1 % longer. With `--out DIR`
+each claim is stored when it is finished, and an interrupted run continues from there. No GPU was used.
 
 Rates of beams (claims 5 and 13, and vLLM's blog) are those of `fragmeter reproduce fig14f`: its requests, step times
 and search. The first seed's are the figure's own; here they are means over the seeds.
@@ -42,13 +43,13 @@ def page(document: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     parts = [HEAD.format(seeds=len(document["seeds"]))]
     for rows, totals, title in TABLES:
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in document[totals].items())
+        counts = ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in document[totals].items())
         parts.append(f"## {title}\n\n{counts}.\n\n" + "\n".join(_table(document[rows])) + "\n")
     return "\n".join(parts)
 
 
 def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| | where | claim | verdict | what comes out | why |"
+    yield "| | where | claim | outcome | result | reason |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         condition = "" if row["condition"] is None else f" {row['condition']}"
@@ -56,7 +57,7 @@ def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
             row["number"],
             row["text"],
             row["claim"],
-            f"**{row['verdict']}**{condition}. Rule: {row['rule']}",
+            f"**{LABELS[row['verdict']]}**{condition}. Rule: {row['rule']}",
             _gives(row),
             row["why"],
         )
@@ -64,16 +65,16 @@ def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _gives(row: Mapping[str, Any]) -> str:
-    told = [f"{row['how']}: {row['gives']}"]
+    parts = [f"{row['how']}: {row['gives']}"]
     if row["decides"] is not None:
         name = row["decides"].replace("_pct", ", %").replace("_", " ")
         step = "" if row["step_1pct"] is None else f", {row['step_1pct']:+.2g} if steps are 1 % longer"
-        told.append(f"over seeds {name} {row['minimum']:.4g} to {row['maximum']:.4g}{step}")
+        parts.append(f"over seeds {name} {row['minimum']:.4g} to {row['maximum']:.4g}{step}")
     if row["differs"]:
-        told.append(f"*not as foreseen: {'; '.join(row['differs'])}*")
+        parts.append(f"*not as foreseen: {'; '.join(row['differs'])}*")
     if row["experiment"] is not None:
-        told.append(f"to be measured by {row['experiment']}")
-    return ". ".join(told)
+        parts.append(f"to be measured by {row['experiment']}")
+    return ". ".join(parts)
 
 
 if __name__ == "__main__":

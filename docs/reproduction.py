@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.telling import SUMMARY_NOTE, findings_told, summary_lines, summary_rows
+from fragmeter.experiments.reproduce.telling import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
 from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_told
 
 Document = dict[str, Any]
@@ -73,10 +73,10 @@ def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterato
     yield f"{document['workload']}.\n"
     yield f"{_rows(document['rows'], on_pairs['rows'] if on_pairs else [])}\n"
     # Findings of the pairs are of more worth than those of drawn lengths.
-    told = on_pairs or document
+    shown = on_pairs or document
     kind = "On the exact pairs: " if on_pairs else ""
-    yield from (f"- {kind}{text}" for text in findings_told(told))
-    yield from (f"- {text}" for text in [*told["basis"], *told.get("remarks", ())])
+    yield from (f"- {kind}{text}" for text in finding_lines(shown))
+    yield from (f"- {text}" for text in [*shown["basis"], *shown.get("remarks", ())])
 
 
 def heading(name: str) -> str:

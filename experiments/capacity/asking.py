@@ -10,7 +10,7 @@ from ...sim.types.errors import SettingError
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import Inputs, Requests
 from ..runs.output import Report
-from ..runs.trace_flags import left_out_told
+from ..runs.trace_flags import left_out_lines
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from .questions import SAMPLES, Asked, answer, questions
 
@@ -54,6 +54,6 @@ def answers(names: list[str], asked: Asked, trace: Trace | None, report: Report)
     """
     if not names:
         return {}
-    for text in left_out_told(trace):
+    for text in left_out_lines(trace):
         report.say(text)
     return answer(names, asked, report)

@@ -14,7 +14,7 @@ from typing import Any
 from ...sim.engine.run import Run, simulate
 from ...sim.engine.settings import Settings
 from ...sim.metrics.summary import summary
-from ..runs.slo_check import Goal, compiled_cost, verdict_of
+from ..runs.slo_check import Goal, check_run, compiled_cost
 from .load import Load
 
 #: Shares of the recommended rate at which latency and price are told, for the picture.
@@ -47,12 +47,12 @@ def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, h
     """
     drawn, cost = load.draw(seed), compiled_cost(settings)
     shares = SHARES[:-1] if rate < inf else ()
-    told = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in shares}
+    summaries = {share: summary(simulate(settings, drawn.at(rate * share), cost)) for share in shares}
     run = simulate(settings, drawn.at(rate), cost)
-    told[1.0] = whole = summary(run)
+    summaries[1.0] = whole = summary(run)
     ledger = whole["waste"]["mean_over_time_pct"]
     return {
-        "attained": verdict_of(run, goal).attained,
+        "attained": check_run(run, goal).attained,
         **{name: whole[name] for name in (*_RATES, *_TIMES)},
         "preemptions": sum(whole["preemptions"].values()),
         "refused": whole["refused"],
@@ -60,23 +60,23 @@ def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, h
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
         "limit": limit(simulate(settings, drawn.at(highest * BEYOND), cost), goal),
-        "curve": [_point(rate * share, of_share) for share, of_share in told.items()] if shares else [],
+        "curve": [_point(rate * share, of_share) for share, of_share in summaries.items()] if shares else [],
     }
 
 
-def _point(rate: float, told: dict[str, Any]) -> dict[str, float]:
+def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
     """A rate, and what users see at it."""
-    tpot = told["median_tpot_ms"]
+    tpot = metrics["median_tpot_ms"]
     return {
         "request_rate": rate,
         "tokens_per_s_per_user": 1000 / tpot if tpot else 0.0,
-        "p90_ttft_ms": told["p90_ttft_ms"],
+        "p90_ttft_ms": metrics["p90_ttft_ms"],
     }
 
 
 def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
     """What a run that misses its goal misses, and why; ``missed`` are shares of the requests that count."""
-    found = verdict_of(beyond, goal)
+    found = check_run(beyond, goal)
     missed = {name: number / found.counted for name, number in found.missed.items()}
     preemptions = sum(summary(beyond)["preemptions"].values())
     waits = waiting_shares(beyond)

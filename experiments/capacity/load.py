@@ -39,13 +39,13 @@ class Drawn:
 
     trace: Trace
     gaps: np.ndarray
-    told: str | int | None
+    max_tokens: str | int | None
     n: int | None
 
     def at(self, rate: float) -> Workload:
         """The requests at so many requests/s."""
         paced = replace(self.trace, arrival_ticks=at_rate(rate, self.gaps))
-        return workload(paced, max_tokens=self.told, n=self.n)
+        return workload(paced, max_tokens=self.max_tokens, n=self.n)
 
     def first(self, requests: int) -> Drawn:
         """The first requests alone."""
@@ -128,7 +128,7 @@ class Load:
         """Prompt and output of the longest request."""
         return int((self._found.prompt_tokens + self._found.output_tokens).max())
 
-    def told(self) -> str:
+    def description(self) -> str:
         """What it is, in words."""
         pacing = self.pacing
         if pacing.rate_scale is not None:
@@ -151,7 +151,7 @@ class Load:
         else:
             rows = self._rows(n, rng)
             trace = _taken(self._found, rows)
-        return Drawn(trace, self._gaps(rows, seed), asked.told, asked.n)
+        return Drawn(trace, self._gaps(rows, seed), asked.declared_max_tokens, asked.n)
 
     def _rows(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Which rows of the trace are served, int64 [n]."""
@@ -175,5 +175,5 @@ def _whole(asked: Requests) -> Requests:
 def _taken(trace: Trace, rows: np.ndarray) -> Trace:
     """Some rows of a trace whose prompts share nothing, again and again."""
     columns = (trace.max_tokens, trace.n)
-    told, n = (None if column is None else column[rows] for column in columns)
-    return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], max_tokens=told, n=n)
+    max_tokens, n = (None if column is None else column[rows] for column in columns)
+    return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], max_tokens=max_tokens, n=n)

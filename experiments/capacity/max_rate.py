@@ -30,7 +30,7 @@ from ...sim.engine.run import simulate
 from ...sim.engine.settings import Settings
 from ...sim.types.optional import not_none
 from ..runs.parallel import Workers, as_they_finish
-from ..runs.slo_check import Goal, Verdict, compiled_cost, saturated_rate, verdict, verdict_of
+from ..runs.slo_check import Goal, SloCheck, check_run, check_slo, compiled_cost, saturated_rate
 from .load import Drawn, Load
 
 #: Rates are powers of it.
@@ -61,7 +61,7 @@ class Ahead:
         found: Its highest rate.
     """
 
-    alone: Verdict
+    alone: SloCheck
     saturated: float | None
     found: SeedRate
 
@@ -96,7 +96,7 @@ class MaxRate:
         runs: Simulations that it took.
     """
 
-    alone: Verdict
+    alone: SloCheck
     saturated: float | None
     seed_rates: tuple[float, ...]
     runs: int
@@ -165,7 +165,7 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
     """The first seed: alone, all at once, a part of it, the whole."""
     drawn = load.draw(seed)
     step_cost = step_cost or compiled_cost(settings)
-    alone = verdict_of(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
+    alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
     if not alone.meets:
         return Ahead(alone, None, SeedRate(None, 1))
     saturated = saturated_rate(settings, drawn.at(inf), step_cost)
@@ -198,7 +198,7 @@ def _search(
         if most is not None and rate(power) > most:
             return False
         runs += 1
-        return verdict(settings, drawn.at(rate(power)), goal, step_cost).meets
+        return check_slo(settings, drawn.at(rate(power)), goal, step_cost).meets
 
     return SeedRate(highest(meets, start, stride), runs)
 

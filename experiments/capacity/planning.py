@@ -33,7 +33,7 @@ from ..runs.inputs import Inputs
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.points import Store, key
-from ..runs.slo_check import Goal, Verdict, verdict
+from ..runs.slo_check import Goal, SloCheck, check_slo
 from ..runs.sweeping import Outcome
 from .candidates import Candidate
 from .detail import BEYOND, detail
@@ -153,11 +153,13 @@ class Planner:
         first, *others = self._seeds
         able = [candidate.settings for candidate in candidates if candidate.settings]
         ahead = self._stage("go ahead", {(chosen, first): () for chosen in able})
-        begun = {chosen: _ahead(told.summary) for (chosen, _), told in ahead.items() if told.summary}
+        begun = {chosen: _ahead(outcome.summary) for (chosen, _), outcome in ahead.items() if outcome.summary}
         meeting = {chosen: found for chosen, found in begun.items() if found.found.rate}
         more = {(chosen, seed): (found,) for chosen, found in meeting.items() for seed in others}
         followed = self._stage("follow", more)
-        errors = {chosen: told.error for (chosen, _), told in [*ahead.items(), *followed.items()] if told.error}
+        errors = {
+            chosen: outcome.error for (chosen, _), outcome in [*ahead.items(), *followed.items()] if outcome.error
+        }
         rates = {
             chosen: MaxRate.of(
                 found, [SeedRate(**not_none(followed[chosen, seed].summary)) for seed in others if chosen in meeting]
@@ -167,15 +169,15 @@ class Planner:
         }
         rated = {(chosen, first): (found.rate, found.seed_rates[0]) for chosen, found in rates.items() if found.rate}
         details = self._stage("detail", rated)
-        errors |= {chosen: told.error for (chosen, _), told in details.items() if told.error}
+        errors |= {chosen: outcome.error for (chosen, _), outcome in details.items() if outcome.error}
         answers = []
         for candidate in candidates:
             chosen = candidate.settings
             if chosen is None:
                 answers.append(Answer(candidate))
                 continue
-            told = details.get((chosen, first))
-            detail = told.summary if told else None
+            outcome = details.get((chosen, first))
+            detail = outcome.summary if outcome else None
             answers.append(Answer(candidate, error=errors.get(chosen), found=rates.get(chosen), detail=detail))
         return answers
 
@@ -194,8 +196,8 @@ class Planner:
         chosen, rate = not_none(answer.candidate.settings), answer.rate * factor
         if answer.rates.saturated is not None and rate > answer.rates.saturated:
             return 0.0
-        told = self._stage("verify", {(chosen, seed): (rate,) for seed in seeds})
-        return sum(not_none(each.summary)["meets"] for each in told.values()) / len(seeds)
+        outcomes = self._stage("verify", {(chosen, seed): (rate,) for seed in seeds})
+        return sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
 
     def _stage(self, stage: str, jobs: Mapping[tuple[Settings, int], tuple]) -> dict[tuple[Settings, int], Outcome]:
         """Carry out what the store has not, and keep it."""
@@ -208,14 +210,14 @@ class Planner:
             (name, stage, chosen, self._load, self._goal, seed, *more)
             for name, ((chosen, seed), more) in missing.items()
         )
-        for told in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
-            if told.fault:
-                error = SimulationFault(told.fault.splitlines()[-1])
-                error.add_note(told.fault)
+        for outcome in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
+            if outcome.fault:
+                error = SimulationFault(outcome.fault.splitlines()[-1])
+                error.add_note(outcome.fault)
                 raise error
-            if self._store and told.summary is not None:
-                self._store.keep(told.key, Inputs(settings=missing[told.key][0][0]), told.summary)
-            found[told.key] = told
+            if self._store and outcome.summary is not None:
+                self._store.keep(outcome.key, Inputs(settings=missing[outcome.key][0][0]), outcome.summary)
+            found[outcome.key] = outcome
         return {job: found[name] for job, name in keys.items()}
 
     def _key(self, stage: str, chosen: Settings, seed: int, *more: Any) -> str:
@@ -223,16 +225,16 @@ class Planner:
         if seed not in self._works:
             self._works[seed] = self._load.draw(seed).at(1.0)
         run = key(Inputs(settings=chosen), self._works[seed])
-        told = [asdict(each) if isinstance(each, Ahead) else each for each in more]
-        return sha256(json.dumps([stage, run, asdict(self._goal), seed, told]).encode()).hexdigest()
+        parts = [asdict(each) if isinstance(each, Ahead) else each for each in more]
+        return sha256(json.dumps([stage, run, asdict(self._goal), seed, parts]).encode()).hexdigest()
 
 
-def _ahead(told: dict[str, Any]) -> Ahead:
-    return Ahead(Verdict(**told["alone"]), told["saturated"], SeedRate(**told["found"]))
+def _ahead(data: dict[str, Any]) -> Ahead:
+    return Ahead(SloCheck(**data["alone"]), data["saturated"], SeedRate(**data["found"]))
 
 
 def _verify(chosen: Settings, load: Load, goal: Goal, seed: int, rate: float) -> dict[str, Any]:
-    return asdict(verdict(chosen, load.draw(seed).at(rate), goal))
+    return asdict(check_slo(chosen, load.draw(seed).at(rate), goal))
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {

@@ -96,8 +96,8 @@ def _older(settings: Settings, policy: str, mode: str) -> Settings:
 
 
 def _row(settings: Settings, work: Workload) -> dict[str, Any]:
-    told = summary(simulate(only_read(settings, work), work))
-    done, counts = told["work"], told["preemptions"]
+    results = summary(simulate(only_read(settings, work), work))
+    done, counts = results["work"], results["preemptions"]
     return {
         "policy": settings.policy,
         # V1 knows no other.
@@ -106,7 +106,7 @@ def _row(settings: Settings, work: Workload) -> dict[str, Any]:
         "swapped": counts["swap"],
         "recomputed_tokens": done["tokens"]["recomputed"],
         "swapping_s": done["seconds"].get("swapping", 0.0),
-        **{name: told[name] for name in _METRICS},
+        **{name: results[name] for name in _METRICS},
     }
 
 

@@ -95,7 +95,7 @@ def answer(names: list[str], asked: Asked, report: Report) -> dict[str, Data]:
     return found
 
 
-def _answer_seats(asked: Asked, report: Report) -> Data:
+def _answer_max_num_seqs(asked: Asked, report: Report) -> Data:
     own = asked.settings.max_num_seqs
     if asked.work is None:
         replica, tokens = asked.replica(), not_none(asked.mean_tokens)
@@ -107,9 +107,9 @@ def _answer_seats(asked: Asked, report: Report) -> Data:
         )
         return {"in_any_order": sure}
     seats = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
-    report.say(_seats_told(seats))
+    report.say(_max_num_seqs_text(seats))
     values = [own] if seats.largest in (None, own) else [own, seats.largest]
-    rows = [_seats_row(asked, value) for value in values if value is not None]
+    rows = [_max_num_seqs_row(asked, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
@@ -117,7 +117,7 @@ def _answer_seats(asked: Asked, report: Report) -> Data:
     return seats.as_dict() | {"runs_of": rows}
 
 
-def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
+def _max_num_seqs_text(seats: plan_max_num_seqs.Seats) -> str:
     sure = f"Up to {seats.in_any_order:,} its requests cannot preempt, however they come."
     if seats.largest is None:
         return "max-num-seqs: with every value some request of this load is preempted, with one too."
@@ -132,10 +132,10 @@ def _seats_told(seats: plan_max_num_seqs.Seats) -> str:
     )
 
 
-def _seats_row(asked: Asked, value: int) -> Data:
-    told = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
-    metrics = {name: told[name] for name in METRICS}
-    return {"max_num_seqs": value, "preemptions": sum(told["preemptions"].values()), **metrics}
+def _max_num_seqs_row(asked: Asked, value: int) -> Data:
+    results = summary(simulate(replace(asked.settings, max_num_seqs=value), not_none(asked.work)))
+    metrics = {name: results[name] for name in METRICS}
+    return {"max_num_seqs": value, "preemptions": sum(results["preemptions"].values()), **metrics}
 
 
 def _answer_mode(asked: Asked, report: Report) -> Data:
@@ -144,7 +144,7 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
     longest = asked.settings.max_model_len or replica.max_model_len
     lengths = plan_preemption.lengths_of(asked.work, asked.mean_tokens, longest)
     single = plan_preemption.preemptions(asked.settings, lengths)
-    report.say(f"preemption-mode: {_breaks_told(breaks)}")
+    report.say(f"preemption-mode: {_break_even_text(breaks)}")
     table = _table("one preemption of", "swap, ms", "recompute, ms")
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
@@ -166,7 +166,7 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
     }
 
 
-def _breaks_told(breaks: list[tuple[int, str]]) -> str:
+def _break_even_text(breaks: list[tuple[int, str]]) -> str:
     """Which way is cheaper, from which length on."""
     first, *rest = (mode for _, mode in breaks)
     if not rest:
@@ -219,7 +219,7 @@ def _table(*headings: str) -> Table:
 
 
 ANSWERS: dict[str, Callable[[Asked, Report], Data]] = {
-    "max-num-seqs": _answer_seats,
+    "max-num-seqs": _answer_max_num_seqs,
     "preemption-mode": _answer_mode,
     "samples": _answer_samples,
 }

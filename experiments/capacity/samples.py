@@ -83,16 +83,16 @@ def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]
 
 def _row(settings: Settings, work: Workload, n: int) -> dict[str, Any]:
     run = simulate(only_read(settings, work), work)
-    told, pool = summary(run), pool_use(run)
+    results, pool = summary(run), pool_use(run)
     return {
         "policy": settings.policy,
         "n": n,
         "mean_kv_cache_usage": pool.mean_usage,
         "max_kv_cache_usage": pool.max_usage,
-        "preemptions": sum(told["preemptions"].values()),
+        "preemptions": sum(results["preemptions"].values()),
         "prefix_cache_hit_rate": pool.hit_rate,
-        "request_throughput": told["request_throughput"],
-        "output_throughput": told["output_throughput"],
-        "mean_ttft_ms": told["mean_ttft_ms"],
-        "mean_e2el_ms": told["mean_e2el_ms"],
+        "request_throughput": results["request_throughput"],
+        "output_throughput": results["output_throughput"],
+        "mean_ttft_ms": results["mean_ttft_ms"],
+        "mean_e2el_ms": results["mean_e2el_ms"],
     }

@@ -31,7 +31,7 @@ from .max_rate import CONFIDENCE, CONTENT, DEFAULT_SEEDS
 from .page import write_plan
 from .planning import Answer, Bill, Planner, ranked
 from .prices import Prices, prices
-from .text import EVERY_RATE, candidates_table, flags_told, recommendation, verified_told, why_loses, why_none
+from .text import EVERY_RATE, candidates_table, flags_text, recommendation, verified_text, why_loses, why_none
 
 #: Of fewer the tolerance limit is more than five standard deviations away.
 _FEWEST_SEEDS = 4
@@ -166,18 +166,18 @@ class _Teller:
         text = self._recommendation()
         report.say(text)
         if self._ranks:
-            report.line(f"Set: {flags_told(self._ranks[0][0])}")
+            report.line(f"Set: {flags_text(self._ranks[0][0])}")
         report.say()
         report.console.print(candidates_table(self._ranks, self._others, currency))
         explained = self._explained()
-        for told in explained if self._aims.explain or not self._ranks else ():
-            report.line(told)
+        for line in explained if self._aims.explain or not self._ranks else ():
+            report.line(line)
         for answer, _ in self._ranks if self._aims.verify_seeds else ():
-            report.line(verified_told(answer, self._aims.verify_seeds))
+            report.line(verified_text(answer, self._aims.verify_seeds))
         assumptions = self._assumptions()
         report.say()
-        for told in assumptions:
-            report.say(told)
+        for line in assumptions:
+            report.say(line)
         document = self._document(text, explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, explained, assumptions))
@@ -187,13 +187,13 @@ class _Teller:
         unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
         beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
         if self._ranks:
-            told = recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
-            return f"{told} {beside}" if unpriced else told
+            text = recommendation(*self._ranks[0], self._load, self._goal, self._wanted, self._priced.currency)
+            return f"{text} {beside}" if unpriced else text
         if unpriced:
             return beside
         tried = [answer for answer in self._answers if answer.found]
         if not tried:
-            return "Buy none of these: of no candidate a rate can be told; the reasons follow."
+            return "Buy none of these: no candidate has a rate; the reasons follow."
         best = max(tried, key=lambda answer: answer.rates.alone.attained)
         return f"Buy none of these. The nearest, {best.candidate.name}: {why_none(best, self._goal)}."
 
@@ -216,20 +216,20 @@ class _Teller:
             else "one seed, of whose rate nothing says that it holds for others."
         )
         return [
-            f"Load: {load.told()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
+            f"Load: {load.description()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"
             " A router is taken to share requests evenly among replicas.",
             f"Step times: {', '.join(costs) or 'none'}. Prices: {self._priced.origin}"
             f"{', to be edited (--prices)' if self._aims.prices is None else ''}.",
         ]
 
     def _document(self, text: str, explained: Sequence[str]) -> dict[str, Any]:
-        told = {answer.candidate.name: bill for answer, bill in self._ranks}
+        bills = {answer.candidate.name: bill for answer, bill in self._ranks}
         return {
             "recommendation": text,
             "recommended": self._ranks[0][0].candidate.asked if self._ranks else None,
-            "flags": flags_told(self._ranks[0][0]) if self._ranks else None,
+            "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
-            "load": self._load.told(),
+            "load": self._load.description(),
             "wanted_request_rate": self._wanted,
             "num_prompts": self._load.num_prompts,
             "seeds": self._aims.seeds,
@@ -240,7 +240,7 @@ class _Teller:
                 for name, price in self._priced.per_gpu_hour.items()
             },
             "explained": list(explained),
-            "candidates": [_data(answer, told.get(answer.candidate.name)) for answer in self._by_rank()],
+            "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
 
     def _by_rank(self) -> list[Answer]:
@@ -255,16 +255,16 @@ def _finite(rate: float) -> float | None:
 def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     """Everything about a candidate."""
     candidate, found = answer.candidate, answer.found
-    told: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
+    data: dict[str, Any] = {"candidate": candidate.asked, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:
         pool = capacity(candidate.started.launch)
-        told |= {
+        data |= {
             "settings": candidate.settings.as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
         }
     if found is not None:
-        told |= {
+        data |= {
             "request_rate": _finite(found.rate),
             "every_rate_meets": found.rate == inf,
             "seed_rates": [_finite(each) for each in found.seed_rates],
@@ -273,7 +273,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "attained_alone": found.alone.attained,
             "runs": found.runs,
         }
-    told |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
     if answer.verified is not None:
-        told["verified"] = [{"factor": factor, "share": share} for factor, share in answer.verified.items()]
-    return told
+        data["verified"] = [{"factor": factor, "share": share} for factor, share in answer.verified.items()]
+    return data

@@ -31,20 +31,20 @@ _FLAGS = (
 _PLAIN = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "block_size": (None, 16)}
 
 
-def flags_told(answer: Answer) -> str:
+def flags_text(answer: Answer) -> str:
     """The settings of a candidate, as flags."""
     chosen = not_none(answer.candidate.settings)
     values = ((name, getattr(chosen, name)) for name in _FLAGS)
-    told = [
+    flags = [
         f"--{name.replace('_', '-')} {value}" for name, value in values if value not in _PLAIN.get(name, (None, "auto"))
     ]
-    return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + told)
+    return " ".join([f"--policy {chosen.policy}"] * (chosen.policy != "vllm-v1") + flags)
 
 
 EVERY_RATE = "every rate meets the objectives: all requests at once do"
 
 
-def rate_told(answer: Answer) -> str:
+def rate_text(answer: Answer) -> str:
     """The rate that one replica takes, in words."""
     return "every rate" if answer.every_rate_meets else f"{answer.rate:.3g} requests/s"
 
@@ -65,7 +65,7 @@ def recommendation(answer: Answer, bill: Bill, load: Load, goal: Goal, wanted: f
         f" {goal.objectives} ({goal.attainment:.0%} are asked for), the median TTFT is {at['median_ttft_ms']:,.0f} ms"
         f" and the median TPOT {at['median_tpot_ms']:,.1f} ms. It costs {bill.per_hour:,.2f} {currency} an hour,"
         f" {bill.per_million['total']:.3g} {currency} a million tokens ({bill.per_million['output']:.3g} if outputs"
-        f" alone are charged). {limit_told(answer)}"
+        f" alone are charged). {limit_text(answer)}"
     )
 
 
@@ -80,7 +80,7 @@ def _sure(answer: Answer) -> str:
     )
 
 
-def limit_told(answer: Answer) -> str:
+def limit_text(answer: Answer) -> str:
     """What stands in the way of a higher rate."""
     at, limit = answer.at_rate, answer.at_rate["limit"]
     kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
@@ -167,7 +167,7 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     """Why a candidate that could serve is not the one to buy, in a line."""
     winner, cheapest = best
     limited = _limit_in_short(answer.at_rate["limit"])
-    rates = f"a replica takes {rate_told(answer)} ({rate_told(winner)} there), limited by {limited}"
+    rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if wanted is not None and bill.per_hour > cheapest.per_hour:
         return f"{bill.per_hour:,.2f} {currency}/h against {cheapest.per_hour:,.2f}: {_gpus(bill)}; {rates}"
     if wanted is not None and bill.gpus > cheapest.gpus:
@@ -182,7 +182,7 @@ def _gpus(bill: Bill) -> str:
     return f"{bill.gpus:,} GPU{'s' if bill.gpus > 1 else ''}"
 
 
-def verified_told(answer: Answer, count: int) -> str:
+def verified_text(answer: Answer, count: int) -> str:
     """What other seeds say, in a line."""
     verified = not_none(answer.verified)
     shares = " and ".join(f"{share:.1%} at {factor:g} times" for factor, share in verified.items())

@@ -8,7 +8,7 @@ from ...sim.cost.shares import SHARES
 from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
 from ..paper.paper import SYNTHETIC_SET
-from .claim import UNTESTED, Judged, Part, Probe, Values
+from .claim import NOT_TESTABLE, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .throughput import ROUNDED
 
@@ -135,6 +135,6 @@ PROBES = (
         "1.8, from 95 % on, with attention at all of the bandwidth",
         _gpt2,
         judge_gpt2,
-        verdict=UNTESTED,
+        expected=NOT_TESTABLE,
     ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 from ...sim.types.ticks import PER_SECOND
 from ...traces import stream
 from ..paper.stories import all_stories
-from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, few, story
 
 STORY = "simulated: a story of a few requests, one second a step"
@@ -139,8 +139,8 @@ def _pauses(trial: Trial) -> Values:
 def _paused_after(waiting: int) -> int:
     """Steps from the arrival of so many requests until decoding pauses for them; ten run, of which none ends."""
     long, arrival_s = 100, 4.5
-    prompts, told = [4] * (_RUNNING + waiting), [long] * (_RUNNING + waiting)
-    work = few(prompts, told, told, [0.0] * _RUNNING + [arrival_s] * waiting)
+    prompts, outputs = [4] * (_RUNNING + waiting), [long] * (_RUNNING + waiting)
+    work = few(prompts, outputs, outputs, [0.0] * _RUNNING + [arrival_s] * waiting)
     run = story("tgi", work, waiting_served_ratio=_RATIO, max_num_seqs=64)
     started = int(run.log.residencies["start_ticks"][_RUNNING])
     return -(-started // PER_SECOND) - int(arrival_s)
@@ -177,7 +177,7 @@ PROBES = (
         _three_sources,
         judge_three_sources,
         foreseen=(Foreseen("reserved", 3, 3), Foreseen("over_estimate", 2545, 2545)),
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         15,
@@ -185,7 +185,7 @@ PROBES = (
         "S3 ends after two iterations, S2 after six, seats idle",
         _static_of_four,
         judge_static_of_four,
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         16,
@@ -195,7 +195,7 @@ PROBES = (
         judge_equal_lengths,
         "least_unequal",
         stretches=False,
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         17,
@@ -203,7 +203,7 @@ PROBES = (
         "each starts one iteration after the one whose seat it takes",
         _seven_in_turn,
         judge_seven_in_turn,
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         19,
@@ -211,6 +211,6 @@ PROBES = (
         "decoding pauses where waiting / running exceeds 1.3, and only there",
         _pauses,
         judge_pauses,
-        verdict=HOLDS_ONLY,
+        expected=PARTIAL,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .claim import UNTESTED, Judged, Probe, Values
+from .claim import NOT_TESTABLE, Judged, Probe, Values
 from .runs import Trial
 
 NOT_HERE = "not measured"
@@ -34,7 +34,7 @@ PROBES = (
         ),
         needs=("training",),
         experiment="peak memory of a training step with and without checkpointing, on one GPU",
-        verdict=UNTESTED,
+        expected=NOT_TESTABLE,
     ),
     Probe(
         34,
@@ -59,6 +59,6 @@ PROBES = (
         ),
         needs=("768 GPUs",),
         experiment="one model on 96 to 768 GPUs, the same requests: tokens/s over that of 96, times 96 / GPUs",
-        verdict=UNTESTED,
+        expected=NOT_TESTABLE,
     ),
 )

@@ -22,7 +22,7 @@ from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.sharing import blocks_up_to
-from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, at_once
 from .waste import held_waste
 
@@ -186,14 +186,14 @@ def judge_sixteen_chunks(values: Mapping[str, float]) -> Judged:
         for key, name in (("at_16k", "at 16K of context"), ("chat", "on chat lengths"))
         for size in (512, 1024, 4096)
     ]
-    told = ", ".join(
+    shares = ", ".join(
         f"{size:,}: {values[f'at_16k_{size}_pct']:.1f} % and {values[f'chat_{size}_pct']:.1f} %"
         for size in (512, 1024, 4096)
     )
     return Judged(
         (Part("16 chunks of 1,024", values["chunks"], 16, 16), *parts),
         f"16,384 / 1,024 = {values['chunks']:.0f}; empty of what is held, around 16K of context and on chat lengths:"
-        f" {told}",
+        f" {shares}",
         "A sequence leaves half a block empty in the mean: little of 16K, most of a chat.",
     )
 
@@ -216,7 +216,7 @@ PROBES = (
         judge_token_attention,
         "held_and_empty_pct",
         stretches=False,
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         21,
@@ -234,7 +234,7 @@ PROBES = (
         _square_root,
         judge_square_root,
         foreseen=(Foreseen("kv_exponent", 1, 1), Foreseen("table_and_tail_exponent", 0.5, 0.5)),
-        verdict=HOLDS_ONLY,
+        expected=PARTIAL,
     ),
     Probe(
         23,

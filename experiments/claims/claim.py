@@ -1,17 +1,17 @@
-"""What it is to put a claim to the test: numbers first, then a stated rule that makes a verdict of them.
+"""Test of a claim: measured numbers, and a stated rule that derives the outcome from them.
 
-A ``Probe`` measures numbers by name, over several seeds where anything is drawn, and once more with all steps 1 %
-longer. Its rule sees their means and nothing else. A rule is made of ``Part``s, each a statement that a number
-decides by a bound:
+A ``Probe`` measures numbers by name, over several seeds where requests are drawn, and once more with all steps 1 %
+longer. Its rule reads only their means. A rule consists of ``Part``s. Each part is a statement with one number and
+its bounds:
 
-    all parts hold               the claim holds
-    some do                      it holds only for those, and the row says which and which not
-    none does, some are open     it cannot be tested, and the row names the experiment
-    none does, none is open      it does not hold
-    what it needs is not here    it cannot be tested, and the row names the experiment
+    all parts pass                       pass
+    some parts pass                      partial pass; the row lists the parts that pass and those that do not
+    no part passes, some are open        not testable; the row names the experiment
+    no part passes, none is open         fail
+    the probe needs what is not here     not testable; the row names the experiment
 
-A part is open whose number only bounds what is claimed: it is too small, and what is not modelled could make it large
-enough. That refutes nothing.
+A part is open if its number is a lower bound below the claimed value and effects that are not modelled could raise it
+to that value. An open part refutes nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from typing import Any
 
 from .runs import Trial
 
-HOLDS, HOLDS_ONLY, FAILS, UNTESTED = "holds", "holds only", "does not hold", "cannot be tested"
-VERDICTS = (HOLDS, HOLDS_ONLY, FAILS, UNTESTED)
-#: What claims can be put to here; a test that needs something else cannot be made.
+#: Outcomes as the JSON documents name them; ``LABELS`` are their names in texts.
+PASS, PARTIAL, FAIL, NOT_TESTABLE = "holds", "holds only", "does not hold", "cannot be tested"
+OUTCOMES = (PASS, PARTIAL, FAIL, NOT_TESTABLE)
+LABELS = {PASS: "pass", PARTIAL: "partial pass", FAIL: "fail", NOT_TESTABLE: "not testable"}
+#: Sources of numbers that are available here. A probe that needs another one is not testable.
 AT_HAND = ("simulation", "arithmetic", "published measurements")
 
 Values = dict[str, float]
@@ -37,9 +39,9 @@ class Part:
     Attributes:
         text: The statement, as what comes after "for" or "not for".
         value: The number.
-        least, most: Bounds, both included, within which the statement holds; None is none.
-        up_to: How large what is not modelled could at most make a number that is a lower bound; None where nothing
-            is missing, infinity where nothing limits it.
+        least, most: Bounds, both included, within which the statement is true; None is no bound.
+        up_to: For a number that is a lower bound: the largest value that effects outside the model could give it,
+            infinity where nothing limits it. None where the number is no bound.
     """
 
     text: str
@@ -56,7 +58,7 @@ class Part:
 
     @property
     def open(self) -> bool:
-        """Whether the number decides nothing: it is too small, and could be large enough."""
+        """Whether the number decides nothing: it is below ``least``, and ``up_to`` is not."""
         if self.up_to is None or self.least is None:
             return False
         return self.value < self.least <= self.up_to
@@ -64,10 +66,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule makes of the numbers.
+    """Result of a rule.
 
     Attributes:
-        parts: What decides.
+        parts: The statements that decide.
         gives: The numbers in a sentence; of arithmetic the formula with the numbers put in.
         why: One sentence.
     """
@@ -77,25 +79,25 @@ class Judged:
     why: str
 
     @property
-    def verdict(self) -> str:
-        """One of ``VERDICTS``."""
-        held = [part.holds for part in self.parts]
-        if all(held):
-            return HOLDS
-        if any(held):
-            return HOLDS_ONLY
-        return UNTESTED if any(part.open for part in self.parts) else FAILS
+    def outcome(self) -> str:
+        """One of ``OUTCOMES``."""
+        passed = [part.holds for part in self.parts]
+        if all(passed):
+            return PASS
+        if any(passed):
+            return PARTIAL
+        return NOT_TESTABLE if any(part.open for part in self.parts) else FAIL
 
     @property
     def condition(self) -> str | None:
-        """For which parts it holds, for which not, and which are open, where that is not the same for all."""
+        """The parts that pass, those that fail and those that are open; None where all parts have one outcome."""
         kinds = {
             "for": [part.text for part in self.parts if part.holds],
             "not for": [part.text for part in self.parts if not (part.holds or part.open)],
             "open for": [part.text for part in self.parts if part.open],
         }
-        told = [f"{kind} {'; '.join(texts)}" for kind, texts in kinds.items() if texts]
-        return "; ".join(told) if len(told) > 1 else None
+        texts_of_kinds = [f"{kind} {'; '.join(texts)}" for kind, texts in kinds.items() if texts]
+        return "; ".join(texts_of_kinds) if len(texts_of_kinds) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,16 @@ class Probe:
 
     Attributes:
         number: Its place in ``facts/claims.json``, from 1.
-        how: What the numbers come from.
-        rule: When it holds, in words.
+        how: Source of the numbers.
+        rule: Condition of a pass, in words.
         measure: The numbers of one trial.
-        judge: The rule; gets the means over the seeds.
-        decides: The number that is told with its range; None where nothing is drawn, and one trial is enough.
-        stretches: Whether that number can hang on the step time that is fitted to OPT-13B.
-        needs: What it takes, of which some is not ``AT_HAND`` where the claim cannot be tested.
-        experiment: What would test it, then.
-        foreseen: What was known beforehand.
-        verdict: The verdict that was expected; None where none was.
+        judge: The rule; reads the means over the seeds.
+        decides: The number that is reported with its range; None where nothing is drawn and one trial is enough.
+        stretches: Whether that number can depend on the step time that is fitted to OPT-13B.
+        needs: Sources that the test needs. The claim is not testable if one of them is not ``AT_HAND``.
+        experiment: The experiment that would test it.
+        foreseen: Numbers that were known beforehand.
+        expected: The outcome that was expected; None where none was.
     """
 
     number: int
@@ -135,11 +137,11 @@ class Probe:
     needs: Sequence[str] = ()
     experiment: str | None = None
     foreseen: Sequence[Foreseen] = ()
-    verdict: str | None = None
+    expected: str | None = None
 
     @property
     def missing(self) -> list[str]:
-        """What it needs and is not here."""
+        """Needed sources that are not available."""
         return [need for need in self.needs if need not in AT_HAND]
 
 
@@ -151,7 +153,7 @@ class Measured:
         values: Means over the seeds.
         lowest, highest: Range of the number that decides; None where nothing is drawn.
         step_1pct: How far that number moves, in the first seed, where all steps take 1 % longer; None where it cannot
-            hang on that.
+            depend on it.
     """
 
     values: Values
@@ -177,7 +179,7 @@ def table_row(source: Source, probe: Probe, measured: Measured) -> dict[str, Any
     ``step_1pct`` are.
     """
     judged, missing = probe.judge(measured.values), probe.missing
-    verdict = UNTESTED if missing else judged.verdict
+    outcome = NOT_TESTABLE if missing else judged.outcome
     return {
         "number": probe.number,
         "text": source.text,
@@ -187,11 +189,11 @@ def table_row(source: Source, probe: Probe, measured: Measured) -> dict[str, Any
         "how": probe.how,
         "rule": probe.rule,
         "gives": judged.gives,
-        "verdict": verdict,
+        "verdict": outcome,
         "condition": None if missing else judged.condition,
         "why": judged.why,
         "experiment": probe.experiment,
-        "differs": differences(probe, measured.values, verdict),
+        "differs": differences(probe, measured.values, outcome),
         "values": dict(measured.values),
         "decides": probe.decides,
         "minimum": measured.lowest,
@@ -200,15 +202,15 @@ def table_row(source: Source, probe: Probe, measured: Measured) -> dict[str, Any
     }
 
 
-def differences(probe: Probe, values: Mapping[str, float], verdict: str) -> list[str]:
-    """Where what came out is not what was known beforehand; a number is as foreseen within its range."""
+def differences(probe: Probe, values: Mapping[str, float], outcome: str) -> list[str]:
+    """Numbers outside their foreseen ranges, and an outcome other than the expected one."""
     found = [
         f"{known.name.replace('_', ' ')}: {values[known.name]:.4g}, foreseen {_span(known)}"
         for known in probe.foreseen
         if not known.low <= values[known.name] <= known.high
     ]
-    if probe.verdict not in (None, verdict):
-        found.append(f"verdict: {verdict}, foreseen {probe.verdict}")
+    if probe.expected not in (None, outcome):
+        found.append(f"outcome: {LABELS[outcome]}, foreseen {LABELS[probe.expected]}")
     return found
 
 

@@ -1,8 +1,8 @@
-"""What is said of paged attention in four popular texts, put to the test: each claim a verdict that numbers decide.
+"""Tests of the claims that four popular texts and other systems make about paged attention.
 
 The claims are those of ``facts/claims.json``, with the letters of their texts. Each has a probe (``claim``) in one of
-the modules named here. What is drawn is drawn for several seeds, and the rule of a probe gets the means; the number
-that decides is told with its range over the seeds, and with how far it moves where all steps take 1 % longer.
+the modules named here. Requests are drawn for several seeds, and the rule of a probe reads the means. The deciding
+number is reported with its range over the seeds and with its change where all steps take 1 % longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from . import sharing as claims_sharing
 from . import systems_goodput, systems_latency, systems_memory, systems_throughput
 from . import throughput as claims_throughput
 from . import waste as claims_waste
-from .claim import VERDICTS, Measured, Probe, Source, table_row
+from .claim import OUTCOMES, Measured, Probe, Source, table_row
 from .runs import Trial
 
 FIGURE = "claims"
@@ -92,9 +92,7 @@ def _in_order(modules: Iterable[Any]) -> list[Probe]:
 
 
 def measured(probe: Probe, seeds: Sequence[int]) -> Measured:
-    """The numbers of a probe: means over the seeds, and of the one that decides its range and how it hangs on the
-    step.
-    """
+    """The numbers of a probe: means over the seeds; of the deciding number its range and its change with the step."""
     if probe.decides is None:
         return Measured(probe.measure(Trial()))
     found = [probe.measure(Trial(seed)) for seed in seeds]
@@ -108,13 +106,13 @@ def measured(probe: Probe, seeds: Sequence[int]) -> Measured:
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many rows have each verdict; every verdict is there."""
+    """Number of rows by outcome, zeros included."""
     found = [row["verdict"] for row in rows]
-    return {verdict: found.count(verdict) for verdict in VERDICTS}
+    return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
 
 def compare_claims(seeds: tuple[int, ...], kept: Kept) -> Payload:
-    """Everything that is said, put to the test; what is kept already is not measured again."""
+    """Test all claims; rows that ``kept`` has are not measured again."""
     tables = claims(), systems()
     total = sum(len(table.probes) for table in tables)
     found = list(track((_row(*line, seeds, kept) for line in _lines(tables)), FIGURE, total))
@@ -147,12 +145,12 @@ def _row(table: Table, probe: Probe, seeds: tuple[int, ...], kept: Kept) -> dict
 
 def _basis() -> Iterator[str]:
     yield (
-        "Verdicts follow from the numbers by the rule beside each claim: it holds if all its parts do, holds only"
-        " for those that do, and does not hold if none does. A number that only bounds what is claimed from below,"
-        " because something is not modelled that raises it, refutes nothing."
+        "Outcomes follow from the numbers by the rule beside each claim: pass if all its parts pass, partial pass if"
+        " some do, fail if none does. A number that is only a lower bound, because the model leaves out something that"
+        " raises it, refutes nothing."
     )
     yield (
-        "Numbers are means over the seeds; beside the one that decides stand its range over them, and how far it"
-        " moves if all steps take 1 % longer (step times fitted to OPT-13B only)."
+        "Numbers are means over the seeds. The deciding number has its range over the seeds beside it, and its change"
+        " if all steps take 1 % longer (step times fitted to OPT-13B only)."
     )
-    yield "No GPU was used. What needs one is not decided here, and the row names the experiment."
+    yield "No GPU was used. Claims that need one are not testable here; their rows name the experiment."

@@ -13,7 +13,7 @@ from ...sim.spec.families import read_config
 from ...sim.spec.pool import GIB
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
-from .claim import FAILS, Foreseen, Judged, Part, Probe, Values
+from .claim import FAIL, Foreseen, Judged, Part, Probe, Values
 from .runs import Trial
 from .throughput import ROUNDED
 
@@ -159,7 +159,7 @@ def judge_parameters(values: Mapping[str, float]) -> Judged:
 
 PROBES = (
     Probe(24, ARITHMETIC, "the pool holds one sequence of 256K tokens", _contexts, judge_contexts),
-    Probe(28, ARITHMETIC, "76 % less crosses, from 95 % of that on", _pipeline, judge_pipeline, verdict=FAILS),
+    Probe(28, ARITHMETIC, "76 % less crosses, from 95 % of that on", _pipeline, judge_pipeline, expected=FAIL),
     Probe(
         30,
         "arithmetic and roofline",
@@ -167,7 +167,7 @@ PROBES = (
         _sixty_five,
         judge_sixty_five,
         foreseen=(Foreseen("fp16_weights_gb", 129, 131),),
-        verdict=FAILS,
+        expected=FAIL,
     ),
-    Probe(31, ARITHMETIC, "2.5 times, from 95 % on; 20B fit a V100", _parameters, judge_parameters, verdict=FAILS),
+    Probe(31, ARITHMETIC, "2.5 times, from 95 % on; 20B fit a V100", _parameters, judge_parameters, expected=FAIL),
 )

@@ -105,8 +105,10 @@ def few(
 ) -> Workload:
     """A workload written out."""
     arrivals = np.rint(np.array(arrivals_s or [0] * len(prompts)) * PER_SECOND).astype(np.int64)
-    told = None if max_tokens is None else np.array(max_tokens)
-    return Workload("few", arrivals, np.array(prompts), np.array(outputs), told, n=None if n is None else np.array(n))
+    declared = None if max_tokens is None else np.array(max_tokens)
+    return Workload(
+        "few", arrivals, np.array(prompts), np.array(outputs), declared, n=None if n is None else np.array(n)
+    )
 
 
 def median_latency_s(run: Run) -> float:

@@ -19,7 +19,7 @@ from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..paper.figures import anyscale
-from ..paper.figures.anyscale import FASTERTRANSFORMER, TOLD_CAP, TOLD_LENGTH, VLLM
+from ..paper.figures.anyscale import FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.sharing import BLOCK_SIZE
 from ..paper.static_batches import GENERATE_TOKENS, generate_ticks
@@ -75,10 +75,12 @@ def judge_waste_after(values: Mapping[str, float]) -> Judged:
 def _against(trial: Trial, n: int) -> Values:
     """vLLM's output tokens/s over each other's, with ``n`` sequences a request."""
     work = at_once(SYNTHETIC_SET, REQUESTS, trial.seed, n)
-    told = Workload(work.name, work.arrival_ticks, work.prompt_tokens, work.output_tokens, work.output_tokens, n=work.n)
+    declared = Workload(
+        work.name, work.arrival_ticks, work.prompt_tokens, work.output_tokens, work.output_tokens, n=work.n
+    )
     runs = {
         "tgi_told_nothing": ("tgi", work),
-        "tgi_told_the_output": ("tgi", told),
+        "tgi_told_the_output": ("tgi", declared),
         "vllm": ("vllm-sosp23", work),
     }
     rates = {name: tokens_per_s(policy, requests) for name, (policy, requests) in runs.items()}
@@ -173,10 +175,10 @@ def judge_anyscale(values: Mapping[str, float]) -> Judged:
     """Within 25 % of each published ratio, against naive static at FasterTransformer's published 4."""
     fitted = _slowness(values)
     times = {
-        "continuous batching that reserves the cap": (values["told_cap"] * fitted, anyscale.published(TOLD_CAP)),
+        "continuous batching that reserves the cap": (values["told_cap"] * fitted, anyscale.published(RESERVES_CAP)),
         "continuous batching that is told each length": (
             values["told_length"] * fitted,
-            anyscale.published(TOLD_LENGTH),
+            anyscale.published(RESERVES_OUTPUT),
         ),
         "vLLM": (values["vllm"] * fitted, anyscale.published(VLLM)),
     }

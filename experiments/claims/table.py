@@ -12,6 +12,7 @@ from ...reports.page.page import Section
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
 from ..runs.output import Report
+from .claim import LABELS
 
 _BETWEEN = "\n\n"
 _INDENT = 3
@@ -22,7 +23,7 @@ _TABLES = {
 
 
 def tell_claims(payload: Payload, report: Report) -> None:
-    """Each claim with its verdict, what decides it, and why; then the totals."""
+    """Write the totals, and each claim with its outcome, its numbers and the reason."""
     report.say(f"{payload['figure']}: {payload['workload']}", style="bold")
     for name, (title, counted) in _TABLES.items():
         report.say()
@@ -39,11 +40,11 @@ def tell_claims(payload: Payload, report: Report) -> None:
 
 
 def _counts(totals: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in totals.items())
+    return ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in totals.items())
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{_verdict(row)} Rule: {row['rule']}."
+    yield f"{_outcome_text(row)} Rule: {row['rule']}."
     yield f"{row['how']}: {row['gives']}."
     yield row["why"]
     if row["decides"] is not None:
@@ -54,9 +55,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"To be measured by: {row['experiment']}."
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
+def _outcome_text(row: Mapping[str, Any]) -> str:
     condition = "" if row["condition"] is None else f" {row['condition']}"
-    return f"{row['verdict'].upper()}{condition}."
+    return f"{LABELS[row['verdict']].upper()}{condition}."
 
 
 def _sensitivity(row: Mapping[str, Any]) -> str:
@@ -76,12 +77,12 @@ def show_claims(payload: Payload, _: Bench) -> list[Section]:
 
 def _page_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in rows:
-        verdict, gives, why, *more = _lines(row)
+        outcome, gives, why, *more = _lines(row)
         yield {
             "": row["number"],
             "Where": row["text"],
             "Claim": row["claim"],
-            "Verdict": verdict,
+            "Outcome": outcome,
             "What comes out": " ".join([gives, *more]),
             "Why": why,
         }

@@ -14,7 +14,7 @@ from ...sim.engine.settings import settings
 from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
 from ..paper.figures import anyscale
-from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, TOLD_CAP, TOLD_LENGTH, VLLM
+from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from .claim import Foreseen, Judged, Part, Probe, Values
 from .runs import Trial, median_latency_s
 
@@ -29,7 +29,12 @@ _LATENCY_RATE, _LATENCY_REQUESTS = 0.3, 300
 def widest_ratios(trial: Trial) -> Values:
     """Throughput at the widest cap, over that of FasterTransformer, which is fitted, and of naive static."""
     rates = anyscale.tokens_per_s(anyscale.facts()["output_caps"][-1], trial.seed, trial.stretch)
-    names = {"vllm": VLLM, "told_cap": TOLD_CAP, "told_length": TOLD_LENGTH, "fastertransformer": FASTERTRANSFORMER}
+    names = {
+        "vllm": VLLM,
+        "told_cap": RESERVES_CAP,
+        "told_length": RESERVES_OUTPUT,
+        "fastertransformer": FASTERTRANSFORMER,
+    }
     over_naive = {name: rates[system] / rates[NAIVE] for name, system in names.items()}
     return over_naive | {f"vllm_over_{name}": rates[VLLM] / rates[system] for name, system in names.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .claim import HOLDS, HOLDS_ONLY, Foreseen, Judged, Part, Probe, Values
+from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
 from .runs import BUCKETS_HELD, Trial
 
 SIMULATED = "simulated: Fig 2's load (OPT-13B, A100-40GB, 4 req/s of synthetic ShareGPT lengths)"
@@ -86,10 +86,10 @@ def _kinds_of_waste(trial: Trial) -> Values:
 def judge_traditional(values: Mapping[str, float]) -> Judged:
     """Each baseline wastes 40 to 60 %, and paging 4 % within a point."""
     parts = [Part(name, values[name], 40, 60) for name in EARLIER]
-    told = ", ".join(f"{name} {values[name]:.1f} %" for name in (*EARLIER, "vLLM"))
+    shares = ", ".join(f"{name} {values[name]:.1f} %" for name in (*EARLIER, "vLLM"))
     return Judged(
         (*parts, Part("paging's 4 %", values["vLLM"], 3, 5)),
-        told,
+        shares,
         f"A baseline that knows every output wastes {values['Orca (Oracle)']:.0f} %: chunks of powers of two, and"
         " slots that are reserved and still empty.",
     )
@@ -167,7 +167,7 @@ PROBES = (
         judge_effective,
         "orca_max_live_pct",
         foreseen=(Foreseen("orca_max_live_pct", 18.4, 21.5),),
-        verdict=HOLDS,
+        expected=PASS,
     ),
     Probe(
         3,
@@ -185,7 +185,7 @@ PROBES = (
         judge_traditional,
         "Orca (Oracle)",
         foreseen=(Foreseen("Orca (Oracle)", 60, 64), Foreseen("Orca (Max)", 78, 82), Foreseen("vLLM", 3.2, 4.2)),
-        verdict=HOLDS_ONLY,
+        expected=PARTIAL,
     ),
     Probe(
         11,
@@ -203,7 +203,7 @@ PROBES = (
         judge_last_block,
         "waste_pct",
         foreseen=(Foreseen("last_block_pct", 1.5, 1.8),),
-        verdict=HOLDS_ONLY,
+        expected=PARTIAL,
     ),
     Probe(
         25,
@@ -212,6 +212,6 @@ PROBES = (
         _less,
         judge_less,
         "vLLM",
-        verdict=HOLDS,
+        expected=PASS,
     ),
 )

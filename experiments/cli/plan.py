@@ -237,7 +237,7 @@ def _tell_refusal(answer: Started, refused: Refusal, report: Report) -> dict[str
     if found:
         report.say("Each of these alone would start:")
         for remedy in found:
-            report.line(f"  {remedy.flag} {remedy.value:<8} {_told(answer, remedy)}")
+            report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
     else:
         report.say("No single change of ranks, length, number formats or utilisation starts it; take a larger GPU.")
     return {
@@ -265,7 +265,7 @@ def _auto(answer: Started, remedy: Remedy) -> Launch:
     return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
 
 
-def _told(answer: Started, remedy: Remedy) -> str:
+def _remedy_text(answer: Started, remedy: Remedy) -> str:
     data = _remedy_data(answer, remedy)
     length = _auto(answer, remedy).max_model_len
     gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""

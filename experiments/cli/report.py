@@ -59,7 +59,7 @@ def report(
     """
     for path in (out, perfetto):
         _make_folder_of(path)
-    told = Report(json, out=out, perfetto=perfetto)
+    output = Report(json, out=out, perfetto=perfetto)
     read = named_files(folders=folders, measured=measured)
     require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, read)
     if not 1 <= len(folders) <= MOST_FOLDERS:
@@ -69,7 +69,7 @@ def report(
         for folder in filter(is_one, folders):
             flags = {"request": request, "goodput": goodput, "measured": measured}
             _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
-            draw(folder, out, told)
+            draw(folder, out, output)
             return
     write_timeline = _timeline_writer(perfetto)
     if images is not None:
@@ -82,26 +82,26 @@ def report(
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
     write_report(out, asked)
-    _tell(told, folders, asked, out, perfetto, pictures)
+    _write_output(output, folders, asked, out, perfetto, pictures)
 
 
-def _tell(
-    told: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
+def _write_output(
+    output: Report, folders: Sequence[Path], asked: Asked, out: Path, perfetto: Path | None, pictures: Sequence[Path]
 ) -> None:
     """Say what was drawn, and where it lies."""
     for result in asked.results:
-        told.say(_told(result))
+        output.say(_result_text(result))
     for folder, result in zip(folders, asked.results, strict=True):
         if result.blocks is None:
-            told.say(f"{folder} has no block map; simulate --record-blocks records one.")
+            output.say(f"{folder} has no block map; simulate --record-blocks records one.")
     if asked.measured is not None and asked.measured.warning:
-        told.say(asked.measured.warning)
+        output.say(asked.measured.warning)
     if perfetto is not None:
-        told.point_to("Timeline for ui.perfetto.dev", perfetto)
+        output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
-        told.point_to(f"{len(pictures)} pictures", pictures[0].parent)
-    told.point_to("Report", out)
-    told.data(
+        output.point_to(f"{len(pictures)} pictures", pictures[0].parent)
+    output.point_to("Report", out)
+    output.data(
         {
             "report": str(out),
             "timeline": None if perfetto is None else str(perfetto),
@@ -140,19 +140,19 @@ def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> Non
             raise SettingError(name, shown, remedy)
 
 
-def _sweep(folder: Path, out: Path, told: Report) -> None:
+def _sweep(folder: Path, out: Path, output: Report) -> None:
     sweep = read_sweep(folder)
     write_sweep_report(out, sweep)
-    told.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
-    told.point_to("Report", out)
-    told.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
+    output.say(f"{sweep.name}: {len(sweep.points):,} points of a sweep, {sweep.failed:,} more that could not be run")
+    output.point_to("Report", out)
+    output.data({"report": str(out), "points": len(sweep.points), "failed": sweep.failed, "axes": list(sweep.axes)})
 
 
-def _against(folder: Path, out: Path, told: Report) -> None:
+def _against(folder: Path, out: Path, output: Report) -> None:
     about = write_against_report(folder, out)
-    told.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
-    told.point_to("Report", out)
-    told.data({"report": str(out), **about})
+    output.say(f"{about['benchmark']}: {about['requests']:,} requests, simulated against measured")
+    output.point_to("Report", out)
+    output.data({"report": str(out), **about})
 
 
 def _check_request(request: int | None, results: list[Result]) -> None:
@@ -175,7 +175,7 @@ def _names(folders: tuple[Path, ...]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{place}: {name}" for place, name in enumerate(names, 1)]
 
 
-def _told(result: Result) -> str:
+def _result_text(result: Result) -> str:
     kept = [kind for kind in ("blocks", "plan") if getattr(result, kind) is not None]
     besides = f", with {' and '.join(kept)}" if kept else ""
     return f"{result.name}: {result.policy}, {len(result.requests):,} requests in {result.end_s:,.1f} s{besides}"

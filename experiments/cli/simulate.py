@@ -35,7 +35,7 @@ from ..runs.serving import (
     summarize,
     write_result,
 )
-from ..runs.trace_flags import READING, left_out_told
+from ..runs.trace_flags import READING, left_out_lines
 from .recording_flags import WantedPlan, wanted_plan
 from .replica_flags import SETTINGS, SettingsFlags
 from .summaries import print_summary
@@ -100,14 +100,14 @@ def simulate(
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None and out is not None:
-        report.point_to(f"Block map of {_map_told(blocks)}", out / "blocks.npz")
+        report.point_to(f"Block map of {_map_text(blocks)}", out / "blocks.npz")
 
 
-def _map_told(found: BlockMap) -> str:
+def _map_text(found: BlockMap) -> str:
     """How many moments and blocks a map has, and of how many."""
     rows, blocks = len(found.block_ids), int(found.block_ids[-1]) + 1
-    told = f"{found.num_columns:,} moments and {rows:,} "
-    return told + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
+    text = f"{found.num_columns:,} moments and {rows:,} "
+    return text + ("blocks" if rows == blocks else f"of {blocks:,} blocks, evenly spaced")
 
 
 def _served(
@@ -156,9 +156,9 @@ def _tell(load: Load, content: dict[str, Any], report: Report, out: Path | None)
     report.say(f"{work.name}, {len(work):,} requests{rate}")
     print_summary(content, report.console)
     for text in (
-        *_thrashing_told(content["work"]),
-        *_refused_told(content, load.trace),
-        *left_out_told(load.trace),
+        *_thrashing_lines(content["work"]),
+        *_refused_lines(content, load.trace),
+        *left_out_lines(load.trace),
     ):
         report.say(text)
     if out is not None:
@@ -166,14 +166,14 @@ def _tell(load: Load, content: dict[str, Any], report: Report, out: Path | None)
     report.data(content)
 
 
-def _thrashing_told(work: dict[str, Any]) -> Iterator[str]:
+def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:
     """That most of the work was done again, if it was."""
     if work["thrashing"]:
         share = work["tokens"]["recomputed"] / sum(work["tokens"].values())
         yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
 
 
-def _refused_told(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:
+def _refused_lines(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:
     """How many requests were refused, and which and why of the first few."""
     total = content["refused"]
     if not total:

@@ -103,11 +103,11 @@ def sweep(
     rows = [_row(each) for each in swept]
     path = folder.write(TABLE, as_parquet(rows))
     report.console.print(_table(names, swept))
-    for text in _failures_told(failed):
+    for text in _failure_lines(failed):
         report.say(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
-    told = {"grid": names, "points": len(swept), "failed": len(failed)}
-    report.data(told | {"rows": [_plain(cells) for cells in rows]})
+    data = {"grid": names, "points": len(swept), "failed": len(failed)}
+    report.data(data | {"rows": [_plain(cells) for cells in rows]})
 
 
 def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
@@ -129,7 +129,7 @@ def _tell_search(
     else:
         report.say("No trial is within the limits; raise them, search wider, or try more.")
     failed = [each for each in found if each.outcome.error]
-    for text in _failures_told(failed):
+    for text in _failure_lines(failed):
         report.say(text)
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
@@ -174,12 +174,12 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
     for heading in (*names, *_SHOWN.values()):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in swept[:_MOST_SHOWN]:
-        told = each.outcome.summary
-        table.add_row(*each.point.asked.values(), *(f"{told[name]:,.2f}" if told else "-" for name in _SHOWN))
+        results = each.outcome.summary
+        table.add_row(*each.point.asked.values(), *(f"{results[name]:,.2f}" if results else "-" for name in _SHOWN))
     return table
 
 
-def _failures_told(failed: Sequence[Swept]) -> Iterable[str]:
+def _failure_lines(failed: Sequence[Swept]) -> Iterable[str]:
     """How many points cannot be run, and why the first cannot."""
     if failed:
         first = failed[0]

@@ -28,7 +28,7 @@ from ...traces import (
 from ...traces import stats as stats_of
 from ..runs.named_files import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report
-from ..runs.trace_flags import READING, left_out_told
+from ..runs.trace_flags import READING, left_out_lines
 from .trace_page import write_trace_page
 
 traces = App(name="traces", help="Look at request traces, and convert them.")
@@ -51,12 +51,12 @@ def list_sets(*, json: JsonTarget = None) -> None:
         report.say(f"Source: {entry.source}. Licence: {entry.licence}.")
     report.say("\nPublic traces, for traces get:", style="bold")
     for public in download.PUBLIC:
-        report.say(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_told(public)}")
+        report.say(f"{public.name}: {public.description}. Licence: {public.licence}.{_checksum_text(public)}")
     sets = [asdict(entry) for entry in catalogue.describe()]
     report.data({"sets": sets, "public": [asdict(public) for public in download.PUBLIC]})
 
 
-def _checksum_told(public: download.Public) -> str:
+def _checksum_text(public: download.Public) -> str:
     return "" if public.requests_sha256 else " Unverified: no checksum of it is known here."
 
 
@@ -75,7 +75,7 @@ def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
     report.point_to(public.name, path)
     report.say(f"{public.description}. Licence: {public.licence}.")
     known = "Its requests are those that are known here."
-    report.say(known if public.requests_sha256 else _checksum_told(public).strip())
+    report.say(known if public.requests_sha256 else _checksum_text(public).strip())
     report.data({"path": str(path), "licence": public.licence, "verified": public.requests_sha256 is not None})
 
 
@@ -107,7 +107,7 @@ def stats(
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
     report.say(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
-    for text in (_arrivals_told(found), *_reuse_told(found), *left_out_told(trace)):
+    for text in (_arrivals_text(found), *_reuse_lines(found), *left_out_lines(trace)):
         report.say(text)
     if out is not None:
         report.point_to("Page", write_trace_page(trace, found, out))
@@ -118,14 +118,14 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
-def _arrivals_told(found: dict[str, Any]) -> str:
+def _arrivals_text(found: dict[str, Any]) -> str:
     if found["request_rate"] is None:
         return "No arrivals: give --request-rate to simulate it."
     rate, span_s, spread = (found[name] for name in ("request_rate", "duration_s", "gap_cv"))
     return f"{rate:,.3f} requests/s over {span_s:,.1f} s; the gaps' coefficient of variation is {spread:.2f}."
 
 
-def _reuse_told(found: dict[str, Any]) -> Iterator[str]:
+def _reuse_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["reuse"] is not None:
         yield f"{found['reuse']['share']:.1%} of the prompts' tokens were seen before, by {found['reuse']['by']}."
 
@@ -145,7 +145,7 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     trace = read_with_content(source, reading)
     write(trace, target)
     report.say(f"{target}: {len(trace):,} requests")
-    for text in left_out_told(trace):
+    for text in left_out_lines(trace):
         report.say(text)
     report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
 
@@ -176,7 +176,7 @@ def synth(
         (name, ours), (_, theirs) = row
         table.add_row(name, ours, theirs)
     report.console.print(table)
-    for text in left_out_told(trace):
+    for text in left_out_lines(trace):
         report.say(text)
     report.point_to("Load", out)
     report.data({"path": str(out), "trace": found, "drawn": drawn})

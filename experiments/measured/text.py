@@ -42,19 +42,19 @@ def tell(
     report: Report,
 ) -> None:  # fmt: skip
     """Everything."""
-    for text in _requests_told(benchmark, base):
+    for text in _request_lines(benchmark, base):
         report.say(text)
     report.say()
     report.console.print(_rows_table(rows))
     report.say()
     report.console.print(_knobs_table(error, knobs))
     report.say()
-    report.say(first_told(error, knobs))
+    report.say(first_knob_text(error, knobs))
     for knob in ranked(knobs):
         report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
 
 
-def _requests_told(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
+def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     trace, seen, metrics = benchmark.trace, benchmark.measured, benchmark.metrics
     clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
     yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
@@ -118,7 +118,7 @@ def _place(value: float | None) -> str:
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def first_told(error: float, knobs: list[Turned]) -> str:
+def first_knob_text(error: float, knobs: list[Turned]) -> str:
     """What to calibrate first, in a sentence."""
     first = ranked(knobs)[0]
     if error < NO_ERROR:

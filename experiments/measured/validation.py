@@ -113,7 +113,7 @@ class Validation:
         """Name and content of each part of the report, as soon as it is measured."""
         yield "device", self._device.describe()
         yield "measured_by", timing.stopwatch(self._device).how
-        yield "calibration", self._told_of_calibration()
+        yield "calibration", self._calibration_data()
         drift, runs = self._drift(), []
         drift.look()
         for policy in POLICIES:
@@ -175,10 +175,10 @@ class Validation:
         spec = model_spec(self._scale.model)
         return Skeleton(spec, self._device, blocks, BLOCK_SIZE, self._dtype, self._seed, host_blocks)
 
-    def _told_of_calibration(self) -> dict[str, Any]:
+    def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
-        told = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
-        return told | {"device": found.device.get("name")}
+        data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
+        return data | {"device": found.device.get("name")}
 
     def _drift(self) -> Drift:
         """Only the machine that was calibrated can be compared with itself."""

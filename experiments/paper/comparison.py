@@ -27,26 +27,26 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[flo
     source = bench.source
     rows = compared_rows(experiment, bench, fit)
     one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.by_context)], "pool")[0]
-    told = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
+    sensitivity = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
     return {
         "figure": experiment.figure,
-        "workload": source.told(experiment),
+        "workload": source.description(experiment),
         "rows": rows,
         "num_blocks": one.num_blocks,
         "block_size": one.block_size,
         "step_scale": fit.scale,
         "fit": fit.describe(),
         "seeds": list(source.seeds),
-        **told,
-        "basis": [pool_told(one), fit.told()],
-        "remarks": [*lengths_told(bench), *_wandering_told(rows, len(source.seeds))],
+        **sensitivity,
+        "basis": [pool_text(one), fit.description()],
+        "remarks": [*lengths_lines(bench), *_seed_range_lines(rows, len(source.seeds))],
     }
 
 
 def _sensitivities(experiment: Experiment, bench: Bench, scales: Sequence[float]) -> dict[str, Any]:
     seeds = bench.source.seeds[: len(WANDERING_SEEDS) if experiment is FIG2 else 1]
     rows = sensitivity(experiment, bench, seeds, scales)
-    return {"workload": bench.source.told(experiment, seeds), "seeds": list(seeds), "rows": rows}
+    return {"workload": bench.source.description(experiment, seeds), "seeds": list(seeds), "rows": rows}
 
 
 def compared_rows(experiment: Experiment, bench: Bench, fit: Fit) -> list[Row]:
@@ -124,11 +124,11 @@ def sensitivity(
     ]
 
 
-def pool_told(run: Measured) -> str:
+def pool_text(run: Measured) -> str:
     """The size of the pool beside the published one."""
     slots = run.num_blocks * run.block_size
-    told = f"Pool: {run.num_blocks} blocks of {run.block_size} slots, {slots:,} in all"
-    return f"{told}; the paper's Table 1 prints {published_slots():,.0f}."
+    text = f"Pool: {run.num_blocks} blocks of {run.block_size} slots, {slots:,} in all"
+    return f"{text}; the paper's Table 1 prints {published_slots():,.0f}."
 
 
 def asked_of_pairs(figure: str, source: Source) -> str:
@@ -136,7 +136,7 @@ def asked_of_pairs(figure: str, source: Source) -> str:
     return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 
-def lengths_told(bench: Bench) -> Iterator[str]:
+def lengths_lines(bench: Bench) -> Iterator[str]:
     """Whether a file of pairs is the paper's."""
     exact = bench.source.exact
     if exact is not None:
@@ -148,7 +148,7 @@ def lengths_told(bench: Bench) -> Iterator[str]:
         )
 
 
-def _wandering_told(rows: list[Row], num_seeds: int) -> Iterator[str]:
+def _seed_range_lines(rows: list[Row], num_seeds: int) -> Iterator[str]:
     """That one draw is not the truth."""
     if num_seeds > 1:
         widest = max(rows, key=lambda row: row["maximum"] - row["minimum"])

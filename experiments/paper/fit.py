@@ -52,7 +52,7 @@ class Fit:
             "scan": [{"step_scale": scale, METRIC: round(value, 3)} for scale, value in self.scan],
         }
 
-    def told(self) -> str:
+    def description(self) -> str:
         """As a sentence."""
         start = f"Step time: s = {self.scale:g}, fitted on Fig 13a's {FITTED_ON} value ({self.published:g}) alone"
         if not self.scan:

@@ -115,7 +115,7 @@ class Source:
         rate, duration_s = experiment.request_rate, experiment.duration_s
         return paper_workload(self.pairs(seed), rate, duration_s, seed, MAX_MODEL_LEN)
 
-    def told(self, experiment: Experiment, seeds: tuple[int, ...] | None = None) -> str:
+    def description(self, experiment: Experiment, seeds: tuple[int, ...] | None = None) -> str:
         """A line that says what is served, for titles."""
         seeds = seeds or self.seeds
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"

@@ -73,9 +73,9 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
     holds = all(abs(distance) <= limit for _, distance in named)
     at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
-    told, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
+    worst_text, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
     return {
-        "finding": f"{text} within {bound}: worst {told} ({at}), of {len(named)} predicted values.",
+        "finding": f"{text} within {bound}: worst {worst_text} ({at}), of {len(named)} predicted values.",
         "holds": holds,
     }
 
@@ -94,10 +94,10 @@ def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
 
 def _order(rows: Sequence[Row], side: str) -> str:
     first, *others = sorted(rows, key=lambda row: row[side])
-    told = first["series"]
+    order = first["series"]
     for row, before in zip(others, [first, *others], strict=False):
-        told += f" {'=' if row[side] == before[side] else '<'} {row['series']}"
-    return told
+        order += f" {'=' if row[side] == before[side] else '<'} {row['series']}"
+    return order
 
 
 def value_name(row: Row, with_metric: bool = True) -> str:

@@ -194,7 +194,7 @@ def _static_batch() -> Scene:
         "Static batching",
         "A batch of four. S3 ends after two iterations, S1 after four, S4 after five; their slots stand idle until"
         " S2 ends after six, and only then do S5, S6 and S7 start.",
-        settings(policy="static", **_four_seats(num_blocks=10)),
+        settings(policy="static", **_four_sequences(num_blocks=10)),
         _seven_sequences(),
     )
 
@@ -204,7 +204,7 @@ def _continuous_batch() -> Scene:
         "Continuous batching",
         "The same seven sequences, scheduled anew in every iteration: S5 takes the place of S3 in the iteration after"
         " S3 has ended, S6 that of S1, S7 that of S4.",
-        settings(policy="orca", **_four_seats(num_blocks=10)),
+        settings(policy="orca", **_four_sequences(num_blocks=10)),
         _seven_sequences(),
     )
 
@@ -214,7 +214,7 @@ def _equal_lengths() -> Scene:
         "Static batching, equal lengths",
         "Eight sequences of the same prompt and the same output length, told beforehand: all four of a batch end"
         " together, no slot is held by one that has ended, and static batching loses nothing to continuous batching.",
-        settings(policy="static", **_four_seats(num_blocks=7)),
+        settings(policy="static", **_four_sequences(num_blocks=7)),
         _requests("equal lengths", [0] * 8, prompts=[3] * 8, outputs=[4] * 8, max_tokens=[4] * 8),
     )
 
@@ -225,12 +225,12 @@ def _paging() -> Scene:
         "Slots are given block by block, as they are needed. In the third iteration S2 needs a block and none is"
         " free: S3, the last to arrive, loses its blocks. It comes back when S2 has ended, and its prompt and the"
         " token that it had generated are computed again.",
-        settings(policy="vllm-sosp23", **_four_seats(num_blocks=6)),
+        settings(policy="vllm-sosp23", **_four_sequences(num_blocks=6)),
         _requests("three that grow", [0, 0, 0.5], prompts=[5, 7, 5], outputs=[8, 4, 4], max_tokens=[8, 8, 8]),
     )
 
 
-def _four_seats(num_blocks: int) -> dict[str, int]:
+def _four_sequences(num_blocks: int) -> dict[str, int]:
     return {"max_num_seqs": 4, "num_gpu_blocks_override": num_blocks, "block_size": 4, "max_model_len": 16}
 
 

@@ -20,7 +20,7 @@ from ..paper.comparison import Payload
 from ..paper.rows import Row
 from ..runs.output import Report, track
 from .prefix_cache_replay import INFINITE, POLICIES, PrefixTrace, hit_tokens, prefix_trace
-from .telling import findings_told
+from .telling import finding_lines
 
 FIGURE = "prefix-cache"
 #: Capacities for a trace that the oracle does not know.
@@ -129,8 +129,8 @@ def _findings(rows: list[Row]) -> list[dict[str, Any]]:
     errors = [row["error"] for row in rows if row["error"] is not None]
     if not errors:
         return []
-    told = f"{errors.count(0)} of {len(errors)} values equal the oracle's, to the token."
-    return [{"finding": told, "holds": not any(errors)}]
+    text = f"{errors.count(0)} of {len(errors)} values equal the oracle's, to the token."
+    return [{"finding": text, "holds": not any(errors)}]
 
 
 def _basis(name: str | None) -> Iterator[str]:
@@ -155,7 +155,7 @@ def tell_prefix_caches(payload: Payload, report: Report) -> None:
     report.say(payload["workload"])
     report.console.print(_table(payload["rows"]))
     report.say()
-    for text in [*findings_told(payload), *payload["basis"], *payload["remarks"]]:
+    for text in [*finding_lines(payload), *payload["basis"], *payload["remarks"]]:
         report.say(text)
 
 

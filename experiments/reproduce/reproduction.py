@@ -96,7 +96,7 @@ class Done:
     def __init__(self, names: Sequence[str], report: Report) -> None:
         self._names, self._report = names, report
         self._done: dict[str, Payload] = {}
-        self._told = 0
+        self._num_reported = 0
 
     @property
     def documents(self) -> list[Payload]:
@@ -115,10 +115,10 @@ class Done:
 
     def tell(self) -> None:
         """Report those that are not told yet and before which none is missing."""
-        while self._told < len(self._names) and self._names[self._told] in self._done:
-            name = self._names[self._told]
+        while self._num_reported < len(self._names) and self._names[self._num_reported] in self._done:
+            name = self._names[self._num_reported]
             FIGURES[name].tell(self._done[name], self._report)
-            self._told += 1
+            self._num_reported += 1
 
 
 def _show(page: Page, name: str, document: Payload, benches: Benches, folder: OutputFolder | None) -> None:

@@ -18,7 +18,7 @@ from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
 from ..paper.rows import Row
 from ..paper.stories import all_stories
-from .telling import findings_told, for_reports
+from .telling import finding_lines, for_reports
 
 _BETWEEN = "\n\n"
 
@@ -58,7 +58,7 @@ def _table(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def paragraphs(payload: Payload) -> str:
     """Everything that a document says in words."""
-    words = (f"{payload['workload']}.", *findings_told(payload), *payload["basis"], *payload.get("remarks", ()))
+    words = (f"{payload['workload']}.", *finding_lines(payload), *payload["basis"], *payload.get("remarks", ()))
     return _BETWEEN.join(words)
 
 
@@ -113,7 +113,7 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:
     """Both views of every policy's waste, how far each value moves, and the pool over time."""
-    text = _BETWEEN.join([f"{payload['workload']}.", *findings_told(payload)])
+    text = _BETWEEN.join([f"{payload['workload']}.", *finding_lines(payload)])
     pictures = [figures.waste(for_reports(payload)["rows"], view) for view in ("paper", "popular")]
     moving = _table(row for row in payload["rows"] if "step_1pct" in row)
     title = "The waste table: one trace, one pool, every policy"
@@ -122,11 +122,11 @@ def waste(payload: Payload, bench: Bench) -> list[Section]:
 
 def stories() -> Section:
     """The textbook pictures, which are runs too."""
-    told = all_stories()
+    stories = all_stories()
     return Section(
         "The textbook stories",
-        _BETWEEN.join(f"{story.title}. {story.text}" for story in told),
-        [figures.story(story.rows, story.title) for story in told],
+        _BETWEEN.join(f"{story.title}. {story.text}" for story in stories),
+        [figures.story(story.rows, story.title) for story in stories],
     )
 
 
@@ -135,7 +135,7 @@ def _ledgers(payload: Payload, bench: Bench) -> Section:
     seed = payload["seeds"][0]
     text = (
         f"Every slot of the pool over the {FIG2.duration_s:g} s in which requests arrive:"
-        f" {bench.source.told(FIG2, (seed,))}. Fig 2 measures from {FIG2.window_s[0]:g} s to"
+        f" {bench.source.description(FIG2, (seed,))}. Fig 2 measures from {FIG2.window_s[0]:g} s to"
         f" {FIG2.window_s[1]:g} s."
     )
     systems = {row["series"] for row in payload["rows"]}

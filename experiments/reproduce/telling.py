@@ -30,7 +30,7 @@ def tell(payload: Payload, report: Report) -> None:
         report.say()
         print_payload({"figure": payload["figure"], **payload["sensitivity"]}, report.console)
     report.say()
-    for text in [*findings_told(payload), *payload["basis"], *payload.get("remarks", ())]:
+    for text in [*finding_lines(payload), *payload["basis"], *payload.get("remarks", ())]:
         report.say(text)
     report.say()
 
@@ -42,7 +42,7 @@ def for_reports(payload: Payload) -> Payload:
     return payload | {"rows": [row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]}
 
 
-def findings_told(payload: Payload) -> list[str]:
+def finding_lines(payload: Payload) -> list[str]:
     """The findings as lines that say whether they hold."""
     return [
         f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}" for found in payload.get("findings", ())

@@ -61,7 +61,7 @@ class Requests:
     n: int | None = None
 
     @property
-    def told(self) -> str | int | None:
+    def declared_max_tokens(self) -> str | int | None:
         """What clients tell of the output, a number where it is one.
 
         Raises:
@@ -148,7 +148,7 @@ class Inputs:
         seed = self.settings.seed
         requests = paced(lengths, self.pacing, seed)
         waiting = users(self.pacing, requests, seed)
-        return workload(requests, max_tokens=self.requests.told, n=self.requests.n, users=waiting)
+        return workload(requests, max_tokens=self.requests.declared_max_tokens, n=self.requests.n, users=waiting)
 
     def describe(self, work: Workload, trace_name: str | None = None) -> dict[str, Any]:
         """How the workload was made, as JSON can say it.
@@ -164,7 +164,7 @@ class Inputs:
         more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
         if pacing.rate_curve is not None:
             more["rate_curve"] = pacing.rate_curve.name
-        drawn = {"num_prompts": len(work), "request_rate": rate, "max_tokens": asked.told, "n": asked.n}
+        drawn = {"num_prompts": len(work), "request_rate": rate, "max_tokens": asked.declared_max_tokens, "n": asked.n}
         return origin | drawn | more
 
 

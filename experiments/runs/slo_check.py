@@ -69,7 +69,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SloCheck:
     """How a run stands to its goal.
 
     Attributes:
@@ -102,7 +102,7 @@ def compiled_cost(settings: Settings) -> StepCost:
     return build(settings).cost
 
 
-def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost | None = None) -> Verdict:
+def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost | None = None) -> SloCheck:
     """Serve a workload as far as it takes to know whether the goal is met.
 
     Args:
@@ -113,10 +113,10 @@ def verdict(settings: Settings, work: Workload, goal: Goal, step_cost: StepCost 
     """
     watch = _Watch(work, goal)
     run = simulate(settings, work, step_cost or compiled_cost(settings), watch.look, (watch,))
-    return watch.certain or verdict_of(run, goal)
+    return watch.certain or check_run(run, goal)
 
 
-def verdict_of(run: Run, goal: Goal) -> Verdict:
+def check_run(run: Run, goal: Goal) -> SloCheck:
     """The verdict on a run that is over."""
     times, n = request_times(run), len(run.workload)
     first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
@@ -124,7 +124,7 @@ def verdict_of(run: Run, goal: Goal) -> Verdict:
     return not_none(judged(run.workload, goal, Seen(first, finish, finished), over=True))
 
 
-def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> Verdict | None:
+def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | None:
     """The verdict on what has been seen; None where it is not certain yet.
 
     Args:
@@ -139,7 +139,7 @@ def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> Verdict | None
     enough = misses <= total * (1 - goal.attainment) + 1e-9
     if enough and not over and not seen.finished[count].all():
         return None
-    return Verdict(enough, total, total - misses, {name: int(some.sum()) for name, some in missed.items()})
+    return SloCheck(enough, total, total - misses, {name: int(some.sum()) for name, some in missed.items()})
 
 
 def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | None = None) -> float | None:
@@ -165,8 +165,8 @@ class _Watch(Observer):
 
     def __init__(self, work: Workload, goal: Goal) -> None:
         self._work, self._goal = work, goal
-        self._told = 0
-        self.certain: Verdict | None = None
+        self._notifications = 0
+        self.certain: SloCheck | None = None
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         """See ``Observer``."""
@@ -174,8 +174,8 @@ class _Watch(Observer):
 
     def look(self, arrived: int) -> None:
         """Progress is told: end the run if its verdict is certain."""
-        self._told += 1
-        if self._told % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
+        self._notifications += 1
+        if self._notifications % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
             return
         seen = seen_so_far(self._engine, self._work)
         self.certain = None if seen is None else judged(self._work, self._goal, seen, over=False)

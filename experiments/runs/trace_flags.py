@@ -13,7 +13,7 @@ from ...traces import Reading, Trace
 READING = Annotated[Reading, Parameter(name="*", group=Group("Reading a trace", sort_key=3))]
 
 
-def left_out_told(trace: Trace | None) -> Iterator[str]:
+def left_out_lines(trace: Trace | None) -> Iterator[str]:
     """How many rows of a file are not in its trace, and why."""
     if trace is not None and trace.left_out.failed:
         yield f"Left out: {trace.left_out.failed:,} requests that were not answered, as the file says itself."

@@ -82,11 +82,11 @@ def _series(rows: pd.DataFrame, axes: list[str]) -> pd.Series:
     if not axes:
         alike = rows["policy"].nunique() == 1
         return pd.Series(rows["policy"].iloc[0] if alike else "all", index=rows.index)
-    told = [rows[name].map(_told) if name == "policy" else rows[name].map(_told).radd(f"{name} ") for name in axes]
-    return pd.Series([", ".join(each) for each in zip(*told)], index=rows.index)
+    labels = [rows[name].map(_label) if name == "policy" else rows[name].map(_label).radd(f"{name} ") for name in axes]
+    return pd.Series([", ".join(each) for each in zip(*labels)], index=rows.index)
 
 
-def _told(value: object) -> str:
+def _label(value: object) -> str:
     if value is None or value != value:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

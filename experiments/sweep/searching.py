@@ -64,7 +64,7 @@ class Axis:
     @property
     def ends(self) -> tuple[str, ...]:
         """Values that tell whether any can be."""
-        return self.choices or (told(self.first), told(self.last))
+        return self.choices or (flag_text(self.first), flag_text(self.last))
 
     def distribution(self) -> BaseDistribution:
         """As optuna has it."""
@@ -181,7 +181,7 @@ def _is_whole(text: str) -> bool:
     return True
 
 
-def told(value: str | float) -> str:
+def flag_text(value: str | float) -> str:
     """A value as a command line has it: of a range of fractions six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -232,7 +232,7 @@ def search(
     found: list[Swept] = []
     while len(found) < trials:
         asked = [study.ask(distributions) for _ in range(min(ROUND, trials - len(found)))]
-        values = [{name: told(value) for name, value in trial.params.items()} for trial in asked]
+        values = [{name: flag_text(value) for name, value in trial.params.items()} for trial in asked]
         swept = sweep_points([Point(each, changed(base, each)) for each in values], workers, store, goal, checked=True)
         for trial, each in zip(asked, swept, strict=True):
             _tell(study, trial, each, wanted)

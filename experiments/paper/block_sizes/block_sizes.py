@@ -97,10 +97,10 @@ class Latencies:
             self._found[case] = found
         return [self._found[case] for case in cases]
 
-    def told(self, load: str) -> str:
+    def description(self, load: str) -> str:
         """What a load is, for titles."""
         source = self._sources[load]
-        return source.told(SizeCase(load, source.seeds[0], 1).experiment)
+        return source.description(SizeCase(load, source.seeds[0], 1).experiment)
 
 
 def _key(case: SizeCase) -> tuple[str, Experiment, int]:
@@ -118,7 +118,7 @@ def fig18b(bench: Bench) -> Payload:
     modes = {SHAREGPT: (SHAREGPT, RECOMPUTE), ALPACA: (ALPACA, RECOMPUTE)}
     payload = _document("fig18b", modes, bench.source)
     rows = payload["rows"]
-    remarks = [asked_told(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_told(bench.source), _curve_told()]
+    remarks = [step_change_text(_side(rows, SHAREGPT)), *_spans(bench.source), _idle_text(bench.source), _curve_text()]
     return payload | {"findings": findings(rows), "remarks": remarks}
 
 
@@ -150,7 +150,7 @@ def fig19b(bench: Bench) -> Payload:
             who_is_quicker(rows, RECOMPUTE, SWAP),
             within(right, _WITHIN, "Block sizes 16 to 256, where memory decides,"),
         ],
-        "remarks": [asked_told(right), _own_noise()],
+        "remarks": [step_change_text(right), _own_noise()],
     }
 
 
@@ -170,11 +170,11 @@ def _document(figure: str, series: Mapping[str, tuple[str, str]], source: Source
     loads = dict.fromkeys(load for load, _ in series.values())
     return {
         "figure": figure,
-        "workload": "; ".join(runs.told(load) for load in loads),
+        "workload": "; ".join(runs.description(load) for load in loads),
         "x_is": "block size, tokens",
         "rows": rows,
         "seeds": list(source.seeds),
-        "basis": [_scales_told(loads), _extra_told()],
+        "basis": [_scales_text(loads), _extra_text()],
     }
 
 
@@ -203,7 +203,7 @@ def _is_fitted(load: str, size: int) -> bool:
     return size in EXTRA_MS if load == SHAREGPT else size == ALPACA_FITTED_ON
 
 
-def asked_told(rows: Sequence[Row]) -> str:
+def step_change_text(rows: Sequence[Row]) -> str:
     """By how much longer steps would meet each published value, to first order: latencies near a full pool are a steep
     power of the step time."""
     asked = [(row["published"] / row["simulated"]) ** (row["simulated"] / (100 * row["step_1pct"])) - 1 for row in rows]
@@ -229,23 +229,23 @@ def _spans(source: Source) -> Iterator[str]:
     for size in _SPAN_SIZES:
         cases = [SizeCase(SHAREGPT, source.seeds[0], size, duration_s=span) for span in _SPANS_S]
         found = latencies(source).measure(cases, "other spans")
-        told = ", ".join(f"{value:.3f} ({span:g} s)" for span, value in zip(_SPANS_S, found, strict=True))
-        yield f"ShareGPT at block size {size}, seed {source.seeds[0]}, by how long requests arrive: {told}."
+        values = ", ".join(f"{value:.3f} ({span:g} s)" for span, value in zip(_SPANS_S, found, strict=True))
+        yield f"ShareGPT at block size {size}, seed {source.seeds[0]}, by how long requests arrive: {values}."
 
 
-def _idle_told(source: Source) -> str:
+def _idle_text(source: Source) -> str:
     """Alpaca with the scale that ShareGPT has."""
     change = SCALES[SHAREGPT] / SCALES[ALPACA]
     cases = [SizeCase(ALPACA, source.seeds[0], size, change=change) for size in (16, ALPACA_FITTED_ON)]
     found = latencies(source).measure(cases, "Alpaca, ShareGPT's scale")
-    told = " and ".join(f"{value:.3f} at {case.block_size}" for case, value in zip(cases, found, strict=True))
+    values = " and ".join(f"{value:.3f} at {case.block_size}" for case, value in zip(cases, found, strict=True))
     return (
-        f"With ShareGPT's scale Alpaca's latencies are {told}: the server keeps up, as it does in Fig 13b, and the"
+        f"With ShareGPT's scale Alpaca's latencies are {values}: the server keeps up, as it does in Fig 13b, and the"
         " figure's does not. No one step time meets both figures."
     )
 
 
-def _curve_told() -> str:
+def _curve_text() -> str:
     fitted = ", ".join(f"{1000 * ms:.2f} us at {size}" for size, ms in EXTRA_MS.items())
     return (
         f"The kernel beyond its reading of {1000 * reading_ms():.2f} us a token of context: {fitted}. A cost a block"
@@ -253,14 +253,14 @@ def _curve_told() -> str:
     )
 
 
-def _scales_told(loads: Iterable[str]) -> str:
+def _scales_text(loads: Iterable[str]) -> str:
     origin = {SHAREGPT: "fitted on Fig 13a", ALPACA: f"fitted here on block size {ALPACA_FITTED_ON}"}
     return (
         "Step time, by context: " + "; ".join(f"{load}: s = {SCALES[load]:g}, {origin[load]}" for load in loads) + "."
     )
 
 
-def _extra_told() -> str:
+def _extra_text() -> str:
     return (
         f"Block sizes {', '.join(map(str, EXTRA_MS))}: the kernel's inefficiency is fitted on Fig 18b's ShareGPT"
         " values, one number each."

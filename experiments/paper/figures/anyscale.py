@@ -46,8 +46,8 @@ FIGURE = "anyscale"
 METRIC = "times_naive_static"
 SEEDS = 3
 FASTERTRANSFORMER, VLLM = "FasterTransformer", "vLLM"
-TOLD_CAP, TOLD_LENGTH = "continuous, told the cap", "continuous, told the length"
-SERIES = (FASTERTRANSFORMER, TOLD_CAP, TOLD_LENGTH, VLLM)
+RESERVES_CAP, RESERVES_OUTPUT = "continuous, cap reserved", "continuous, output reserved"
+SERIES = (FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM)
 NAIVE, VLLM_AWAKE = "naive static", "vLLM without the sleep"
 #: How far a ratio may be off, of the published one, to be reached.
 WITHIN = 0.25
@@ -63,7 +63,7 @@ def facts() -> Mapping[str, Any]:
 def published(series: str) -> float:
     """How many times naive static's throughput a system was said to have, at the widest cap."""
     ratios = facts()["published"]["times_naive_static"]
-    return ratios["continuous batching" if series in (TOLD_CAP, TOLD_LENGTH) else series]
+    return ratios["continuous batching" if series in (RESERVES_CAP, RESERVES_OUTPUT) else series]
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Drawn:
         outputs = (
             self.output_tokens if output_tokens is None else np.broadcast_to(output_tokens, len(self.output_tokens))
         )
-        told = outputs if max_tokens is None else np.full(len(outputs), max_tokens)
+        declared = outputs if max_tokens is None else np.full(len(outputs), max_tokens)
         prompts = np.full(len(outputs), facts()["prompt_tokens"])
-        return Workload(FIGURE, np.zeros(len(outputs), dtype=np.int64), prompts, outputs, told)
+        return Workload(FIGURE, np.zeros(len(outputs), dtype=np.int64), prompts, outputs, declared)
 
 
 def draw(cap: int, seed: int) -> Drawn:
@@ -119,8 +119,8 @@ def tokens_per_s(cap: int, seed: int, stretch: float = 1.0) -> dict[str, float]:
     runs: dict[str, tuple[str, dict[str, Any], Workload, StepCost]] = {
         NAIVE: ("static", {"max_num_seqs": batch}, drawn.workload(longest), cost),
         FASTERTRANSFORMER: ("fastertransformer", {"max_num_seqs": batch}, drawn.workload(), cost),
-        TOLD_CAP: ("orca", slots, drawn.workload(max_tokens=cap), cost),
-        TOLD_LENGTH: ("tgi", slots | tgi, drawn.workload(), cost),
+        RESERVES_CAP: ("orca", slots, drawn.workload(max_tokens=cap), cost),
+        RESERVES_OUTPUT: ("tgi", slots | tgi, drawn.workload(), cost),
         VLLM: ("vllm-sosp23", vllm, drawn.workload(), asleep),
         VLLM_AWAKE: ("vllm-sosp23", vllm, drawn.workload(), cost),
     }
@@ -216,7 +216,7 @@ def _row(name: str, cap: int, widest: int, found: Ratios) -> Row:
 
 def findings(found: Ratios, widest: int) -> Iterator[dict[str, Any]]:
     """Which published ratios are reached, within ``WITHIN``."""
-    for name in (TOLD_CAP, TOLD_LENGTH, VLLM):
+    for name in (RESERVES_CAP, RESERVES_OUTPUT, VLLM):
         yield _reached(name, fmean(found.times[name, widest]), published(name), ".1f", "times naive static")
     beside = facts()["published"]["naive_static_tokens_per_s_at_widest_cap"]
     yield _reached("Naive static", found.tokens_per_s[NAIVE], beside, ".0f", "tokens/s at the widest cap")
@@ -224,8 +224,8 @@ def findings(found: Ratios, widest: int) -> Iterator[dict[str, Any]]:
 
 def _reached(name: str, simulated: float, beside: float, form: str, unit: str) -> dict[str, Any]:
     off = simulated / beside - 1
-    told = f"{simulated:{form}} {unit}, published {beside:g}, off by {100 * off:+.0f} %, limit {100 * WITHIN:.0f} %"
-    return {"finding": f"{name}: {told}.", "holds": abs(off) <= WITHIN}
+    values = f"{simulated:{form}} {unit}, published {beside:g}, off by {100 * off:+.0f} %, limit {100 * WITHIN:.0f} %"
+    return {"finding": f"{name}: {values}.", "holds": abs(off) <= WITHIN}
 
 
 def _basis(found: Ratios) -> Iterator[str]:
@@ -243,14 +243,14 @@ def _basis(found: Ratios) -> Iterator[str]:
 
 
 def _remarks(found: Ratios, widest: int) -> Iterator[str]:
-    awake, told = fmean(found.times[VLLM_AWAKE, widest]), fmean(found.times[TOLD_LENGTH, widest])
+    awake, ratio = fmean(found.times[VLLM_AWAKE, widest]), fmean(found.times[RESERVES_OUTPUT, widest])
     yield (
         f"vLLM without the 10 ms that its serving loop sleeps before every step: {awake:.1f} times naive static. The"
         " benchmark's own loop costs it that."
     )
     yield (
         "Told each output's length, as the benchmark's client tells TGI, paged memory and FasterTransformer's step"
-        f" time make {told:.1f} of the published {published(TOLD_LENGTH):g}; at naive static's step time (both ran"
-        f" Hugging Face's model code) {told / found.slowness:.1f}. TGI of 2023 also padded OPT's sequences to the"
+        f" time make {ratio:.1f} of the published {published(RESERVES_OUTPUT):g}; at naive static's step time (both ran"
+        f" Hugging Face's model code) {ratio / found.slowness:.1f}. TGI of 2023 also padded OPT's sequences to the"
         " longest of the batch, which is not modelled."
     )

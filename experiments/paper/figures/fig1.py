@@ -47,7 +47,7 @@ def fig1() -> Payload:
             "Step cost: 25.7 ms + 0.42 ms a sequence, read off this figure; the line is within"
             f" {off:.1%} of all its points. Fig 13a asks for steps 1.125 times as long."
         ],
-        "remarks": [_reading_told()],
+        "remarks": [_reading_text()],
     }
 
 
@@ -63,7 +63,7 @@ def _rows() -> Iterator[Row]:
             )
 
 
-def _reading_told() -> str:
+def _reading_text() -> str:
     """How the figure's slope compares with the least that attention can take."""
     shape, card = model(MODEL), gpu(GPU)
     reading_ms = usual_length() * shape.slot_bytes() / card.memory_bytes_per_s * 1000

@@ -34,7 +34,7 @@ from ..rate_sweep.panels import (
     panel_document,
     published_markers,
     published_panel,
-    ratio_told,
+    ratio_text,
     scale_fitted,
     spare_seeds,
 )
@@ -107,7 +107,7 @@ def asked_panel(letter: str, source: Source, duration_s: float | None = None) ->
         wandering=wandering,
         fitted=(FT, VLLM) if dataset == SHAREGPT else (),
         markers=published_markers(FIGURE, panel_name(letter)),
-        workload=told(model, dataset, lengths, duration_s),
+        workload=description(model, dataset, lengths, duration_s),
     )
 
 
@@ -169,7 +169,7 @@ def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -
     return _LOADS.setdefault(key, load_of(series, source, rate, duration_s, source.seeds[0]))
 
 
-def told(model: str, dataset: str, lengths: Source, duration_s: float | None = None) -> str:
+def description(model: str, dataset: str, lengths: Source, duration_s: float | None = None) -> str:
     """What is served, in words."""
     card, num_gpus, whole_s = SERVERS[model]
     seeds = lengths.seeds
@@ -178,7 +178,7 @@ def told(model: str, dataset: str, lengths: Source, duration_s: float | None = N
     return f"{model} on {num_gpus} x {card}, {dataset} ({lengths.name}), {duration_s or whole_s:g} s{longer}, {which}"
 
 
-def _text_told() -> str:
+def _published_text() -> str:
     """What the paper's text makes of all six panels."""
     said = paper_figures()[FIGURE]["text"]
     (oracle_low, oracle_high), (max_low, max_high) = (said[f"{SHAREGPT}, {name}"] for name in (ORACLE, MAX))
@@ -196,8 +196,8 @@ def _said(document: Payload, letter: str, scale: Scale) -> Payload:
     findings = [within(served, limit, f"Fig 12{letter}: Orcas and vLLM"), ordered(rows)]
     if dataset == ALPACA:
         findings.insert(1, within([row for row in rows if row["series"] == FT], limit, f"Fig 12{letter}: {FT}"))
-    ratios = (ratio_told(rows, VLLM, below) for below in (ORACLE, MAX, FT))
-    remarks = [*document["remarks"], *ratios, _text_told()]
+    ratios = (ratio_text(rows, VLLM, below) for below in (ORACLE, MAX, FT))
+    remarks = [*document["remarks"], *ratios, _published_text()]
     if letter == "a":
         remarks.append(
             f"Figs 12a and 13a ask for different step times: s = {scale.value:.3f} here, {FITTED_STEP_SCALE:g} for the"

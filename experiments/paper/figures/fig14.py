@@ -34,7 +34,7 @@ from ..rate_sweep.panels import (
     lengths_of,
     panel_document,
     published_panel,
-    ratio_told,
+    ratio_text,
     spare_seeds,
 )
 from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
@@ -66,7 +66,7 @@ def panel_of(letter: str, source: Source, most_requests: int, fitting_s: float |
     rows = document["rows"]
     return document | {
         "findings": [within(rows, _WITHIN, f"Fig 14{letter}: {kind} {n}"), ordered(rows)],
-        "remarks": [*document["remarks"], ratio_told(rows, VLLM, ORACLE), _text_told(), _slope_told(kind)],
+        "remarks": [*document["remarks"], ratio_text(rows, VLLM, ORACLE), _published_text(), _slope_text(kind)],
     }
 
 
@@ -125,13 +125,13 @@ def asked_slope(letter: str, source: Source, most_requests: int, fitting_s: floa
     return crossing(latency, TARGET_S, _SLOPE_START).at
 
 
-def _text_told() -> str:
+def _published_text() -> str:
     said = paper_figures()[FIGURE]["text"]
     return f"The paper's text says {said['one sample']:g} times with one sample and {said['beam 6']:g} with six beams."
 
 
-def _slope_told(kind: str) -> str:
-    told = f"Of Fig 1's 0.42 ms a sequence {REQUEST_SHARE:.0%} are spent once a request, fitted on Fig 14b's vLLM alone"
+def _slope_text(kind: str) -> str:
+    text = f"Of Fig 1's 0.42 ms a sequence {REQUEST_SHARE:.0%} are spent once a request, fitted on Fig 14b's vLLM alone"
     if kind == BEAMS:
-        return f"{told}, and {BEAM_SHARE:.0%} more on every beam, fitted on Fig 14e's vLLM alone."
-    return f"{told}."
+        return f"{text}, and {BEAM_SHARE:.0%} more on every beam, fitted on Fig 14e's vLLM alone."
+    return f"{text}."

@@ -39,7 +39,7 @@ _SHORT_S, _SHORT_WINDOW_S = 200, (100, 200)
 #: Of the predicted values of a series.
 _WITHIN_POINTS = {SAMPLES_ALPACA: (1.5, 1.5, 1.5), BEAMS_ALPACA: (3, 5), CLOSED: (1, 1, 1)}
 _LIVING_POINTS = 5
-_LIVING_TOLD = (
+_LIVING_TEXT = (
     f"ShareGPT's beams, if they live on with {SHAREGPT_BEAM_SURVIVAL:g} a step (fitted on what the text says of two),"
     " are predicted for six"
 )
@@ -69,11 +69,11 @@ def compare_sharing(source: Source) -> Payload:
     short = replace(ALPACA, seeds=source.seeds[:1])
     return {
         "figure": FIGURE,
-        "workload": "; ".join(lengths.told(experiment) for experiment, lengths in sources.items()),
+        "workload": "; ".join(lengths.description(experiment) for experiment, lengths in sources.items()),
         "rows": rows,
         "beam_survival": FITTED_BEAM_SURVIVAL,
         "seeds": list(source.seeds),
-        "sensitivity": {"workload": short.told(_SENSITIVITY), "rows": list(_sensitivity(short))},
+        "sensitivity": {"workload": short.description(_SENSITIVITY), "rows": list(_sensitivity(short))},
         "findings": list(findings(rows)),
         "basis": list(_basis()),
         "remarks": list(_remarks()),
@@ -101,8 +101,8 @@ def _moved(sources: Mapping[Experiment, Source]) -> dict[tuple[str, int], Moveme
         for n in SEQUENCES
     }
     shortened = {short[experiment]: lengths for experiment, lengths in sources.items()}
-    told = f"{FIGURE}, 1 % of step time and other seeds"
-    found = measure_sharing([case for group in cases.values() for case in group], shortened, told)
+    label = f"{FIGURE}, 1 % of step time and other seeds"
+    found = measure_sharing([case for group in cases.values() for case in group], shortened, label)
     return {key: _movement([found[case].values[SAVED] for case in group]) for key, group in cases.items()}
 
 
@@ -133,8 +133,8 @@ def sharing_rows(runs: Runs, movements: Mapping[tuple[str, int], Movement]) -> I
 def _row(series: str, n: int, reference: float | None, how: str, runs: list[Saved], movement: Movement) -> Row:
     kind = "fitted" if (series, n) in _FITTED else "predicted"
     wandering = [runs[0].values[SAVED] + away for away in movement.seeds]
-    told = {"kind": kind, "x": n, "how": how, "wandering": wandering, "step_1pct": movement.step_1pct}
-    return row(series, SAVED, reference, runs, **told)
+    columns = {"kind": kind, "x": n, "how": how, "wandering": wandering, "step_1pct": movement.step_1pct}
+    return row(series, SAVED, reference, runs, **columns)
 
 
 def _sensitivity(source: Source) -> Iterator[Row]:
@@ -164,21 +164,21 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
     }
     for series, text in texts.items():
         # Adding zero turns -0.0 into 0.0.
-        told = ", ".join(f"{round(error, 2) + 0.0:+.2f}" for error in errors[series])
+        points = ", ".join(f"{round(error, 2) + 0.0:+.2f}" for error in errors[series])
         limits = _WITHIN_POINTS[series]
         holds = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
         bounds = "/".join(f"{limit:g}" for limit in dict.fromkeys(limits))
-        yield {"finding": f"{text}: {told} points, limit {bounds}.", "holds": holds}
+        yield {"finding": f"{text}: {points} points, limit {bounds}.", "holds": holds}
     for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
         yield _in_range(series, [row for row in rows if row["series"] == series])
-    yield within((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_POINTS, _LIVING_TOLD, relative=False)
+    yield within((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_POINTS, _LIVING_TEXT, relative=False)
 
 
 def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:
     low, high = (rows[end]["published"] for end in (0, -1))
     values = [row["simulated"] for row in rows]
-    told = ", ".join(f"{value:.1f}" for value in values)
-    finding = f"{series}: {told} %, within the range in the paper's text, {low} to {high} %."
+    percents = ", ".join(f"{value:.1f}" for value in values)
+    finding = f"{series}: {percents} %, within the range in the paper's text, {low} to {high} %."
     return {"finding": finding, "holds": low <= min(values) and max(values) <= high}
 
 

@@ -19,7 +19,7 @@ from ..comparison import Payload
 from ..paper import SERIES, Source
 from ..published import paper_figures
 from ..rate_sweep.costs import Steps
-from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
+from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row, ordered
 from .fig12 import Asked, fitted_scale, load
@@ -40,7 +40,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
     """As ``fig16``, with traces of a length; that on which the scale is fitted takes ``fitting_s``, or the paper's."""
     parts = [panel_document(asked_panel(name, source, duration_s, fitting_s)) for name in PREFIX_TOKENS]
     first, said = parts[0], paper_figures()[FIGURE]["text"]
-    ratios = [ratio_told(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
+    ratios = [ratio_text(_plain(part["rows"]), VLLM, ORACLE) for part in parts]
     return first | {
         "figure": FIGURE,
         "workload": f"LLaMA-13B on 1 x a100-40gb, made-up sentences, {duration_s:g} s",
@@ -49,7 +49,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "findings": [grows(parts), *(ordered(part["rows"]) for part in parts)],
         "remarks": [
             *first["remarks"],
-            *(f"{name}: {told}" for name, told in zip(PREFIX_TOKENS, ratios, strict=True)),
+            *(f"{name}: {text}" for name, text in zip(PREFIX_TOKENS, ratios, strict=True)),
             f"The paper's text says {said['1-shot']:g} and {said['5-shot']:g} times.",
             "Shape only: the lengths are made up, the texts not being at hand.",
         ],
@@ -108,5 +108,5 @@ def grows(parts: list[Payload]) -> dict[str, object]:
         return by[VLLM] / by[ORACLE]
 
     short, long = map(ratio, parts)
-    told = f"The longer the prefix, the further vLLM is ahead: {short:.2f} and {long:.2f} times."
-    return {"finding": told, "holds": 1 < short < long}
+    text = f"The longer the prefix, the further vLLM is ahead: {short:.2f} and {long:.2f} times."
+    return {"finding": text, "holds": 1 < short < long}

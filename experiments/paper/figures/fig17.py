@@ -23,7 +23,7 @@ from ..comparison import Payload
 from ..paper import SERIES, SYNTHETIC_SET, Source
 from ..published import paper_figures
 from ..rate_sweep.costs import Steps
-from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_told, spare_seeds
+from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
 from ..rows import Row
 from .fig12 import Asked, fitted_scale, load
@@ -51,7 +51,7 @@ def figure_of(source: Source, duration_s: float, fitting_s: float | None = None)
         "findings": list(findings(rows)),
         "remarks": [
             *document["remarks"],
-            ratio_told(rows, VLLM, ORACLE),
+            ratio_text(rows, VLLM, ORACLE),
             f"The paper's text says {paper_figures()[FIGURE]['text']['vLLM']:g} times, more than its figure shows.",
             "Shape only: later rounds are drawn as first ones are, the conversations not being at hand.",
         ],
@@ -101,12 +101,12 @@ def conversations(seed: int) -> Source:
 def findings(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The figure's shape: prompts are so long that every Orca reserves the model's maximum, and vLLM is ahead."""
     apart, published = (max(_orcas(rows, side)) / min(_orcas(rows, side)) - 1 for side in _SIDES)
-    told = f"The three Orcas are at most {_APART:.0%} apart: {apart:.0%}; in the figure {published:.0%}."
-    yield {"finding": told, "holds": apart <= _APART}
+    text = f"The three Orcas are at most {_APART:.0%} apart: {apart:.0%}; in the figure {published:.0%}."
+    yield {"finding": text, "holds": apart <= _APART}
     vllm = next(row for row in rows if row["series"] == VLLM)
     ahead, published = (vllm[side] / max(_orcas(rows, side)) for side in _SIDES)
-    told = f"vLLM has at least {_AHEAD:g} times the rate of the best Orca: {ahead:.2f}; in the figure {published:.2f}."
-    yield {"finding": told, "holds": ahead >= _AHEAD}
+    text = f"vLLM has at least {_AHEAD:g} times the rate of the best Orca: {ahead:.2f}; in the figure {published:.2f}."
+    yield {"finding": text, "holds": ahead >= _AHEAD}
 
 
 def _orcas(rows: Sequence[Row], side: str) -> list[float]:

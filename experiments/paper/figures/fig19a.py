@@ -45,7 +45,7 @@ def fig19a() -> Payload:
             within([row for row in rows if row["series"] in _names()], _WITHIN, "All swaps, down to block size 1,"),
             quicker_from(rows),
         ],
-        "basis": [_fit_told(direction) for direction in SWAPS]
+        "basis": [_fit_text(direction) for direction in SWAPS]
         + [
             f"Recompute: {STEP_MS} ms + {TOKENS} tokens of {recompute_slope_ms():.4f} ms, fitted on block size"
             f" {RECOMPUTE_FITTED_ON}.",
@@ -120,7 +120,7 @@ def _names() -> list[str]:
     return [_name(direction) for direction in SWAPS]
 
 
-def _fit_told(direction: str) -> str:
+def _fit_text(direction: str) -> str:
     bytes_ms, block_ms = fitted_swap(direction)
     moved = TOKENS * block_bytes(model(_MODEL), block_size=1)
     return (

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....sim.types.optional import not_none
 from ..bench import Bench, Case, Measured
-from ..comparison import Payload, pool_told, row
+from ..comparison import Payload, pool_text, row
 from ..fit import Fit
 from ..paper import FIG2, SERIES
 from ..published import published_fig2
@@ -63,7 +63,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
     one = runs[VLLM, "asked"][0]
     return {
         "figure": "waste",
-        "workload": bench.source.told(FIG2, (seed,)),
+        "workload": bench.source.description(FIG2, (seed,)),
         "rows": rows,
         "num_blocks": one.num_blocks,
         "block_size": one.block_size,
@@ -71,7 +71,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
         "fit": fit.describe(),
         "seeds": [seed],
         "findings": findings(rows),
-        "basis": [pool_told(one), fit.told()],
+        "basis": [pool_text(one), fit.description()],
     }
 
 
@@ -116,14 +116,14 @@ def findings(rows: list[Row]) -> list[dict[str, Any]]:
     A finding's text tells the numbers that decide it, whichever way they do.
     """
     at = {(cells["series"], cells["metric"]): cells["simulated"] for cells in rows}
-    found = (_idle_seats(at), _over_estimates(at), _what_stays(at), _paging(at), _throughput(at), _two_orcas(at))
+    found = (_idle_slots(at), _over_estimates(at), _overhead_left(at), _paging(at), _throughput(at), _two_orcas(at))
     return [{"finding": text, "holds": bool(holds)} for text, holds in found]
 
 
 Values = dict[tuple[str, str], float]
 
 
-def _idle_seats(at: Values) -> tuple[str, bool]:
+def _idle_slots(at: Values) -> tuple[str, bool]:
     static, faster, orca = (at[name, "popular_internal_pct"] for name in (STATIC, FASTERTRANSFORMER, ORCA_MAX))
     return (
         "Continuous batching cures the internal waste of static batches, slots of sequences that have ended and"
@@ -142,7 +142,7 @@ def _over_estimates(at: Values) -> tuple[str, bool]:
     )
 
 
-def _what_stays(at: Values) -> tuple[str, bool]:
+def _overhead_left(at: Values) -> tuple[str, bool]:
     reserved, external = (at[ORACLE, metric] for metric in ("popular_reservation_pct", "popular_external_pct"))
     return (
         f"Reservation and external waste stay even where every output length is known beforehand: {reserved:.1f} %"
@@ -167,10 +167,10 @@ def _throughput(at: Values) -> tuple[str, bool]:
     names = (STATIC, ORCA_MAX, ORACLE, VLLM)
     used, rates = ([at[name, metric] for name in names] for metric in ("token_states_pct", "output_tokens_per_s"))
     others = zip(names[1:], used[1:], rates[1:], strict=True)
-    told = ", ".join(f"{name} {share:.1f} % and {rate / rates[0]:.1f}x" for name, share, rate in others)
+    rest = ", ".join(f"{name} {share:.1f} % and {rate / rates[0]:.1f}x" for name, share, rate in others)
     return (
         f"Less waste is more throughput, in token states and output tokens/s: {STATIC} {used[0]:.1f} % and"
-        f" {rates[0]:,.0f}, {told}.",
+        f" {rates[0]:,.0f}, {rest}.",
         all(low < high for values in (used, rates) for low, high in pairwise(values)),
     )
 

@@ -125,8 +125,8 @@ def _wandered(panel: Panel, found: Mapping[tuple, Crossing]) -> dict[tuple, floa
     """Crossings of the spare seeds, by (series, seed)."""
     first = {(series, seed): found[series, panel.seeds[0]] for series in panel.systems for seed in panel.wandering}
     searches = [panel.search(*key) for key in first]
-    told = latencies(searches, {key: crossing.at for key, crossing in first.items()}, f"{panel.figure}, other seeds")
-    return {key: moved_to(first[key], latency) for key, latency in told.items()}
+    by_key = latencies(searches, {key: crossing.at for key, crossing in first.items()}, f"{panel.figure}, other seeds")
+    return {key: moved_to(first[key], latency) for key, latency in by_key.items()}
 
 
 def _crossing_row(panel: Panel, series: str, found: Mapping[tuple, Crossing], wandered: Mapping[tuple, float]) -> Row:
@@ -167,8 +167,8 @@ def _basis(panel: Panel) -> Iterator[str]:
         " same ones come with the same gaps, further apart or closer together."
     )
     for scale in dict.fromkeys(panel.scales.values()):
-        told = ", ".join(series for series, own in panel.scales.items() if own == scale)
-        yield f"Step time: s = {scale.value:.3f} for {told}, fitted on {scale.on} alone."
+        series_names = ", ".join(series for series, own in panel.scales.items() if own == scale)
+        yield f"Step time: s = {scale.value:.3f} for {series_names}, fitted on {scale.on} alone."
 
 
 def _remarks(panel: Panel) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _remarks(panel: Panel) -> Iterator[str]:
         )
 
 
-def ratio_told(rows: Sequence[Row], above: str, below: str) -> str:
+def ratio_text(rows: Sequence[Row], above: str, below: str) -> str:
     """How many times the rate of one series another takes, published and simulated."""
     by = {row["series"]: row for row in rows}
     published, simulated = (by[above][side] / by[below][side] for side in ("published", "simulated"))

@@ -110,8 +110,8 @@ def find_rate(search: Search) -> tuple[tuple, Crossing]:
     curve = partial(latency_s, search.system, search.load, scale=search.scale)
     found = crossing_of(search)
     known = dict(found.points)
-    told = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.asked) if rate not in known}
-    return search.key, replace(found, points=tuple(sorted((told | known).items())))
+    added = {rate: curve(rate) for rate in (_LIGHT * search.load.rate, *search.asked) if rate not in known}
+    return search.key, replace(found, points=tuple(sorted((added | known).items())))
 
 
 def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing]:

@@ -23,7 +23,7 @@ from fragmeter.experiments.capacity.max_rate import (
     tolerance_factor,
 )
 from fragmeter.experiments.runs.inputs import Inputs, Requests
-from fragmeter.experiments.runs.slo_check import Goal, Verdict
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import SettingError
@@ -31,7 +31,7 @@ from fragmeter.traces import Pacing, Trace
 from oracle import Limits, Pool
 from ramp_cost import RampCost
 
-MET = Verdict(True, 8, 8, {})
+MET = SloCheck(True, 8, 8, {})
 SERVICE_S = 0.1
 
 
@@ -95,7 +95,9 @@ def test_every_rate_meets_where_all_requests_at_once_do():
 
 def test_a_seed_for_which_every_rate_meets_counts_as_the_highest_of_the_others():
     rates = (3.0, inf, 4.0, 3.5)
-    censored, capped = (MaxRate(Verdict(True, 8, 8, {}), None, told, 1) for told in (rates, (3.0, 4.0, 4.0, 3.5)))
+    censored, capped = (
+        MaxRate(SloCheck(True, 8, 8, {}), None, seed_rates, 1) for seed_rates in (rates, (3.0, 4.0, 4.0, 3.5))
+    )
     assert 0 < censored.rate == capped.rate < 3 and censored.spread == capped.spread
 
 
@@ -103,7 +105,7 @@ def test_who_misses_alone_has_no_rate():
     chosen, cost = one_server()
     found = max_rate(chosen, EvenLoad(200), Goal(Objectives(ttft=99)), range(3), step_cost=cost)
     assert (found.rate, found.seed_rates, found.runs) == (0.0, (0.0,), 1)
-    assert found.alone == Verdict(False, 160, 0, {"ttft": 160})
+    assert found.alone == SloCheck(False, 160, 0, {"ttft": 160})
 
 
 def test_more_objectives_never_raise_the_rate():
@@ -226,14 +228,14 @@ class TestLoad:
         assert len(one.gaps) == 300 and one.trace.prompt_tokens.tolist() != other.trace.prompt_tokens.tolist()
 
     @pytest.mark.parametrize(
-        ("pacing", "prompts", "told"),
+        ("pacing", "prompts", "message"),
         [
             ({"max_concurrency": 4}, 640, "max_concurrency = '4': has no rate to look for"),
             ({}, 99, "num_prompts = 99: must be 100 or more"),
         ],
     )
-    def test_what_has_no_rate(self, trace, pacing, prompts, told):
-        with pytest.raises(SettingError, match=told):
+    def test_what_has_no_rate(self, trace, pacing, prompts, message):
+        with pytest.raises(SettingError, match=message):
             load_of(trace, prompts, **pacing)
 
     def test_a_data_set_has_no_arrivals_to_scale(self):

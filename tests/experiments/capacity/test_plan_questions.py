@@ -199,11 +199,11 @@ class TestCommand:
     def test_all_questions_of_a_load(self, tmp_path, capsys):
         flags = ("--dataset", "alpaca", "--num-prompts", 60, "--request-rate", 20, "--n", 3)
         assert self.plan("--ask", ",".join(ANSWERS), *flags, "--json", tmp_path / "all.json") == DONE
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         answers = json.loads((tmp_path / "all.json").read_text())["answers"]
         assert list(answers) == list(ANSWERS)
         largest = answers["max-num-seqs"]["largest"]
-        assert f"max-num-seqs: {largest} is the largest with which none of this load" in " ".join(told.split())
+        assert f"max-num-seqs: {largest} is the largest with which none of this load" in " ".join(printed.split())
         own, best = answers["max-num-seqs"]["runs_of"]
         assert (best["max_num_seqs"], best["preemptions"]) == (largest, 0) and own["preemptions"] > 0
         assert len(answers["preemption-mode"]["runs"]) == 5
@@ -221,9 +221,9 @@ class TestCommand:
     def test_nobody_is_preempted(self, capsys):
         flags = ("--dataset", "alpaca", "--num-prompts", 5, "--request-rate", 1)
         assert self.plan("--ask", "preemption-mode,max-num-seqs", *flags) == DONE
-        told = " ".join(capsys.readouterr().out.split())
-        assert "Nobody is preempted on this load: either will do." in told
-        assert "max-num-seqs: no limit is needed. With 5, which limits nobody, none of this load is" in told
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Nobody is preempted on this load: either will do." in printed
+        assert "max-num-seqs: no limit is needed. With 5, which limits nobody, none of this load is" in printed
 
     def test_a_line_that_does_not_start_is_asked_nothing(self, capsys):
         line, flags = "vllm serve opt-66b", ("--ask", "samples", "--mean-tokens", "9")
@@ -241,8 +241,8 @@ class TestCommand:
     )
     def test_mistakes(self, flags, complaint, capsys):
         assert self.plan(*flags) == MISTAKE
-        told = capsys.readouterr().err
-        assert complaint in told and told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
 
     def test_windows_are_not_told(self, capsys):
         line = "vllm serve google/gemma-3-27b-it --max-model-len 8192"

@@ -21,7 +21,7 @@ from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
-from fragmeter.experiments.runs.slo_check import Goal, Verdict
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.objectives import Objectives
@@ -84,7 +84,7 @@ class TestCandidates:
 def answer_of(gpu: str, rate: float, ranks: str = "1") -> Answer:
     """A candidate that takes exactly so many requests/s."""
     (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
-    return Answer(candidate, None, MaxRate(Verdict(True, 8, 8, {}), None, (rate,), 1), {"limit": {}})
+    return Answer(candidate, None, MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), 1), {"limit": {}})
 
 
 class FixedLoad:
@@ -148,7 +148,7 @@ class TestPrices:
         assert (prices(path).of("h200"), prices(path).currency) == (3, "EUR")
 
     @pytest.mark.parametrize(
-        ("text", "told"),
+        ("text", "message"),
         [
             ("{", "is no JSON or TOML"),
             ("[" * 100_000, "is no JSON or TOML"),
@@ -165,9 +165,9 @@ class TestPrices:
             ('{"per_gpu_hour": {"h200": 4}, "sources": 3}', "sources is 3"),
         ],
     )
-    def test_what_cannot_be(self, text, told, tmp_path):
+    def test_what_cannot_be(self, text, message, tmp_path):
         (tmp_path / "prices.json").write_text(text)
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=message):
             prices(tmp_path / "prices.json")
 
     def test_no_file(self, tmp_path):
@@ -236,16 +236,21 @@ class TestCommand:
         assert document["recommended"] == first["candidate"]
         assert first["bill"]["per_hour"] <= second["bill"]["per_hour"]
         listed = prices(None).per_gpu_hour
-        for told in (first, second):
-            assert told["bill"]["replicas"] == ceil(30 / told["request_rate"])
-            assert told["bill"]["per_hour"] == pytest.approx(told["bill"]["gpus"] * listed[told["candidate"]["gpu"]])
-            assert len(told["seed_rates"]) == 4 and told["request_rate"] < min(told["seed_rates"])
-            assert told["saturated_request_rate"] is None or max(told["seed_rates"]) <= told["saturated_request_rate"]
-            assert told["attained"] >= 0.9
-            assert sum(told["buckets_pct"].values()) == pytest.approx(100)
-            assert [each["factor"] for each in told["verified"]] == [1.0, 1.15]
-            assert told["verified"][0]["share"] == 1
-            assert told["settings"]["num_gpu_blocks_override"] * 16 == told["kv_cache_tokens"]
+        for candidate in (first, second):
+            assert candidate["bill"]["replicas"] == ceil(30 / candidate["request_rate"])
+            assert candidate["bill"]["per_hour"] == pytest.approx(
+                candidate["bill"]["gpus"] * listed[candidate["candidate"]["gpu"]]
+            )
+            assert len(candidate["seed_rates"]) == 4 and candidate["request_rate"] < min(candidate["seed_rates"])
+            assert (
+                candidate["saturated_request_rate"] is None
+                or max(candidate["seed_rates"]) <= candidate["saturated_request_rate"]
+            )
+            assert candidate["attained"] >= 0.9
+            assert sum(candidate["buckets_pct"].values()) == pytest.approx(100)
+            assert [each["factor"] for each in candidate["verified"]] == [1.0, 1.15]
+            assert candidate["verified"][0]["share"] == 1
+            assert candidate["settings"]["num_gpu_blocks_override"] * 16 == candidate["kv_cache_tokens"]
         assert [line.split(":")[0] for line in document["explained"]] == [second["candidate"]["gpu"]]
 
     def test_the_files(self, out):
@@ -297,7 +302,7 @@ class TestCommand:
 
     def test_a_pasted_line_is_where_candidates_begin(self, capsys):
         line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
-        told = planned(
+        plan = planned(
             capsys,
             "--serve",
             line,
@@ -310,20 +315,20 @@ class TestCommand:
             "tpot:8",
             *SMALL,
         )
-        by_seats = {each["candidate"]["max_num_seqs"]: each for each in told["candidates"]}
+        by_seats = {each["candidate"]["max_num_seqs"]: each for each in plan["candidates"]}
         assert by_seats["8"]["settings"]["max_num_seqs"] == 8
         assert by_seats["none"]["settings"]["max_num_seqs"] == 1024
         assert by_seats["8"]["request_rate"] < by_seats["none"]["request_rate"]
         assert by_seats["8"]["limit"]["cause"] == "seats"
-        assert told["wanted_request_rate"] is None and told["recommended"]["max_num_seqs"] == "none"
+        assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
 
     def test_objectives_that_nothing_meets(self, capsys):
         asked = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:1", *SMALL]
         assert status(["plan", *asked]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "Buy none of these. The nearest, h200: no rate meets ttft:500 tpot:1: alone on the replica" in printed
-        told = planned(capsys, *asked)
-        assert told["recommended"] is None and told["candidates"][0]["attained_alone"] < 0.9
+        plan = planned(capsys, *asked)
+        assert plan["recommended"] is None and plan["candidates"][0]["attained_alone"] < 0.9
 
     @pytest.mark.parametrize("wanted", [[], ["--request-rate", "5"]])
     def test_objectives_that_every_rate_meets(self, wanted, capsys, tmp_path):
@@ -335,15 +340,15 @@ class TestCommand:
         assert "every rate meets the objectives: all requests at once do" in printed
         assert "no rate" not in printed.replace("no rate is asked for", "") and "none of these" not in printed
         document = json.loads((tmp_path / "out" / "plan.json").read_text())
-        (told,) = document["candidates"]
-        assert told["every_rate_meets"] and told["request_rate"] is None and told["error"] is None
-        assert told["seed_rates"] == [None] * 4 and told["attained"] == 1
+        (candidate,) = document["candidates"]
+        assert candidate["every_rate_meets"] and candidate["request_rate"] is None and candidate["error"] is None
+        assert candidate["seed_rates"] == [None] * 4 and candidate["attained"] == 1
         assert "every rate meets the objectives: all requests at once do" in document["recommendation"]
         page = (tmp_path / "out" / "plan.html").read_text()
         assert "every rate meets the objectives: all requests at once do" in page
         if wanted:
             assert printed.startswith("Buy 1 x h200 for 5 requests/s: 1 replica of 1 GPU of llama-3.1-8b. Here every")
-            assert told["bill"]["replicas"] == 1 and "at every rate" in printed
+            assert candidate["bill"]["replicas"] == 1 and "at every rate" in printed
         else:
             assert document["recommended"] is None and "give more requests" in printed
 
@@ -354,9 +359,9 @@ class TestCommand:
         assert "by one seed, of which nothing is sure" in printed and "confidence" not in printed
 
     def test_nothing_that_starts(self, capsys):
-        told = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
-        assert told["recommendation"] == "Buy none of these: of no candidate a rate can be told; the reasons follow."
-        assert "does not start: torch.OutOfMemoryError" in told["explained"][0]
+        plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
+        assert plan["recommendation"] == "Buy none of these: no candidate has a rate; the reasons follow."
+        assert "does not start: torch.OutOfMemoryError" in plan["explained"][0]
         asked = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
         assert status(["plan", *asked]) == DONE
         table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
@@ -366,9 +371,9 @@ class TestCommand:
         trace = tmp_path / "long.csv"
         trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
         asked = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
-        told = planned(capsys, *LLAMA, *asked)
-        assert told["recommended"]["max_model_len"] == "2000"
-        assert "longest request has 1,100 tokens, and max_model_len is 1000" in told["explained"][0]
+        plan = planned(capsys, *LLAMA, *asked)
+        assert plan["recommended"]["max_model_len"] == "2000"
+        assert "longest request has 1,100 tokens, and max_model_len is 1000" in plan["explained"][0]
 
 
 def _candidates(out: Path) -> list[dict]:
@@ -379,7 +384,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         ([*LLAMA, "--gpu", "h300"], "gpu = 'h300': one of a100-40gb"),
         (["--gpu", "h200", "--goodput", "ttft:500"], "plan needs a model: --model a preset or config.json"),
@@ -414,9 +419,9 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
     ],
 )
-def test_what_cannot_be_planned(tokens, told, capsys, tmp_path, monkeypatch):
+def test_what_cannot_be_planned(tokens, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert status(["plan", *tokens]) == MISTAKE
     complaint = capsys.readouterr().err
-    assert told in complaint and complaint.count("\n") == 1
+    assert message in complaint and complaint.count("\n") == 1
     assert not list(tmp_path.iterdir())

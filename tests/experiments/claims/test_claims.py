@@ -23,7 +23,18 @@ from fragmeter.experiments.claims import (
     sharing as claims_sharing,
 )
 from fragmeter.experiments.claims.blocks import tail_waste_pct
-from fragmeter.experiments.claims.claim import UNTESTED, VERDICTS, Judged, Part, Probe, Source
+from fragmeter.experiments.claims.claim import (
+    FAIL,
+    LABELS,
+    NOT_TESTABLE,
+    OUTCOMES,
+    PARTIAL,
+    PASS,
+    Judged,
+    Part,
+    Probe,
+    Source,
+)
 from fragmeter.experiments.claims.claims import Table, claims, compare_claims, measured, systems, totals
 from fragmeter.experiments.claims.plan_contents import wrong_rows
 from fragmeter.experiments.claims.runs import Trial, at_once, few, highest_rate
@@ -37,10 +48,10 @@ from plan_replay import replay
 FACTS = Path(module.__file__).parent / "facts"
 FAST = (2, 6, 9, 10, 15, 16, 17, 18, 19, 22, 24, 27, 28, 29, 30, 31, 33, 34, 35)
 #: What one quick trial of each gives; the drawn ones are held by the shape of their numbers below.
-VERDICT = {2: "holds", 6: "holds", 9: "holds only", 10: "holds", 15: "holds", 16: "holds", 17: "holds", 18: "holds",
-           19: "holds only", 22: "holds only", 24: "holds only", 27: "does not hold", 28: "does not hold",
-            29: UNTESTED,
-           30: "does not hold", 31: "does not hold", 33: "does not hold", 34: UNTESTED, 35: UNTESTED}  # fmt: skip
+OUTCOME = {2: PASS, 6: PASS, 9: PARTIAL, 10: PASS, 15: PASS, 16: PASS, 17: PASS, 18: PASS,
+           19: PARTIAL, 22: PARTIAL, 24: PARTIAL, 27: FAIL, 28: FAIL,
+            29: NOT_TESTABLE,
+           30: FAIL, 31: FAIL, 33: FAIL, 34: NOT_TESTABLE, 35: NOT_TESTABLE}  # fmt: skip
 
 
 def probe(number: int) -> Probe:
@@ -70,9 +81,9 @@ class TestTheClaims:
             assert all(found.experiment for found in table.probes if found.missing)
 
     @pytest.mark.parametrize("number", FAST)
-    def test_a_quick_one_comes_out_as_told(self, number):
+    def test_a_quick_one_has_the_recorded_outcome(self, number):
         row = claims().row(probe(number), measured(probe(number), (0,)))
-        assert row["verdict"] == VERDICT[number]
+        assert row["verdict"] == OUTCOME[number]
         assert row["gives"] and row["why"] and row["rule"]
 
 
@@ -217,15 +228,15 @@ class TestTheDocument:
         assert first["values"] == {"x": 11.0, "y": 1.0}
         assert (first["minimum"], first["maximum"], first["step_1pct"]) == (1.0, 21.0, pytest.approx(0.01))
         assert (second["values"]["x"], second["minimum"], second["step_1pct"]) == (1.0, None, None)
-        assert [row["verdict"] for row in document["rows"]] == ["holds", "does not hold"]
+        assert [row["verdict"] for row in document["rows"]] == [PASS, FAIL]
         assert len(made_up) == 4 + 1 + 1
 
     def test_totals_add_up(self, made_up):
         document = compare_claims((0,), Kept(None))
-        assert document["totals"] == {"holds": 0, "holds only": 0, "does not hold": 2, "cannot be tested": 0}
+        assert document["totals"] == {PASS: 0, PARTIAL: 0, FAIL: 2, NOT_TESTABLE: 0}
         assert sum(document["other_systems_totals"].values()) == len(document["other_systems"]) == 1
-        rows = [{"verdict": verdict} for verdict in (*VERDICTS, UNTESTED)]
-        assert totals(rows) == {"holds": 1, "holds only": 1, "does not hold": 1, "cannot be tested": 2}
+        rows = [{"verdict": outcome} for outcome in (*OUTCOMES, NOT_TESTABLE)]
+        assert totals(rows) == {PASS: 1, PARTIAL: 1, FAIL: 1, NOT_TESTABLE: 2}
 
     def test_a_claim_that_is_kept_is_not_measured_again(self, made_up, tmp_path):
         kept = Kept(OutputFolder(tmp_path, FolderKind("reproduction", ("claim-*.json",))))
@@ -239,10 +250,12 @@ class TestTheDocument:
     def test_the_terminal_tells_every_claim_and_the_totals(self, made_up, tmp_path, capsys):
         target = tmp_path / "claims.json"
         assert status(["reproduce", "claims", "--out", str(tmp_path / "out"), "--json", str(target)]) == DONE
-        told = " ".join(capsys.readouterr().out.split())
-        assert "Claims of four texts: 1 holds, 0 holds only, 1 does not hold, 0 cannot be tested" in told
-        line = "1. claim 1 (A) HOLDS. Rule: 5 or more. made up: 11. because Seeds: x from 1 to 21; steps 1 % longer: +0.01."
-        assert line in told
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Claims of four texts: 1 pass, 0 partial pass, 1 fail, 0 not testable" in printed
+        line = (
+            "1. claim 1 (A) PASS. Rule: 5 or more. made up: 11. because Seeds: x from 1 to 21; steps 1 % longer: +0.01."
+        )
+        assert line in printed
         document = json.loads(target.read_text("utf-8"))
         assert json.loads((tmp_path / "out" / "claims.json").read_text("utf-8")) == document
         page = (tmp_path / "out" / "reproduction.html").read_text("utf-8")
@@ -266,8 +279,9 @@ def test_the_documentation_has_every_claim_and_its_totals():
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     said = [source.claim for table in (claims(), systems()) for source in table.sources.values()]
     assert [cells[2] for cells in lines] == said
-    verdicts = [cells[3].split("**")[1] for cells in lines]
-    for rows in (verdicts[:35], verdicts[35:]):
-        counts = totals({"verdict": verdict} for verdict in rows)
+    by_label = {label: outcome for outcome, label in LABELS.items()}
+    outcomes = [by_label[cells[3].split("**")[1]] for cells in lines]
+    for rows in (outcomes[:35], outcomes[35:]):
+        counts = totals({"verdict": outcome} for outcome in rows)
         assert sum(counts.values()) == len(rows)
-        assert ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "." in page
+        assert ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in counts.items()) + "." in page

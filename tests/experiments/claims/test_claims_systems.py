@@ -40,13 +40,13 @@ def test_anyscale_s_slowness_of_the_same_library_is_the_one_that_it_asks_for():
 
 def test_of_anyscale_s_ratios_the_one_nearest_its_bound_has_its_range_where_fastertransformer_has_its_4():
     rates, found = anyscale.tokens_per_s(1536, 0), values(8)
-    expected = 4 * rates[anyscale.TOLD_CAP] / rates[anyscale.FASTERTRANSFORMER]
+    expected = 4 * rates[anyscale.RESERVES_CAP] / rates[anyscale.FASTERTRANSFORMER]
     decides = systems().probes[7].decides
     assert found[decides] == pytest.approx(expected, rel=1e-9)
     # Of one draw it is what the rule is put to.
-    told, length, vllm = systems().probes[7].judge(found).parts
-    assert told.value == pytest.approx(found[decides] / 8, rel=1e-9)
-    assert told.value - told.least < min(vllm.value - vllm.least, vllm.most - vllm.value, length.value - length.most)
+    cap, length, vllm = systems().probes[7].judge(found).parts
+    assert cap.value == pytest.approx(found[decides] / 8, rel=1e-9)
+    assert cap.value - cap.least < min(vllm.value - vllm.least, vllm.most - vllm.value, length.value - length.most)
 
 
 def test_claim_4_tells_the_range_of_the_ratio_nearest_its_bound():

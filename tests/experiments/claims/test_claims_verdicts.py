@@ -12,10 +12,10 @@ import pytest
 
 from claim_cases import CLAIMS
 from fragmeter.experiments.claims.claim import (
-    FAILS,
-    HOLDS,
-    HOLDS_ONLY,
-    UNTESTED,
+    FAIL,
+    NOT_TESTABLE,
+    PARTIAL,
+    PASS,
     Foreseen,
     Judged,
     Measured,
@@ -61,7 +61,7 @@ def test_a_lower_bound_that_is_too_small_decides_nothing_and_the_row_names_the_e
     open_part = next(part for part in probe.judge(base | {key: small}).parts if part.open)
     assert open_part.value == small
     if refuting is not None:
-        assert probe.judge(base | {key: refuting}).verdict == FAILS
+        assert probe.judge(base | {key: refuting}).outcome == FAIL
 
 
 def test_no_other_number_is_a_lower_bound():
@@ -79,42 +79,42 @@ def test_every_probe_has_a_case_with_a_bound_for_each_kind_of_part(name):
 
 
 @pytest.mark.parametrize(
-    ("values", "up_to", "verdict", "condition"),
+    ("values", "up_to", "outcome", "condition"),
     [
-        ((1, 1), None, HOLDS, None),
-        ((1, 0), None, HOLDS_ONLY, "for this; not for that"),
-        ((0, 1), None, HOLDS_ONLY, "for that; not for this"),
-        ((0, 0), None, FAILS, None),
-        ((1, 1), 2, HOLDS, None),
-        ((1, 0), 1, HOLDS_ONLY, "for this; open for that"),
-        ((0, 0), 1, UNTESTED, "not for this; open for that"),
-        ((0, 0), 0.9, FAILS, None),
+        ((1, 1), None, PASS, None),
+        ((1, 0), None, PARTIAL, "for this; not for that"),
+        ((0, 1), None, PARTIAL, "for that; not for this"),
+        ((0, 0), None, FAIL, None),
+        ((1, 1), 2, PASS, None),
+        ((1, 0), 1, PARTIAL, "for this; open for that"),
+        ((0, 0), 1, NOT_TESTABLE, "not for this; open for that"),
+        ((0, 0), 0.9, FAIL, None),
     ],
 )
-def test_the_verdict_follows_from_the_parts(values, up_to, verdict, condition):
+def test_the_outcome_follows_from_the_parts(values, up_to, outcome, condition):
     judged = Judged((Part("this", values[0], 1), Part("that", values[1], 1, up_to=up_to)), "", "")
-    assert (judged.verdict, judged.condition) == (verdict, condition)
+    assert (judged.outcome, judged.condition) == (outcome, condition)
 
 
 def test_one_part_that_is_open_cannot_be_tested():
     judged = Judged((Part("it", 0.5, 1, up_to=float("inf")),), "", "")
-    assert (judged.verdict, judged.condition) == (UNTESTED, None)
+    assert (judged.outcome, judged.condition) == (NOT_TESTABLE, None)
     assert not Part("it", 3, most=2, up_to=4).open
 
 
 def test_what_needs_something_else_cannot_be_tested_whatever_its_parts():
     probe = Probe(1, "", "", lambda _: {}, lambda _: Judged((Part("it", 1, 1),), "", ""), needs=("simulation", "a GPU"))
     row = table_row(Source("A", "it", "measurement", ""), probe, Measured({}))
-    assert (row["verdict"], row["condition"]) == (UNTESTED, None)
+    assert (row["verdict"], row["condition"]) == (NOT_TESTABLE, None)
     assert probe.missing == ["a GPU"]
 
 
-@pytest.mark.parametrize(("value", "verdict", "told"), [(2.0, HOLDS, []), (3.0, HOLDS, []), (3.1, HOLDS,
+@pytest.mark.parametrize(("value", "outcome", "lines"), [(2.0, PASS, []), (3.0, PASS, []), (3.1, PASS,
  ["a b: 3.1, foreseen 2 to 3"]),
-                                                     (1.9, FAILS, ["a b: 1.9, foreseen 2 to 3",
-                                                      "verdict: does not hold, foreseen holds"])])  # fmt: skip
-def test_what_comes_out_otherwise_than_foreseen_is_told(value, verdict, told):
+                                                     (1.9, FAIL, ["a b: 1.9, foreseen 2 to 3",
+                                                      "outcome: fail, foreseen pass"])])  # fmt: skip
+def test_differences_from_the_foreseen_are_listed(value, outcome, lines):
     probe = Probe(
-        1, "", "", lambda _: {}, lambda _: Judged((), "", ""), foreseen=(Foreseen("a_b", 2, 3),), verdict=HOLDS
+        1, "", "", lambda _: {}, lambda _: Judged((), "", ""), foreseen=(Foreseen("a_b", 2, 3),), expected=PASS
     )
-    assert differences(probe, {"a_b": value}, verdict) == told
+    assert differences(probe, {"a_b": value}, outcome) == lines

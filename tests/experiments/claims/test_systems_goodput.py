@@ -47,8 +47,8 @@ def test_gaps_are_those_that_the_run_pools_and_leaps_change_none(run):
     gaps, pooled = gap_seconds(run), Gaps.of(run.log)
     assert len(gaps) == pooled.number
     for percent in (1, 50, 90, 100):
-        told = np.percentile(gaps["gap_s"], percent) * 1e3
-        assert told == pytest.approx(pooled.percentile_ms(percent), rel=1e-9)
+        percentile = np.percentile(gaps["gap_s"], percent) * 1e3
+        assert percentile == pytest.approx(pooled.percentile_ms(percent), rel=1e-9)
     stepped = gap_seconds(simulate(replace(run.settings, leap=False), work()))
     assert np.array_equal(gaps, stepped)
 

@@ -27,7 +27,7 @@ def calibrated(tmp_path_factory) -> tuple[Path, str]:
     """A quick calibration: the folder, and what was printed."""
     folder, printed, complaint = tmp_path_factory.mktemp("calibrated"), StringIO(), StringIO()
     with chdir(folder), redirect_stdout(printed), redirect_stderr(complaint):
-        done = cli.status(["calibrate", "--quick", "--out", "found.json", "--json", "told.json"])
+        done = cli.status(["calibrate", "--quick", "--out", "found.json", "--json", "printed.json"])
     assert (done, complaint.getvalue()) == (cli.DONE, "")
     return folder, printed.getvalue()
 
@@ -52,11 +52,11 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
 
 def test_what_is_printed_is_told_as_data(calibrated):
     folder, printed = calibrated
-    told, found = (json.loads((folder / name).read_text()) for name in ("told.json", "found.json"))
-    assert told == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
+    printed, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))
+    assert printed == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
     lines = printed.splitlines()
     assert lines[0].startswith("toy-llama in fp32 on ") and lines[-1] == "Calibration: found.json"
-    for name, entry in told["ops"].items():
+    for name, entry in printed["ops"].items():
         (line,) = (line.split() for line in lines if line.startswith(name))
         assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
 

@@ -33,8 +33,8 @@ def test_the_results_say_which_replica_did_what(tmp_path):
     requests = pd.read_parquet(out / "requests.parquet")
     assert summary["num_replicas"] == 3 and summary["completed"] == len(requests) == 60
     sent = requests.groupby("replica").agg({"prompt_tokens": ["size", "sum"], "output_tokens": "sum"}).to_numpy()
-    told = [[r["requests"], r["input_tokens"], r["output_tokens"]] for r in summary["replicas"]]
-    assert told == sent.tolist() and len(told) == 3
+    counts = [[r["requests"], r["input_tokens"], r["output_tokens"]] for r in summary["replicas"]]
+    assert counts == sent.tolist() and len(counts) == 3
     assert rerun["cluster"] == Cluster(num_replicas=3, router="least-outstanding-tokens").as_dict()
     ttft = (requests["first_token_ticks"] - requests["arrival_ticks"]).to_numpy(dtype=float) / 1e9
     assert summary["mean_ttft_ms"] == pytest.approx(ttft.mean())
@@ -106,19 +106,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("flags", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_what_cannot_be_is_refused_in_one_line(flags, told, capsys):
+@pytest.mark.parametrize(("flags", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_is_refused_in_one_line(flags, message, capsys):
     assert status(["simulate", "--num-prompts", "20", "--request-rate", "5", *flags]) == MISTAKE
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_turns_that_wait_for_answers_are_refused_by_what_they_are(tmp_path, capsys):
     trace = tmp_path / "turns.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens,session_id\n0,9,2,a\n1,30,3,a\n")
     assert status(["simulate", "--num-replicas", "2", "--trace", str(trace), "--think-time", "1"]) == MISTAKE
-    told = "session_id = 'given': turns that wait for answers are for a single replica; leave out think_time and the"
-    assert told in capsys.readouterr().err
+    message = "session_id = 'given': turns that wait for answers are for a single replica; leave out think_time and the"
+    assert message in capsys.readouterr().err
 
 
 def test_prefill_and_decode_apart(tmp_path, capsys):

@@ -56,9 +56,13 @@ class TestPaired:
 
 def test_settings_are_run_over_the_same_seeds(capsys):
     sides = ["--set", "policy=orca-max,max_num_seqs=2", "--set", "policy=vllm-v1", "--set", "policy=vllm-v1,ids=yes"]
-    told = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5")
-    assert (told["base"], told["runs"], told["confidence"]) == ("policy=orca-max,max_num_seqs=2", 3, 0.95)
-    v1, with_ids = told["compared"]
+    comparison = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5")
+    assert (comparison["base"], comparison["runs"], comparison["confidence"]) == (
+        "policy=orca-max,max_num_seqs=2",
+        3,
+        0.95,
+    )
+    v1, with_ids = comparison["compared"]
     assert v1["same_requests"] and with_ids["same_requests"]
     metrics = {each["metric"]: each for each in v1["metrics"]}
     low, high = metrics["mean_ttft_ms"]["interval"]
@@ -82,9 +86,9 @@ def results(tmp_path_factory) -> Path:
 
 
 def test_result_folders(results, capsys):
-    told = compared(capsys, results / "a", results / "b", results / "c")
-    assert [side["same_requests"] for side in told["compared"]] == [True, False]
-    moved = {each["metric"]: each for each in told["compared"][0]["metrics"]}
+    comparison = compared(capsys, results / "a", results / "b", results / "c")
+    assert [side["same_requests"] for side in comparison["compared"]] == [True, False]
+    moved = {each["metric"]: each for each in comparison["compared"][0]["metrics"]}
     assert moved["block_size"] == {
         "metric": "block_size", "base": 16, "other": 32, "difference": 16, "percent": 100, "interval": None,
     }  # fmt: skip
@@ -94,7 +98,7 @@ def test_result_folders(results, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (["a"], "takes two or more result folders"),
         (["a", "b", "--set", "seed=1"], "takes two or more result folders"),
@@ -110,11 +114,11 @@ def test_result_folders(results, capsys):
         (["--set", "block_size=8", "--set", "gpu=h100-80gb,cost=paper", "--jobs", "1", *LOAD], "is fitted to opt-13b"),
     ],
 )
-def test_what_cannot_be_compared(tokens, told, results, monkeypatch, capsys):
+def test_what_cannot_be_compared(tokens, message, results, monkeypatch, capsys):
     broken = results / "broken"
     broken.mkdir(exist_ok=True)
     for name in ("summary", "run"):
         (broken / f"{name}.json").write_text("[")
     monkeypatch.chdir(results)
     assert status(["compare", *tokens]) == MISTAKE
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -73,8 +73,8 @@ def test_every_value_is_there_and_two_beams_are_the_ones_fitted(monkeypatch, tmp
 
 
 def test_the_values_of_beams_are_told_at_every_survival(monkeypatch, tmp_path):
-    told = [(row["x"], row["survival"]) for row in document(monkeypatch, tmp_path)["sensitivity"]["rows"]]
-    assert told == [(n, survival) for n in (2, 4, 6) for survival in (0.9, 0.91, 0.92, 0.93, 0.94, 0.95)]
+    survivals = [(row["x"], row["survival"]) for row in document(monkeypatch, tmp_path)["sensitivity"]["rows"]]
+    assert survivals == [(n, survival) for n in (2, 4, 6) for survival in (0.9, 0.91, 0.92, 0.93, 0.94, 0.95)]
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_the_folder_holds_the_document_and_the_page(monkeypatch, tmp_path, capsy
 
 def test_the_terminal_shows_both_tables_uncut(monkeypatch, tmp_path, capsys):
     document(monkeypatch, tmp_path)
-    told = capsys.readouterr().out
-    assert "…" not in told
-    assert "fig15: mean memory saved, by beam survival q" in told
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "fig15: mean memory saved, by beam survival q" in printed
     finding = "Holds: Samples save what the paper printed for Alpaca: +0.25, +0.25, +0.25 points, limit 1.5."
-    assert finding in " ".join(told.split())
+    assert finding in " ".join(printed.split())
 
 
 def test_several_seeds_give_means_with_their_range(monkeypatch, tmp_path, capsys):
     rows = document(monkeypatch, tmp_path, 0.25, "--seeds", "2")["rows"]
     assert all(row["minimum"] == row["maximum"] == row["simulated"] for row in rows)
-    told = capsys.readouterr().out
-    assert "…" not in told and "20 req/s, 900 s, mean of seeds 0 to 1" in " ".join(told.split())
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "20 req/s, 900 s, mean of seeds 0 to 1" in " ".join(printed.split())
 
 
 def test_no_seed_is_a_mistake(capsys):

@@ -42,8 +42,8 @@ class TestMarkup:
     def test_of_a_trace_in_a_sweep(self, here, capsys):
         names = [trace(here, name).name for name in ("t[y].csv", "a[red]x.csv", "[bold]:key:.csv")]
         assert status(["sweep", "--grid", f"trace={','.join(names)}", "--jobs", "1", "--out", "swept"]) == DONE
-        told = capsys.readouterr().out
-        assert all(name in told for name in names)
+        printed = capsys.readouterr().out
+        assert all(name in printed for name in names)
         assert status(["traces", "stats", "t[y].csv"]) == DONE
         assert "t[y]" in capsys.readouterr().out
 
@@ -66,10 +66,10 @@ class TestMarkup:
 def test_an_error_is_one_line_whatever_is_in_a_name(here, capsys, sign):
     path = trace(here, f"bad{sign}name.csv", BAD)
     assert status(["simulate", "--trace", str(path)]) == MISTAKE
-    told = capsys.readouterr().err
-    assert told.splitlines() == [told.removesuffix("\n")] and told.removesuffix("\n").isprintable()
+    error = capsys.readouterr().err
+    assert error.splitlines() == [error.removesuffix("\n")] and error.removesuffix("\n").isprintable()
     shown = sign.encode("unicode_escape").decode()
-    assert f"bad{shown}name.csv, line 2: prompt_tokens = 'x': must be a whole number" in told
+    assert f"bad{shown}name.csv, line 2: prompt_tokens = 'x': must be a whole number" in error
 
 
 class TestBytesThatAreNoUtf8:
@@ -87,8 +87,8 @@ class TestBytesThatAreNoUtf8:
         self.run("traces", "stats", name, "--out", "stats.html")
         self.run("traces", "synth", name, "--out", "load.json")
         self.run("simulate", "--trace", "load.json", "--request-rate", "inf")
-        told = json.loads(self.run("simulate", "--trace", name, "--json", "-", "--out", "result"))
-        assert told["completed"] == 4
+        summary = json.loads(self.run("simulate", "--trace", name, "--json", "-", "--out", "result"))
+        assert summary["completed"] == 4
         # What is written can be read back into the very name.
         about = json.loads((here / "result" / "run.json").read_text("utf-8"))
         assert os.fsencode(about["workload"]["trace"]) == name and about["workload"]["name"] == "t\\udcff"
@@ -110,8 +110,8 @@ class TestBytesThatAreNoUtf8:
 
     def test_on_standard_output_that_takes_utf8_alone(self, here):
         (here / "t.csv").write_text(TRACE)
-        told = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
         line = [*command("simulate", "--trace", "t.csv", "--out"), b"o\xff"]
-        done = subprocess.run(line, capture_output=True, cwd=here, env=told, timeout=600)
+        done = subprocess.run(line, capture_output=True, cwd=here, env=environment, timeout=600)
         assert (done.returncode, done.stderr) == (DONE, b"")
         assert "Results: o\\udcff\n" in done.stdout.decode()

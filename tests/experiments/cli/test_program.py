@@ -49,9 +49,9 @@ def test_every_verb_takes_json(verb, capsys):
 
 
 def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
-    told = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--json", "-"))
+    data = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--json", "-"))
     asked = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--request-rate", "1", "--json", "-"))
-    assert told == asked
+    assert data == asked
     printed_lines = printed(capsys, "simulate", "--num-prompts", "20").splitlines()
     assert "Synthetic sharegpt, 20 requests; no arrivals are given, so 1 request/s" in printed_lines[1]
 
@@ -84,8 +84,8 @@ class TestTraces:
         assert "alpaca52k_opt" in text and "52,002" in text and "sosp-ae-39/sosp-ae-astra" in text
 
     def test_list_as_data(self, capsys):
-        told = json.loads(printed(capsys, "traces", "list", "--json", "-"))
-        assert [entry["rows"] for entry in told["sets"]] == [84_226, 52_002]
+        data = json.loads(printed(capsys, "traces", "list", "--json", "-"))
+        assert [entry["rows"] for entry in data["sets"]] == [84_226, 52_002]
 
     def test_stats(self, tmp_path, capsys):
         trace = tmp_path / "two.csv"
@@ -242,6 +242,6 @@ def test_more_than_the_memory_holds_is_refused(monkeypatch, capsys):
 
     monkeypatch.setattr("fragmeter.experiments.runs.inputs.synthetic_pairs", allocate)
     assert status(["simulate"]) == MISTAKE
-    told = capsys.readouterr().err
-    assert told.startswith("fragmeter: more memory than this machine has")
-    assert told.endswith("ask for fewer requests, or for less time\n") and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fragmeter: more memory than this machine has")
+    assert error.endswith("ask for fewer requests, or for less time\n") and error.count("\n") == 1

@@ -39,7 +39,7 @@ def report(*tokens: object) -> int:
 
 
 def test_one_page_of_two_runs(results, tmp_path, capsys):
-    page, data = tmp_path / "deep" / "report.html", tmp_path / "told.json"
+    page, data = tmp_path / "deep" / "report.html", tmp_path / "summary.json"
     assert report(results / "orca-max", results / "vllm-v1", "--out", page, "--json", data) == DONE
     printed = capsys.readouterr().out
     # Paragraphs are wrapped to the terminal.
@@ -47,8 +47,8 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     assert "orca-max: orca-max, 3 requests in" in said and "with blocks" in said
     assert "vllm-v1 has no block map; simulate --record-blocks records one." in said
     assert printed.endswith(f"Report: {page}\n")
-    told = json.loads(data.read_text())
-    assert [(run["name"], run["requests"], run["has_blocks"]) for run in told["runs"]] == [
+    summary = json.loads(data.read_text())
+    assert [(run["name"], run["requests"], run["has_blocks"]) for run in summary["runs"]] == [
         ("orca-max", 3, True),
         ("vllm-v1", 3, False),
     ]

@@ -102,7 +102,7 @@ def test_what_validate_left_is_drawn(result, tmp_path, capsys):
     path = benchmark(tmp_path / "bench.json", result.requests)
     server = ["--gpu", "a100-40gb", "--policy", "vllm-sosp23"]
     assert status(["validate", "--against", str(path), *server, "--out", str(tmp_path / "against")]) == DONE
-    page, data = tmp_path / "page.html", tmp_path / "told.json"
+    page, data = tmp_path / "page.html", tmp_path / "summary.json"
     assert report(tmp_path / "against", "--out", page, "--json", data) == DONE
     html = page.read_text()
     assert "vllm-sosp23: TTFT of 100.0 % of 14 requests is within 10 %, median error +0.0 %" in html

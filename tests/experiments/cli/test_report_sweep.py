@@ -55,7 +55,7 @@ def test_a_point_is_what_simulate_comes_to(folder, tmp_path):
 
 
 def test_the_page_has_both_sections(folder, tmp_path):
-    page, data = tmp_path / "sweep.html", tmp_path / "told.json"
+    page, data = tmp_path / "sweep.html", tmp_path / "summary.json"
     assert report(folder, "--out", page, "--json", data) == DONE
     html = page.read_text()
     for title in ("Goodput and latency against the rate", "Throughput against speed", "The points"):

@@ -83,8 +83,8 @@ class TestTheDocumentOfFig2:
         assert any(row["maximum"] - row["minimum"] > 0.5 for row in fig2["rows"])
 
     def test_tells_every_bar_at_every_scale(self, fig2):
-        told = [(row["series"], row["metric"], row["scale"]) for row in fig2["sensitivity"]["rows"]]
-        assert sorted(told) == sorted((s, m, scale) for s in SERIES for m in METRICS for scale in SCALES)
+        bars = [(row["series"], row["metric"], row["scale"]) for row in fig2["sensitivity"]["rows"]]
+        assert sorted(bars) == sorted((s, m, scale) for s in SERIES for m in METRICS for scale in SCALES)
         moved = {row["simulated"] for row in fig2["sensitivity"]["rows"] if row["series"] == "Orca (Oracle)"}
         assert len(moved) > len(METRICS)
 

@@ -55,7 +55,7 @@ class TestAxes:
         assert rows["watermark"].between(0.001, 0.1).all()
 
     @pytest.mark.parametrize(
-        ("text", "told"),
+        ("text", "message"),
         [
             ("block_size", "say NAME=VALUE,VALUE or NAME=FIRST:LAST"),
             ("blocksize=1:2", "blocksize is no setting of fragmeter simulate"),
@@ -66,8 +66,8 @@ class TestAxes:
             ("seed=0:many", "say NAME=VALUE,VALUE"),
         ],
     )
-    def test_what_cannot_be_read(self, text, told):
-        with pytest.raises(SettingError, match=told):
+    def test_what_cannot_be_read(self, text, message):
+        with pytest.raises(SettingError, match=message):
             search_axes([text])
         with pytest.raises(SettingError, match="gives seed a second time"):
             search_axes(["seed=0:1", "--seed=2:3"])
@@ -83,11 +83,11 @@ def test_the_largest_is_found(tmp_path, capsys):
 
 
 def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
-    limit = ["--at-most", "num_gpu_blocks=500", "--json", str(tmp_path / "told.json")]
+    limit = ["--at-most", "num_gpu_blocks=500", "--json", str(tmp_path / "summary.json")]
     rows = searched(tmp_path / "out", *BLOCKS, "--trials", 40, *limit)
-    told = json.loads((tmp_path / "told.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
     within = rows[rows["num_gpu_blocks_override"] <= 500]["num_gpu_blocks_override"]
-    assert int(told["best"]["num_gpu_blocks_override"]) == told["best"]["num_gpu_blocks"] == within.max() > 480
+    assert int(summary["best"]["num_gpu_blocks_override"]) == summary["best"]["num_gpu_blocks"] == within.max() > 480
     # It knows: without a limit hardly any lie below it.
     assert len(within) > 20
     capsys.readouterr()
@@ -96,12 +96,12 @@ def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
 
 
 def test_a_limit_may_be_0(tmp_path):
-    told = tmp_path / "told.json"
+    summary_file = tmp_path / "summary.json"
     tokens = ["--search", "num_gpu_blocks_override=10:150", "--minimize", "num_gpu_blocks", "--trials", 12]
-    rows = searched(tmp_path / "out", *tokens, "--at-most", "refused=0", "--json", told)
+    rows = searched(tmp_path / "out", *tokens, "--at-most", "refused=0", "--json", summary_file)
     within = rows[rows["refused"] == 0]
     assert 0 < len(within) < len(rows)
-    assert json.loads(told.read_text())["best"]["num_gpu_blocks"] == within["num_gpu_blocks"].min()
+    assert json.loads(summary_file.read_text())["best"]["num_gpu_blocks"] == within["num_gpu_blocks"].min()
 
 
 def test_how_far_beyond_a_limit_is_a_share_of_it():
@@ -117,9 +117,11 @@ def test_steps_that_do_not_lead_to_the_last_value_end_below_it(tmp_path, recwarn
 
 
 def test_small_is_the_best_of_what_is_minimized(tmp_path):
-    told = tmp_path / "told.json"
-    rows = searched(tmp_path / "out", *BLOCKS[:2], "--minimize", "num_gpu_blocks", "--trials", 12, "--json", told)
-    assert json.loads(told.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
+    summary_file = tmp_path / "summary.json"
+    rows = searched(
+        tmp_path / "out", *BLOCKS[:2], "--minimize", "num_gpu_blocks", "--trials", 12, "--json", summary_file
+    )
+    assert json.loads(summary_file.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
 
 
 def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
@@ -181,7 +183,7 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (["--search", "seed=0:9"], "sweep --search takes either --maximize or --minimize, and no --grid"),
         ([*BLOCKS, "--minimize", "duration"], "sweep --search takes either --maximize or --minimize"),
@@ -197,10 +199,10 @@ def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(t
         (["--search", "policy=orka,vllm-v1", *BLOCKS[2:]], "policy = 'orka': one of"),
     ],
 )
-def test_what_cannot_be_asked(tokens, told, tmp_path, capsys):
+def test_what_cannot_be_asked(tokens, message, tmp_path, capsys):
     assert status(["sweep", *SMALL, *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 

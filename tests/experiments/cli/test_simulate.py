@@ -34,12 +34,12 @@ def simulated(*tokens: object, out: Path) -> tuple[dict, dict, pd.DataFrame]:
     return summary, run_file, pd.read_parquet(out / "requests.parquet")
 
 
-@pytest.mark.parametrize(("pool", "told"), [(982, "982 blocks"), (3_000, "2,048 of 3,000 blocks, evenly spaced")])
-def test_a_block_map_says_how_much_of_the_run_it_has(pool, told, trace, tmp_path, capsys):
+@pytest.mark.parametrize(("pool", "map_text"), [(982, "982 blocks"), (3_000, "2,048 of 3,000 blocks, evenly spaced")])
+def test_a_block_map_says_how_much_of_the_run_it_has(pool, map_text, trace, tmp_path, capsys):
     flags = ["--num-gpu-blocks-override", pool, "--record-blocks"]
     simulated("--trace", trace, *flags, out=tmp_path / "out")
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Block map of 12 moments and {told}: {tmp_path / 'out' / 'blocks.npz'}" in printed
+    assert f"Block map of 12 moments and {map_text}: {tmp_path / 'out' / 'blocks.npz'}" in printed
 
 
 def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path):
@@ -181,7 +181,7 @@ def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
 
 class TestRequestsThatThePoolNeverHolds:
     @staticmethod
-    def told(capsys: pytest.CaptureFixture, *tokens: object) -> list[str]:
+    def printed_lines(capsys: pytest.CaptureFixture, *tokens: object) -> list[str]:
         assert status(["simulate", *map(str, tokens), "--num-gpu-blocks-override", "2"]) == DONE
         lines = capsys.readouterr().out.splitlines()
         first = next(place for place, line in enumerate(lines) if line.startswith("Refused"))
@@ -191,7 +191,7 @@ class TestRequestsThatThePoolNeverHolds:
         """30 + 4 tokens are 3 blocks of 16."""
         trace = tmp_path / "blank_line.csv"
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,7,5\n\n2,30,4\n")
-        assert self.told(capsys, "--trace", trace) == [
+        assert self.printed_lines(capsys, "--trace", trace) == [
             "Refused: 1 requests that the pool of 2 blocks cannot hold.",
             "  line 4 of the trace: needs a pool of 3 blocks",
         ]
@@ -199,7 +199,7 @@ class TestRequestsThatThePoolNeverHolds:
     def test_are_not_all_named_where_they_are_many(self, tmp_path, capsys):
         trace = tmp_path / "many.csv"
         trace.write_text("prompt_tokens,output_tokens\n" + "30,4\n" * 9)
-        assert self.told(capsys, "--trace", trace, "--request-rate", "inf") == [
+        assert self.printed_lines(capsys, "--trace", trace, "--request-rate", "inf") == [
             "Refused: 9 requests that the pool of 2 blocks cannot hold.",
             *(f"  line {line} of the trace: needs a pool of 3 blocks" for line in range(2, 7)),
             "  and 4 more; requests.parquet of --out has them all",
@@ -207,7 +207,7 @@ class TestRequestsThatThePoolNeverHolds:
 
     def test_are_numbered_where_there_is_no_trace(self, tmp_path, capsys):
         drawn = ["--request-rate", "inf", "--num-prompts", 40]
-        lines = self.told(capsys, *drawn, "--json", tmp_path / "summary.json")
+        lines = self.printed_lines(capsys, *drawn, "--json", tmp_path / "summary.json")
         named = json.loads((tmp_path / "summary.json").read_text("utf-8"))["refused_requests"][:5]
         assert lines[1:6] == [
             f"  request {refused['request']}: needs a pool of {refused['smallest_pool_blocks']} blocks"

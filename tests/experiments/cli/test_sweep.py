@@ -59,7 +59,7 @@ class TestGrid:
         assert (point.inputs.pacing.think_time, point.inputs.pacing.max_concurrency) == (1.5, 3)
 
     @pytest.mark.parametrize(
-        ("texts", "told"),
+        ("texts", "message"),
         [
             (["block_size"], "say NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP"),
             (["block_size="], "say NAME=VALUE,VALUE"),
@@ -74,8 +74,8 @@ class TestGrid:
             (["policy=orka"], "policy = 'orka': one of"),
         ],
     )
-    def test_what_cannot_be_read_is_refused_before_anything_runs(self, texts, told):
-        with pytest.raises(SettingError, match=told):
+    def test_what_cannot_be_read_is_refused_before_anything_runs(self, texts, message):
+        with pytest.raises(SettingError, match=message):
             points(Inputs(), axes(texts))
 
 
@@ -90,11 +90,11 @@ def test_a_row_is_what_simulate_says(tmp_path, capsys):
     capsys.readouterr()
     last_point = ["--policy", "orca-max", "--seed", "4", "--block-size", "8"]
     assert status(["simulate", *SMALL, *last_point, "--json", "-"]) == DONE
-    told = json.loads(capsys.readouterr().out)
+    summary = json.loads(capsys.readouterr().out)
     last = rows.iloc[-1]
     for name in ("duration", "completed", "p99_ttft_ms", "mean_batch", "num_gpu_blocks"):
-        assert last[name] == told[name]
-    live = told["waste"]["mean_over_iterations_pct"]["buckets"]["live"]
+        assert last[name] == summary[name]
+    live = summary["waste"]["mean_over_iterations_pct"]["buckets"]["live"]
     assert last["waste.mean_over_iterations_pct.buckets.live"] == live
 
 
@@ -152,7 +152,7 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (["--engine", "dask"], "engine = 'dask': is a cluster; say where it is by address"),
         (["--address", "tcp://localhost:1"], "address = 'tcp://localhost:1': is of a cluster"),
@@ -160,9 +160,9 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
         (["--trace", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tokens, told, tmp_path, capsys):
+def test_what_cannot_be_asked_is_refused(tokens, message, tmp_path, capsys):
     assert status(["sweep", "--grid", "seed=0:1", *tokens, "--out", str(tmp_path / "out")]) == MISTAKE
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("engine", "module"), [("dask", "distributed"), ("ray", "ray")])

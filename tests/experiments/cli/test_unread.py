@@ -15,13 +15,13 @@ def refused(capsys, *tokens: object) -> str:
     """The one line of a command that is refused."""
     capsys.readouterr()
     assert status([*map(str, tokens)]) == MISTAKE
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    return told.err
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    return printed.err
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (
             ["--policy", "vllm-v1", "--swap-space", "4"],
@@ -51,25 +51,25 @@ def refused(capsys, *tokens: object) -> str:
         (["--max-tokens", "true"], "max_tokens = 'true': vllm-sosp23 reserves nothing by it; use static,"),
     ],
 )
-def test_simulate_refuses(flags, told, capsys):
-    assert told in refused(capsys, "simulate", *SOME, *flags)
+def test_simulate_refuses(flags, message, capsys):
+    assert message in refused(capsys, "simulate", *SOME, *flags)
 
 
 def test_gaps_have_no_shape_where_all_come_at_once(capsys):
-    told = refused(capsys, "simulate", "--request-rate", "inf", "--num-prompts", "9", "--burstiness", "0.5")
-    assert "burstiness = 0.5: at an infinite rate all requests come at once" in told
+    error = refused(capsys, "simulate", "--request-rate", "inf", "--num-prompts", "9", "--burstiness", "0.5")
+    assert "burstiness = 0.5: at an infinite rate all requests come at once" in error
 
 
 class TestSweep:
     def test_refuses_an_axis_that_no_point_reads(self, tmp_path, capsys):
         axis = ["--policy", "vllm-v1", "--grid", "output_estimate=0.1,1"]
-        told = refused(capsys, "sweep", *SOME, *axis, "--out", tmp_path / "out")
-        assert "output_estimate = 0.1: vllm-v1 does not read it; use --policy lightllm" in told
+        error = refused(capsys, "sweep", *SOME, *axis, "--out", tmp_path / "out")
+        assert "output_estimate = 0.1: vllm-v1 does not read it; use --policy lightllm" in error
         assert not list((tmp_path / "out").rglob("*.json"))
 
     def test_refuses_a_flag_that_no_point_reads(self, tmp_path, capsys):
-        told = refused(capsys, "sweep", *SOME, "--grid", "seed=0,1", "--skip-bad", "--out", tmp_path / "out")
-        assert "skip_bad = True: is of a trace" in told
+        error = refused(capsys, "sweep", *SOME, "--grid", "seed=0,1", "--skip-bad", "--out", tmp_path / "out")
+        assert "skip_bad = True: is of a trace" in error
 
     def test_takes_what_one_point_reads_and_the_others_serve_as_if_it_was_left_out(self, tmp_path):
         axes = ["--grid", "policy=vllm-v1,lightllm", "--grid", "output_estimate=0.2,1"]
@@ -92,17 +92,17 @@ class TestSweep:
 
 class TestCompare:
     def test_refuses_what_no_side_reads(self, capsys):
-        told = refused(capsys, "compare", *SOME, "--set", "output_estimate=0.1", "--set", "output_estimate=1")
-        assert "output_estimate = 0.1: vllm-sosp23 does not read it" in told
-        told = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--policy", "orca", "--watermark", "0.2")
-        assert "watermark = 0.2: orca does not read it" in told
+        error = refused(capsys, "compare", *SOME, "--set", "output_estimate=0.1", "--set", "output_estimate=1")
+        assert "output_estimate = 0.1: vllm-sosp23 does not read it" in error
+        error = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--policy", "orca", "--watermark", "0.2")
+        assert "watermark = 0.2: orca does not read it" in error
 
     def test_takes_what_one_side_reads(self):
         sides = ["--set", "policy=orca", "--set", "policy=vllm-v0", "--watermark", "0.2", "--seeds", "2"]
         assert status(["compare", *SOME, *sides]) == DONE
 
     @pytest.mark.parametrize(
-        ("flags", "told"),
+        ("flags", "message"),
         [
             (["--policy", "orca"], "policy = 'orca'"),
             (["--request-rate", "2"], "request_rate = 2.0"),
@@ -110,19 +110,19 @@ class TestCompare:
             (["--confidence", "0.9"], "confidence = 0.9"),
         ],
     )
-    def test_results_are_compared_as_they_are(self, flags, told, tmp_path, capsys):
-        assert f"{told}: result folders are compared as they are" in refused(capsys, "compare", "a", "b", *flags)
+    def test_results_are_compared_as_they_are(self, flags, message, tmp_path, capsys):
+        assert f"{message}: result folders are compared as they are" in refused(capsys, "compare", "a", "b", *flags)
 
     def test_waste_has_no_confidence(self, capsys):
-        told = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--confidence", "0.9")
-        assert "confidence = 0.9: --waste gives no intervals" in told
+        error = refused(capsys, "compare", "--waste", "--num-prompts", "50", "--confidence", "0.9")
+        assert "confidence = 0.9: --waste gives no intervals" in error
 
 
 class TestPlan:
     GOAL = ["--goodput", "ttft:500", "--num-prompts", "100", "--seeds", "1"]
 
     @pytest.mark.parametrize(
-        ("flags", "told"),
+        ("flags", "message"),
         [
             (["--policy", "static", "--max-num-batched-tokens", "2048,4096"], "max_num_batched_tokens = 2048: static"),
             (["--skip-bad"], "skip_bad = True: is of a trace"),
@@ -131,8 +131,8 @@ class TestPlan:
             (["--mean-tokens", "100"], "mean_tokens = 100: is of one server"),
         ],
     )
-    def test_refuses_what_no_candidate_reads(self, flags, told, capsys):
-        assert told in refused(capsys, "plan", *LLAMA, *self.GOAL, *flags)
+    def test_refuses_what_no_candidate_reads(self, flags, message, capsys):
+        assert message in refused(capsys, "plan", *LLAMA, *self.GOAL, *flags)
 
     def test_asks_of_a_load_likewise(self, capsys):
         line = ["plan", "--serve", "vllm serve llama-3.1-8b", "--gpu", "h200", "--ask", "samples", *SOME]
@@ -145,5 +145,5 @@ class TestPlan:
         assert status(["plan", "--serve", line, "--gpu", "h200", *self.GOAL, *both]) == DONE
         capsys.readouterr()
         assert status(["plan", "--serve", line, "--gpu", "h200"]) == DONE
-        (told,) = (text for text in capsys.readouterr().out.splitlines() if text.startswith("As a simulation"))
-        assert status([*told.partition("fragmeter ")[2].split(), *SOME]) == DONE
+        (line,) = (text for text in capsys.readouterr().out.splitlines() if text.startswith("As a simulation"))
+        assert status([*line.partition("fragmeter ")[2].split(), *SOME]) == DONE

@@ -78,11 +78,11 @@ class TestValues:
     def test_of_a_benchmark_they_are_what_vllm_prints(self, tmp_path):
         """By hand: the first token after 0.2 and 0.4 s; then gaps of 0.1 and 0.3 s, and one of 0.6 s. From the first
         request at 10 s to the last answer at 12 s; outputs of 3 and 2 tokens, prompts of 10 and 20."""
-        told = {
+        results = {
             "model_id": "opt-13b", "duration": 2.5, "request_rate": 1.0, "input_lens": [10, 20], "output_lens": [3, 2],
             "start_times": [10.0, 11.0], "ttfts": [0.2, 0.4], "itls": [[0.1, 0.3], [0.6]],
         }  # fmt: skip
-        (tmp_path / "bench.json").write_text(json.dumps(told))
+        (tmp_path / "bench.json").write_text(json.dumps(results))
         found = benchmark(tmp_path / "bench.json", None, CHOSEN).values()
         expected = {
             "request_throughput": 1.0, "output_throughput": 2.5, "total_token_throughput": 17.5,
@@ -96,8 +96,8 @@ class TestValues:
     def test_of_a_replay_they_are_those_of_its_summary(self, tmp_path):
         bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
         replayed = against.replay(bench, CHOSEN)
-        told = summary(replayed.run)
-        assert replayed.values() == pytest.approx({name: told[name] for name in replayed.values()}, rel=1e-12)
+        results = summary(replayed.run)
+        assert replayed.values() == pytest.approx({name: results[name] for name in replayed.values()}, rel=1e-12)
 
     def test_behind_an_offset_throughput_has_it_once(self, tmp_path):
         """It delays the last answer, too."""
@@ -204,9 +204,9 @@ def test_requests_are_paired_on_the_terminal_in_json_and_in_files(tmp_path, caps
     path, metrics = written(tmp_path, Server(offset_s=0.03), ASKED)
     out, data = tmp_path / "out", tmp_path / "all.json"
     assert validate("--against", path, "--metrics", metrics, *FLAGS, "--out", out, "--json", data) == DONE
-    told = capsys.readouterr().out
-    assert "Calibrate first: ms outside of the engine, which removes 100% of the error of" in told
-    assert "30 ms pass before a request reaches the engine (HTTP, tokenizer, network), 30 ms of it between" in told
+    printed = capsys.readouterr().out
+    assert "Calibrate first: ms outside of the engine, which removes 100% of the error of" in printed
+    assert "30 ms pass before a request reaches the engine (HTTP, tokenizer, network), 30 ms of it between" in printed
     document = json.loads(data.read_text())
     pairs = pd.read_parquet(out / "requests.parquet")
     pd.testing.assert_frame_equal(pd.DataFrame(document["scatter"]), pairs)

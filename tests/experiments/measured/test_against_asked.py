@@ -28,8 +28,8 @@ class TestWhatTheFileSays:
         path, _ = written(tmp_path, Server(), ASKED)
         path.write_text(json.dumps(with_one_that_failed(json.loads(path.read_text()))))
         assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
-        told = json.loads((tmp_path / "all.json").read_text())
-        assert (told["requests"], told["failed"], told["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
+        data = json.loads((tmp_path / "all.json").read_text())
+        assert (data["requests"], data["failed"], data["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
         assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
 
     def test_metrics_of_another_load_are_told(self, tmp_path, capsys):
@@ -39,8 +39,8 @@ class TestWhatTheFileSays:
         count = 'time_to_first_token_seconds_count{engine="0",model_name="facebook/opt-13b"} '
         metrics.write_text(metrics.read_text().replace(f"{count}{len(ASKED)}.0", f"{count}{2 * len(ASKED)}.0"))
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
-        told = " ".join(capsys.readouterr().out.split())
-        assert f"are of {2 * len(ASKED)} requests, the benchmark of {len(ASKED)}" in told
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"are of {2 * len(ASKED)} requests, the benchmark of {len(ASKED)}" in printed
 
     @pytest.mark.parametrize(("blocks", "outcome"), [(1, DONE), (10**20, MISTAKE)])
     def test_a_pool_that_no_server_has(self, blocks, outcome, tmp_path, capsys):
@@ -64,9 +64,9 @@ class TestWhatTheFileSays:
         halved = [[sum(gaps[place : place + 2]) for place in range(0, len(gaps), 2)] for gaps in itls]
         path, _ = written(tmp_path, Server(), ASKED, itls=halved)
         assert validate("--against", path, *FLAGS, "--json", tmp_path / "all.json") == DONE
-        told = json.loads((tmp_path / "all.json").read_text())
-        assert not [row for row in told["rows"] if "itl" in row["metric"]]
-        assert told["error"] == pytest.approx(0, abs=1e-9)
+        data = json.loads((tmp_path / "all.json").read_text())
+        assert not [row for row in data["rows"] if "itl" in row["metric"]]
+        assert data["error"] == pytest.approx(0, abs=1e-9)
         assert "Tokens came several at a time" in capsys.readouterr().out
 
     def test_a_request_of_one_token_has_no_tpot(self, tmp_path):
@@ -97,8 +97,8 @@ class TestWhatTheFileSays:
         document[field][1] = value
         path.write_text(json.dumps(document))
         assert validate("--against", path, *FLAGS) == MISTAKE
-        told = capsys.readouterr().err
-        assert complaint in told and told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("more", "complaint"),
@@ -137,9 +137,9 @@ class TestReplica:
         flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
         flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16)
         assert validate("--against", path, "--serve", line, *flags, "--json", tmp_path / "all.json") == DONE
-        told = json.loads((tmp_path / "all.json").read_text())
-        assert told["settings"]["max_model_len"] == 512
-        assert told["error"] == pytest.approx(0, abs=1e-9)
+        data = json.loads((tmp_path / "all.json").read_text())
+        assert data["settings"]["max_model_len"] == 512
+        assert data["error"] == pytest.approx(0, abs=1e-9)
 
     def test_the_benchmark_names_the_model(self):
         chosen = replica(Described(None, None, "h100-80gb", None, None, {"gpu": "h100-80gb"}), "org/Llama-3.1-8B-FP8")
@@ -168,8 +168,8 @@ class TestReplica:
     def test_what_cannot_be_is_said_in_a_line(self, flags, complaint, tmp_path, capsys):
         path, _ = written(tmp_path, Server(), ASKED)
         assert validate("--against", path, *flags) == MISTAKE
-        told = capsys.readouterr().err
-        assert complaint in told and told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("flags", "field"),
@@ -177,5 +177,5 @@ class TestReplica:
     )
     def test_what_is_of_a_server_needs_a_benchmark(self, flags, field, capsys):
         assert validate(*flags) == MISTAKE
-        told = capsys.readouterr().err
-        assert f"{field} = {flags[1]!r}: is of a real server; give its benchmark by --against" in told
+        error = capsys.readouterr().err
+        assert f"{field} = {flags[1]!r}: is of a real server; give its benchmark by --against" in error

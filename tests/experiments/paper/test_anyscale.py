@@ -9,8 +9,8 @@ from fragmeter.experiments.paper.figures import anyscale
 from fragmeter.experiments.paper.figures.anyscale import (
     FASTERTRANSFORMER,
     NAIVE,
-    TOLD_CAP,
-    TOLD_LENGTH,
+    RESERVES_CAP,
+    RESERVES_OUTPUT,
     VLLM,
     VLLM_AWAKE,
     Ratios,
@@ -73,7 +73,7 @@ class TestTheRatios:
         keys = [(row["series"], row["x"]) for row in payload["rows"]]
         assert keys == [(name, cap) for name in anyscale.SERIES for cap in (32, 128, 512, 1536)]
         beside = {row["series"]: row["published"] for row in payload["rows"] if row["x"] == 1536}
-        assert beside == {FASTERTRANSFORMER: 4, TOLD_CAP: 8, TOLD_LENGTH: 8, VLLM: 23}
+        assert beside == {FASTERTRANSFORMER: 4, RESERVES_CAP: 8, RESERVES_OUTPUT: 8, VLLM: 23}
         assert all(row["published"] is None for row in payload["rows"] if row["x"] != 1536)
 
     def test_one_number_is_fitted_on_fastertransformer_at_the_widest_cap(self, payload):

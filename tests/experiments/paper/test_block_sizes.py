@@ -139,8 +139,8 @@ class TestFig18b:
     def test_the_step_time_that_a_value_asks_for_is_that_of_a_power_law(self):
         """1 % of step time moves these by 10 %, so that twice the latency asks for 2 ** (1 / 10) of it."""
         rows = [{"x": x, "published": y, "simulated": 2.0, "step_1pct": 0.2} for x, y in ((16, 4.0), (32, 2.0))]
-        told = block_sizes.asked_told(rows)
-        assert "steps by +0.0% to +7.2% longer" in told and " 16 and more" in told
+        text = block_sizes.step_change_text(rows)
+        assert "steps by +0.0% to +7.2% longer" in text and " 16 and more" in text
 
 
 class TestFig19b:

@@ -45,13 +45,16 @@ class TestWithinAndOrdered:
         assert within(rows[:1], 0.1, "It")["finding"] == "It within 10%: worst -10.0% (A), of 1 predicted values."
 
     @pytest.mark.parametrize(
-        ("simulated", "told"), [((1.0, 2.0), "a < b"), ((2.0, 1.0), "b < a; published a < b"), ((2.0, 2.0), None)]
+        ("simulated", "order_text"), [((1.0, 2.0), "a < b"), ((2.0, 1.0), "b < a; published a < b"), ((2.0, 2.0), None)]
     )
-    def test_series_that_are_level_are_in_no_order(self, simulated, told):
+    def test_series_that_are_level_are_in_no_order(self, simulated, order_text):
         rows = [value_row(name, "time_ms", x, [y]) for name, x, y in zip("ab", (3.0, 4.0), simulated, strict=True)]
         found = ordered(rows, "time")
-        told = told or "a = b; published a < b"
-        assert found == {"finding": f"The order by time is the published one: {told}.", "holds": told == "a < b"}
+        order_text = order_text or "a = b; published a < b"
+        assert found == {
+            "finding": f"The order by time is the published one: {order_text}.",
+            "holds": order_text == "a < b",
+        }
 
 
 class TestFig2:
@@ -59,8 +62,8 @@ class TestFig2:
     def test_within_half_a_point(self, beyond, holds):
         rows = changed(fig2_rows(), beyond, series="Orca (Pow2)", metric="internal_pct")
         near, order = fig2.findings(rows, PAIRS)
-        told = f"Fig 2 within 0.5 points: worst {beyond:+.2f} (Orca (Pow2), internal), of 13 predicted values."
-        assert near == {"finding": told, "holds": holds} and order["holds"]
+        text = f"Fig 2 within 0.5 points: worst {beyond:+.2f} (Orca (Pow2), internal), of 13 predicted values."
+        assert near == {"finding": text, "holds": holds} and order["holds"]
 
     def test_who_has_more_in_use(self):
         rows = changed(fig2_rows(), -12.0, series="Orca (Oracle)", metric="token_states_pct")
@@ -70,8 +73,8 @@ class TestFig2:
 
     def test_of_drawn_lengths_it_says_whose_limit_it_is_and_has_no_other(self):
         rows = changed(fig2_rows(), -3.3, series="Orca (Pow2)", metric="internal_pct")
-        told, holds = fig2.findings(rows, DRAWN)[0].values()
-        assert told.startswith("Fig 2 (drawn lengths; the limit is for the exact pairs) within 0.5 points: worst -3.30")
+        text, holds = fig2.findings(rows, DRAWN)[0].values()
+        assert text.startswith("Fig 2 (drawn lengths; the limit is for the exact pairs) within 0.5 points: worst -3.30")
         assert not holds
 
 
@@ -80,8 +83,8 @@ class TestFig13a:
     def test_within_three_percent(self, share, holds):
         rows = changed(fig13a_rows(), share * 7.0, series="Orca (Max)")
         near, order = fig13a.findings(rows, PAIRS)
-        told = f"Fig 13a within 3%: worst {share:+.1%} (Orca (Max)), of 3 predicted values."
-        assert near == {"finding": told, "holds": holds} and order["holds"]
+        text = f"Fig 13a within 3%: worst {share:+.1%} (Orca (Max)), of 3 predicted values."
+        assert near == {"finding": text, "holds": holds} and order["holds"]
 
     def test_vllm_s_value_is_fitted_and_counts_for_the_order_alone(self):
         rows = changed(fig13a_rows(), -20.0, series="vLLM")
@@ -113,14 +116,14 @@ def test_fig_15_s_fitted_beams_are_no_agreement():
 
 
 @pytest.mark.parametrize(
-    ("rates", "holds", "told"),
+    ("rates", "holds", "texts"),
     [
         ((1.0, 1.05, 1.09, 1.4), [True, True], ["10% apart: 9%; in the figure 3%", "best Orca: 1.28"]),
         ((1.0, 1.05, 1.11, 1.4), [False, True], ["10% apart: 11%", "1.26; in the figure 1.49"]),
         ((1.0, 1.0, 1.09, 1.3), [True, False], ["10% apart: 9%", "1.2 times the rate of the best Orca: 1.19"]),
     ],
 )
-def test_fig_17_s_shape(rates, holds, told):
+def test_fig_17_s_shape(rates, holds, texts):
     published = (0.552, 0.565, 0.571, 0.852)
     names = ("Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM")
     rows = [
@@ -129,7 +132,7 @@ def test_fig_17_s_shape(rates, holds, told):
     ]
     found = list(fig17.findings(rows))
     assert [finding["holds"] for finding in found] == holds
-    assert all(words in finding["finding"] for words, finding in zip(told, found, strict=True))
+    assert all(words in finding["finding"] for words, finding in zip(texts, found, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -144,18 +147,18 @@ def test_fig_16_s_longer_prefix_favours_who_shares_it(vllm, holds):
     assert found["holds"] == holds and f"{vllm[0]:.2f} and {vllm[1]:.2f} times" in found["finding"]
 
 
-@pytest.mark.parametrize(("simulated", "told"), [(8.0, "64"), (10.0, "none"), (2.0, "32")])
-def test_fig_19a_s_swaps_are_quicker_from_a_block_size_on(simulated, told):
+@pytest.mark.parametrize(("simulated", "from_size"), [(8.0, "64"), (10.0, "none"), (2.0, "32")])
+def test_fig_19a_s_swaps_are_quicker_from_a_block_size_on(simulated, from_size):
     """Out and in take twice so much as each; computing takes 18, and published they are quicker at 64 alone."""
     rows = [
         {"series": series, "x": x, "published": published, "simulated": found}
         for series in ("swap in", "swap out")
-        for x, published, found in ((32, 10.0, 10.0 if told != "32" else 2.0), (64, 8.0, simulated))
+        for x, published, found in ((32, 10.0, 10.0 if from_size != "32" else 2.0), (64, 8.0, simulated))
     ]
     rows += [{"series": "recompute", "x": x, "published": 18.0, "simulated": 18.0} for x in (32, 64)]
     assert fig19a.quicker_from(rows) == {
-        "finding": f"Out and in again is quicker than computing from block size {told} on; published: 64.",
-        "holds": told == "64",
+        "finding": f"Out and in again is quicker than computing from block size {from_size} on; published: 64.",
+        "holds": from_size == "64",
     }
 
 
@@ -174,8 +177,8 @@ class TestBlockSizes:
     )
     def test_what_is_best_here_is_nearly_the_best_by_the_figure(self, best, above, holds):
         rows = by_size("S", self.PUBLISHED, [1.0 if x == best else 2.0 for x in (16, 32, 64, 128)])
-        told, found = best_size(rows, 0.5).values()
-        assert told == (
+        text, found = best_size(rows, 0.5).values()
+        assert text == (
             f"S: the best block size, of those not fitted, is {best}; by the figure its latency is {above}% above that"
             " of the best there, 32, limit 50%."
         )
@@ -197,7 +200,7 @@ class TestBlockSizes:
     def test_who_is_quicker_where_the_figure_is_clear_and_a_tie_is_nobody(self):
         one = by_size("one", [1.0, 1.0, 1.0, 1.04], [2.0, 2.0, 2.0, 2.0])
         level, apart = (by_size("two", [2.0, 0.5, 0.5, 1.0], [3.0, 1.0, found, 9.0]) for found in (2.0, 1.0))
-        told, holds = who_is_quicker([*one, *level], "one", "two").values()
-        assert told.startswith("One or two, the same one is quicker at 2 of the 3 block sizes")
-        assert told.endswith("more than 5%: 16, 32.") and not holds
+        text, holds = who_is_quicker([*one, *level], "one", "two").values()
+        assert text.startswith("One or two, the same one is quicker at 2 of the 3 block sizes")
+        assert text.endswith("more than 5%: 16, 32.") and not holds
         assert who_is_quicker([*one, *apart], "one", "two")["holds"]

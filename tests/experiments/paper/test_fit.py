@@ -59,7 +59,7 @@ def test_a_tie_takes_the_smaller_scale():
 def test_a_value_that_is_never_reached_takes_the_nearest_of_the_coarse_scan():
     found = fit(Response(lambda s: 10 + s))
     assert (found.scale, [s for s, _ in found.scan]) == (1.25, list(SCALES))
-    assert "fitted on Fig 13a's vLLM value (30.42) alone; it comes to 11.25." in found.told()
+    assert "fitted on Fig 13a's vLLM value (30.42) alone; it comes to 11.25." in found.description()
 
 
 def test_drawn_lengths_are_not_fitted_on():
@@ -67,4 +67,4 @@ def test_drawn_lengths_are_not_fitted_on():
     bench.source = Source((0,))
     found = fit(bench)
     assert (found.scale, found.scan) == (FITTED_STEP_SCALE, ())
-    assert "beforehand and on the paper's own length pairs" in found.told()
+    assert "beforehand and on the paper's own length pairs" in found.description()

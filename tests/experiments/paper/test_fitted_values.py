@@ -69,7 +69,7 @@ def test_a_panel_says_which_of_its_series_were_fitted(name):
     if name.startswith("fig12"):
         on = {series: f"Fig {name.removeprefix('fig')}'s {series} crossing ({panel.published[series]:g} req/s)"
               for series in panel.systems}  # fmt: skip
-        assert {series for series, told in on.items() if panel.scales[series].on == told} == expected
+        assert {series for series, value in on.items() if panel.scales[series].on == value} == expected
 
 
 @pytest.mark.parametrize("experiment", [FIG2, FIG13A, FIG13B], ids=lambda experiment: experiment.figure)

@@ -88,18 +88,18 @@ def test_crossings_and_scales_are_those_of_whole_runs(monkeypatch):
     monkeypatch.setattr(rate_sweep, "_FAR_ABOVE", 1.1)
     found, scale = find_rate(search)[1], fit_scale(system, load)
     monkeypatch.setattr(rate_sweep, "_FAR_ABOVE", inf)
-    told, whole_scale = find_rate(search)[1], fit_scale(system, load)
-    assert (found.at, found.exponent) == (told.at, told.exponent)
+    expected, whole_scale = find_rate(search)[1], fit_scale(system, load)
+    assert (found.at, found.exponent) == (expected.at, expected.exponent)
     assert (scale.at, scale.exponent) == (whole_scale.at, whole_scale.exponent)
-    assert set(found.points) < set(told.points) and set(scale.points) < set(whole_scale.points)
-    assert all(latency > TARGET_S for _, latency in set(told.points) - set(found.points))
+    assert set(found.points) < set(expected.points) and set(scale.points) < set(whole_scale.points)
+    assert all(latency > TARGET_S for _, latency in set(expected.points) - set(found.points))
 
 
 def test_the_bound_is_never_above_the_mean(load, monkeypatch):
     """At every look, with every look taken."""
     bounds = []
     monkeypatch.setattr(overload, "_LOOKS_EVERY", 1)
-    told = overload._Watch.least_s
-    monkeypatch.setattr(overload._Watch, "least_s", lambda watch: bounds.append(told(watch)) or 0.0)
+    least_s = overload._Watch.least_s
+    monkeypatch.setattr(overload._Watch, "least_s", lambda watch: bounds.append(least_s(watch)) or 0.0)
     mean = mean_latency_s(settings(), load.workload, PaperCost(1.3), 100.0)
     assert len(bounds) > 100 and max(bounds) < mean and bounds == sorted(bounds) and bounds[-1] > 0.5 * mean

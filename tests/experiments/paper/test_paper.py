@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.paper.bench import Bench, Case, Measured
-from fragmeter.experiments.paper.comparison import compared_rows, lengths_told, row
+from fragmeter.experiments.paper.comparison import compared_rows, lengths_lines, row
 from fragmeter.experiments.paper.fit import Fit, fit
 from fragmeter.experiments.paper.paper import FIG2, FIG13A, SERIES, source
 from fragmeter.experiments.paper.published import (
@@ -54,7 +54,9 @@ class TestSource:
         assert drawn.seeds == (0, 1, 2)
         one, again, other = (drawn.workload(FIG2, seed) for seed in (0, 0, 1))
         assert one.sha256() == again.sha256() != other.sha256()
-        assert drawn.told(FIG13A) == ("Synthetic vllm_sosp23_sharegpt_opt, 2 req/s, 3600 s, mean of seeds 0 to 2")
+        assert drawn.description(FIG13A) == (
+            "Synthetic vllm_sosp23_sharegpt_opt, 2 req/s, 3600 s, mean of seeds 0 to 2"
+        )
 
     def test_a_file_takes_the_papers_one_seed_unless_more_are_asked_for(self, tmp_path):
         file = tmp_path / "pairs.csv"
@@ -63,7 +65,7 @@ class TestSource:
         assert source(file, seeds=2).seeds == (0, 1)
         served = source(file).workload(FIG2, 0)
         assert set(zip(served.prompt_tokens.tolist(), served.output_tokens.tolist())) == {(7, 5), (9, 3)}
-        assert source(file).told(FIG2) == "pairs, 4 req/s, 900 s, seed 0"
+        assert source(file).description(FIG2) == "pairs, 4 req/s, 900 s, seed 0"
 
 
 class TestRow:
@@ -107,7 +109,7 @@ def exact_fit(exact_bench) -> Fit:
 
 class TestOnTheExactPairs:
     def test_these_are_the_papers_pairs(self, exact_bench):
-        assert list(lengths_told(exact_bench)) == [
+        assert list(lengths_lines(exact_bench)) == [
             "Lengths: 79,731 pairs fit the model, means 161.31 and 337.99 tokens;"
             " the paper's Fig 11 prints 161.31 and 337.99."
         ]

@@ -226,7 +226,7 @@ class TestTheCommand:
 
     def test_refuses_what_it_cannot_do_in_one_line(self, tmp_path, capsys):
         trace = str(put(tmp_path, [*MOONCAKE[:2], MOONCAKE[2] | {"hash_ids": [0]}]))
-        for tokens, told in [
+        for tokens, message in [
             ([], "trace = None: prefix-cache replays block hashes; give a trace in JSON lines with hash_ids"),
             (["--trace", trace, "--seeds", "2"], "seeds = 2: prefix-cache replays a trace as it is; leave the"),
             (["--trace", trace], f"{trace}, line 3: hash_ids = [0]: 1 ids where 600 tokens of prompt are 2 blocks"),
@@ -234,5 +234,5 @@ class TestTheCommand:
         ]:
             assert status(["reproduce", "prefix-cache", *tokens]) == MISTAKE
             captured = capsys.readouterr()
-            assert captured.out == "" and captured.err.startswith(f"fragmeter: {told}")
+            assert captured.out == "" and captured.err.startswith(f"fragmeter: {message}")
             assert captured.err.count("\n") == 1

@@ -16,7 +16,7 @@ from fragmeter.experiments.paper.paper import Source
 from fragmeter.experiments.paper.published import paper_figures
 from fragmeter.experiments.paper.rate_sweep import rate_sweep
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
-from fragmeter.experiments.paper.rate_sweep.panels import CROSSING, ORACLE, VLLM, ratio_told, spare_seeds
+from fragmeter.experiments.paper.rate_sweep.panels import CROSSING, ORACLE, VLLM, ratio_text, spare_seeds
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     TARGET_S,
     Load,
@@ -105,11 +105,11 @@ class TestBisection:
             return x**7
 
         found = crossing(lambda x: x**7 if x**7 <= far else inf, 1.0, 3.0, whole)
-        told = crossing(lambda x: x**7, 1.0, 3.0)
-        assert (found.at, found.exponent) == (told.at, told.exponent)
-        next_above = min(x for x, y in told.points if y >= 1)
+        whole = crossing(lambda x: x**7, 1.0, 3.0)
+        assert (found.at, found.exponent) == (whole.at, whole.exponent)
+        next_above = min(x for x, y in whole.points if y >= 1)
         assert asked == ([next_above] if next_above**7 > far else [])
-        assert found.points == tuple((x, y) for x, y in told.points if y <= far or x == next_above)
+        assert found.points == tuple((x, y) for x, y in whole.points if y <= far or x == next_above)
 
     @pytest.mark.parametrize(("level", "side"), [(0.1, "below"), (9.0, "above")])
     def test_a_curve_that_never_crosses_is_refused(self, level, side):
@@ -234,8 +234,8 @@ class TestPanels:
     def test_markers_are_simulated_at_their_own_rate(self, panel):
         point = next(point for point in panel["curves"] if (point["series"], point["x"]) == (VLLM, 1.25))
         scale = fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 150), VLLM).value
-        told = latency_s(fig12.system("OPT-13B", "ShareGPT", VLLM), short_load(1.931, 150), 1.25, scale)
-        assert point["simulated"] == round(told, 4) and point["published"] == 0.038
+        expected = latency_s(fig12.system("OPT-13B", "ShareGPT", VLLM), short_load(1.931, 150), 1.25, scale)
+        assert point["simulated"] == round(expected, 4) and point["published"] == 0.038
 
     def test_alpaca_takes_the_scale_of_sharegpt(self):
         asked = fig12.Asked("OPT-13B", Source((0,)), 60)
@@ -265,7 +265,7 @@ class TestPanels:
             "finding": "The order is the published one: vLLM < Orca (Oracle); published Orca (Oracle) < vLLM.",
             "holds": False,
         }
-        assert ratio_told(rows, VLLM, ORACLE) == "vLLM takes 4.00 times the rate of Orca (Oracle); published 1.50."
+        assert ratio_text(rows, VLLM, ORACLE) == "vLLM takes 4.00 times the rate of Orca (Oracle); published 1.50."
 
 
 @pytest.mark.slow

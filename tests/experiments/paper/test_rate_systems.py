@@ -74,11 +74,11 @@ class TestSystems:
     def test_fastertransformer_batches_what_fits_of_the_outputs_that_it_is_told(self):
         """Fourteen of Alpaca's requests; of the model's length only seven fit."""
         alpaca = Source((0,), drawn_from=ALPACA_SET)
-        told, other = (fig12.load_of(series, alpaca, 30, 10, 0).workload for series in (FASTER_TRANSFORMER, VLLM))
-        assert np.array_equal(told.max_tokens, told.output_tokens) and other.max_tokens is None
+        declared, other = (fig12.load_of(series, alpaca, 30, 10, 0).workload for series in (FASTER_TRANSFORMER, VLLM))
+        assert np.array_equal(declared.max_tokens, declared.output_tokens) and other.max_tokens is None
         system = fig12.system("OPT-13B", "Alpaca", FASTER_TRANSFORMER)
-        for max_tokens, most in ((told.max_tokens, 14), (None, 7)):
-            burst = replace(told, arrival_ticks=np.zeros(len(told), dtype=np.int64), max_tokens=max_tokens)
+        for max_tokens, most in ((declared.max_tokens, 14), (None, 7)):
+            burst = replace(declared, arrival_ticks=np.zeros(len(declared), dtype=np.int64), max_tokens=max_tokens)
             starts = request_times(simulate(system.settings, burst, system.steps.cost())).first_scheduled_ticks
             assert np.unique(starts, return_counts=True)[1].max() == most
 
@@ -87,8 +87,8 @@ class TestSystems:
         every = product(fig12.SERVERS, (FASTER_TRANSFORMER, VLLM))
         spans = {(model, series): fig12.span_s(model, series) for model, series in every}
         assert {key: span for key, span in spans.items() if span != 3600} == {("OPT-175B", VLLM): 900}
-        told = fig12.told("OPT-175B", ALPACA, Source((0,)))
-        assert "900 s (3,600 s for FasterTransformer)" in told
+        text = fig12.description("OPT-175B", ALPACA, Source((0,)))
+        assert "900 s (3,600 s for FasterTransformer)" in text
 
     def test_vllm_alone_keeps_the_prefix(self):
         vllm, orca = (fig16.system(series, 341).settings for series in (VLLM, ORACLE))

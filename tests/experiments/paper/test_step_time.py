@@ -63,12 +63,12 @@ def test_the_command_prints_and_writes_it(tmp_path, capsys, payload):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "told"),
+    ("flag", "value", "message"),
     [
         ("seeds", "2", "seeds = 2: step-time draws nothing; leave it out"),
         ("trace", "x.csv", "trace = 'x.csv': step-time does not serve it; leave it out"),
     ],
 )
-def test_nothing_hangs_on_a_trace_or_seeds(flag, value, told, capsys):
+def test_nothing_hangs_on_a_trace_or_seeds(flag, value, message, capsys):
     assert status(["reproduce", "step-time", f"--{flag}", value]) == MISTAKE
-    assert capsys.readouterr().err == f"fragmeter: {told}\n"
+    assert capsys.readouterr().err == f"fragmeter: {message}\n"

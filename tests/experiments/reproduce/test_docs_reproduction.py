@@ -72,9 +72,9 @@ def test_a_folder_without_figures_is_refused(script, tmp_path):
     assert not (tmp_path / "reproduction.md").exists()
 
 
-@pytest.mark.parametrize(("name", "told"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
-def test_headings(script, name, told):
-    assert script.heading(name) == told
+@pytest.mark.parametrize(("name", "expected"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
+def test_headings(script, name, expected):
+    assert script.heading(name) == expected
 
 
 def test_the_document_has_figures_that_there_are_in_their_order(script):
@@ -102,5 +102,5 @@ def test_errors_of_the_page_are_percent_or_points():
     ]
     numbers = comparison_numbers(rows)
     places = [numbers["columns"].index(name) for name in ("Per 1 % of step", "Error")]
-    told = [[line[place] for place in places] for line in numbers["rows"]]
-    assert told == [["1.0%", "+1.5%"], ["0.0%", "+0.0%"], ["0.4", "-3.0"]]
+    cells = [[line[place] for place in places] for line in numbers["rows"]]
+    assert cells == [["1.0%", "+1.5%"], ["0.0%", "+0.0%"], ["0.4", "-3.0"]]

@@ -15,12 +15,12 @@ from fragmeter.experiments.runs import slo_check as verdicts
 from fragmeter.experiments.runs.slo_check import (
     Goal,
     Seen,
-    Verdict,
+    SloCheck,
+    check_run,
+    check_slo,
     counted,
     judged,
     saturated_rate,
-    verdict,
-    verdict_of,
 )
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import Settings
@@ -89,12 +89,12 @@ class TestJudged:
 
     def test_the_ends_do_not_count(self):
         assert counted(20) == slice(2, 18)
-        assert judged(self.WORK, self.GOAL, self.seen(0, 1, 18, 19), over=True) == Verdict(True, 16, 16, {"ttft": 0})
+        assert judged(self.WORK, self.GOAL, self.seen(0, 1, 18, 19), over=True) == SloCheck(True, 16, 16, {"ttft": 0})
 
     def test_one_in_sixteen_may_miss(self):
-        assert judged(self.WORK, self.GOAL, self.seen(2), over=True) == Verdict(True, 16, 15, {"ttft": 1})
+        assert judged(self.WORK, self.GOAL, self.seen(2), over=True) == SloCheck(True, 16, 15, {"ttft": 1})
         found = judged(self.WORK, self.GOAL, self.seen(2, 17), over=True)
-        assert found == Verdict(False, 16, 14, {"ttft": 2})
+        assert found == SloCheck(False, 16, 14, {"ttft": 2})
         assert found.attained == 14 / 16
 
     def test_nothing_is_certain_while_somebody_who_counts_may_still_miss(self):
@@ -106,7 +106,7 @@ class TestJudged:
 
     def test_who_is_refused_meets_nothing(self):
         found = judged(self.WORK, self.GOAL, self.seen(unknown=(5, 6)), over=True)
-        assert found == Verdict(False, 16, 14, {"ttft": 0})
+        assert found == SloCheck(False, 16, 14, {"ttft": 0})
 
 
 def parts(policy: str, case: Case):
@@ -132,8 +132,8 @@ def test_a_run_that_is_stopped_has_the_verdict_of_the_whole(policy, case, ttft, 
     chosen, work = parts(policy, case)
     goal = Goal(Objectives(*(None if limit is None else limit / MS for limit in (ttft, tpot, e2el))), share)
     with mock.patch.object(verdicts, "_LOOK_EVERY", 1):
-        early = verdict(chosen, work, goal, case.cost)
-    whole = verdict_of(simulate(chosen, work, case.cost), goal)
+        early = check_slo(chosen, work, goal, case.cost)
+    whole = check_run(simulate(chosen, work, case.cost), goal)
     assert (early.meets, early.counted) == (whole.meets, whole.counted)
     assert early.met >= whole.met
     assert all(early.missed[name] <= number for name, number in whole.missed.items())
@@ -154,9 +154,9 @@ def check_looks(chosen: Settings, work: Workload, cost: LineCost) -> int:
     with (
         keep,
         mock.patch.object(verdicts, "_LOOK_EVERY", 1),
-        mock.patch.object(verdicts, "verdict_of", lambda *_: None),
+        mock.patch.object(verdicts, "check_run", lambda *_: None),
     ):
-        verdict(chosen, work, Goal(Objectives(ttft=1)), cost)
+        check_slo(chosen, work, Goal(Objectives(ttft=1)), cost)
     times = request_times(simulate(chosen, work, cost))
     for seen in looks:
         first, finish, finished = (
@@ -187,8 +187,8 @@ def test_an_overload_is_stopped_early():
     chosen = settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1))
     cost = LineCost()
     work = work_of(2000, gap=cost.step_ticks(0, 0, 1, 0) // 2)
-    with mock.patch.object(verdicts, "verdict_of", side_effect=AssertionError("served to the end")):
-        found = verdict(chosen, work, Goal(Objectives(ttft=1000 / MS)), cost)
+    with mock.patch.object(verdicts, "check_run", side_effect=AssertionError("served to the end")):
+        found = check_slo(chosen, work, Goal(Objectives(ttft=1000 / MS)), cost)
     assert not found.meets and 160 < found.missed["ttft"] < 800
 
 

@@ -127,11 +127,11 @@ def test_too_few_requests_and_too_long_ones():
 def test_the_program(tmp_path, capsys):
     asked = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80"]
     asked += ["--jobs", "1", "--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html")]
-    asked += ["--json", str(tmp_path / "told.json")]
+    asked += ["--json", str(tmp_path / "waste.json")]
     assert status(asked) == DONE
     printed = capsys.readouterr().out
-    told = json.loads((tmp_path / "told.json").read_text())
-    rows = {(row["side"], row["without"]): row for row in told["rows"]}
+    data = json.loads((tmp_path / "waste.json").read_text())
+    rows = {(row["side"], row["without"]): row for row in data["rows"]}
     base, row = rows["policy=orca-max", "none"], rows["policy=orca-max", "over_estimate"]
     assert f"{base['request_throughput']:.3f}" in printed
     assert f"x {row['gain']:.2f}" in printed
@@ -141,7 +141,7 @@ def test_the_program(tmp_path, capsys):
     assert "What each kind of waste costs" in (tmp_path / "page.html").read_text()
     asked[asked.index("--jobs") + 1] = "2"
     assert status([*asked[:-1], str(tmp_path / "again.json")]) == DONE
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "told.json").read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "waste.json").read_bytes()
 
 
 def test_each_seed_draws_its_own_and_all_gpus_are_paid():
@@ -165,7 +165,7 @@ def test_users_who_would_wait_are_there_at_once_too():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--waste", "out/vllm"], "compare --waste runs settings again; give them by --set"),
         (["--waste", "--request-rate", "2"], "compare --waste lets all requests come at once; leave out"),
@@ -176,10 +176,10 @@ def test_users_who_would_wait_are_there_at_once_too():
         (["--price", "2", "--set", "policy=orca", "--set", "policy=static"], "--price goes with --waste"),
     ],
 )
-def test_what_cannot_be_asked(flags, told, capsys):
+def test_what_cannot_be_asked(flags, message, capsys):
     assert status(["compare", *flags]) == MISTAKE
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -129,14 +129,14 @@ def test_mixtral_in_a_container_starts():
 
 
 def test_the_answers_as_data(capsys):
-    def told(*tokens: str):
+    def plan_of(*tokens: str):
         assert status(["plan", "--gpu", "h100-80gb", "--json", "-", *tokens]) == DONE
         return json.loads(capsys.readouterr().out)
 
-    starts = told("--serve", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16K", "--mean-tokens", "2000")
+    starts = plan_of("--serve", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16K", "--mean-tokens", "2000")
     assert (starts["starts"], starts["num_gpu_blocks"], starts["refusal"]) == (True, 28_046, None)
     assert starts["users"] == [{"tokens": 16_384, "users": 27}, {"tokens": 2000, "users": 224}]
     assert starts["settings"]["num_gpu_blocks_override"] == 28_046
-    refused = told("--serve", "vllm serve meta-llama/Llama-3.1-70B -tp 2 --max-model-len 32768")
+    refused = plan_of("--serve", "vllm serve meta-llama/Llama-3.1-70B -tp 2 --max-model-len 32768")
     assert (refused["starts"], refused["refusal"]["kind"]) == (False, "KV cache")
     assert [remedy["num_gpus"] for remedy in refused["remedies"]] == [4, 2, 2, 2]
