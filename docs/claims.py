@@ -22,7 +22,7 @@ pass, **partial pass** if some do, and **fail** if none does. A claim that needs
 testable**; its row names the experiment that would test it. So is a claim with a number that is below the claimed value
 and only a lower bound, because the model leaves out something that raises it (the speed of another system's software,
 stages of a pipeline that work at the same time). Such a number refutes nothing, and the row gives the remaining factor.
-Outcomes are computed: `tests/experiments/claims/test_claims_verdicts.py` moves every number across its bound.
+Outcomes are computed: `tests/experiments/claims/test_claims_outcomes.py` moves every number across its bound.
 
 Numbers are means over {seeds} seeds of synthetic lengths. The deciding number is reported with its range over the seeds
 and, if it depends on the step time fitted to OPT-13B, with its change if all steps take 1 % longer. With `--out DIR`

@@ -116,7 +116,7 @@ def candidates(
         cost: Step time of all; None takes each GPU's profile where it covers the candidate, else the roofline.
 
     Raises:
-        SettingError: A value that cannot be, or more candidates than anybody waits for.
+        SettingError: An invalid value, or more candidates than the limit.
     """
     whole = {"gpu": list(gpus), **axes}
     total = 1

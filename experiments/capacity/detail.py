@@ -1,9 +1,9 @@
-"""What a replica does at its recommended rate, and what stands in the way of a higher one.
+"""Results of a replica at its recommended rate, and the limit that prevents a higher rate.
 
-At 1.15 times the highest rate of a seed its goal is missed. What limits is told by two things: which objective most
-requests miss there, and why somebody waits, by time: because every seat is taken (``max_num_seqs``), because the KV
-cache lacks the blocks of another prompt, or neither, and then it is the time that steps take. Preemptions, too, mean
-memory.
+At 1.15 times the highest rate of a seed, the run misses its goal. Two results of that run show the limit. The first is
+the objective that most requests miss. The second is the cause for which requests wait, by time: ``max_num_seqs``
+sequences already run, the KV cache lacks the blocks of another prompt, or neither, which leaves the step time.
+Preemptions also indicate memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...sim.metrics.summary import summary
 from ..runs.slo_check import Goal, check_run, compiled_cost
 from .load import Load
 
-#: Shares of the recommended rate at which latency and price are told, for the picture.
+#: Shares of the recommended rate at which latency and price are reported, for the picture.
 SHARES = (0.25, 0.5, 0.75, 1.0)
 #: How much above the recommended rate is looked, as in the check of the recommendation.
 BEYOND = 1.15
@@ -37,7 +37,7 @@ _RATES = (
 def detail(settings: Settings, load: Load, goal: Goal, seed: int, rate: float, highest: float) -> dict[str, Any]:
     """The run of one seed at a rate, and what limits it.
 
-    Of an infinite rate, at which all requests come at once, no shares are told.
+    An infinite rate, at which all requests arrive at once, has no shares.
 
     Args:
         highest: The seed's own highest rate.
@@ -98,13 +98,18 @@ def _cause(waits: dict[str, float], preemptions: int) -> str:
 
 
 def waiting_shares(run: Run) -> dict[str, float]:
-    """Share of the run's time in which somebody waits for a seat, for memory, and for steps to be over."""
+    """Shares of the run's time in which requests wait for ``max_num_seqs``, for memory, and for the step to end.
+
+    The keys are ``seats``, ``memory`` and ``steps``.
+    """
     run_log, limits = run.log, run.replica.policy.limits
     rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
     queued = rows["waiting"] > 0
-    seats = queued & (rows["batch_size"] >= limits.max_num_seqs)
+    num_seqs = queued & (rows["batch_size"] >= limits.max_num_seqs)
     # A prompt of the mean length, in whole blocks, and one more for those that run.
     room = (1 - -int(run.workload.prompt_tokens.mean()) // run_log.block_size) * run_log.block_size
-    memory = queued & ~seats & (run_log.capacity_slots - rows["held"] < room)
-    steps = queued & ~seats & ~memory
-    return {name: float(ticks[some].sum()) for name, some in (("seats", seats), ("memory", memory), ("steps", steps))}
+    memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
+    steps = queued & ~num_seqs & ~memory
+    return {
+        name: float(ticks[some].sum()) for name, some in (("seats", num_seqs), ("memory", memory), ("steps", steps))
+    }

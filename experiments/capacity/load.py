@@ -71,7 +71,7 @@ class Load:
                     name, str(getattr(self.pacing, name)), "has no rate to look for; give a request rate"
                 )
         if self.pacing.think_time is not None:
-            remedy = "is of users who wait for answers, and a plan's requests come at a rate; leave it out"
+            remedy = "is for users that wait for answers, and the requests of a plan arrive at a rate; leave it out"
             raise SettingError("think_time", self.pacing.think_time, remedy)
         wanted = self.pacing.request_rate
         if wanted is not None and not 0 < wanted < inf:
@@ -173,7 +173,7 @@ def _whole(asked: Requests) -> Requests:
 
 
 def _taken(trace: Trace, rows: np.ndarray) -> Trace:
-    """Some rows of a trace whose prompts share nothing, again and again."""
+    """Rows of a trace without shared prompts; a row may occur several times."""
     columns = (trace.max_tokens, trace.n)
     max_tokens, n = (None if column is None else column[rows] for column in columns)
     return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], max_tokens=max_tokens, n=n)

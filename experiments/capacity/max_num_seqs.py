@@ -1,12 +1,14 @@
-"""Which ``max-num-seqs`` runs without preemption on a load: the largest, by simulation.
+"""The largest ``max-num-seqs`` that runs without preemption on a load, by simulation.
 
-More seats let more sequences in, which outgrow the pool together; but who waits arrives in other company, so that now
-and then a value preempts between two that do not (tests/test_plan_questions.py has one). So nothing is bisected:
+A larger value admits more sequences, and together they may outgrow the pool. It also changes which sequences run
+together, so a value that preempts can lie between two that do not (tests/experiments/capacity/test_plan_questions.py
+has one). The search therefore does not bisect:
 
-1. With as many seats as there can be, the run says how many ever run at once: more seats change nothing.
-2. From there down every value is simulated until the first preemption, which comes early where seats are many. The
-   first value that has none is the answer.
-3. Whatever the order and the times: as many as the longest of the load fit together never preempt. That is less.
+1. A run with the largest possible value gives the peak number of running sequences. Larger values change nothing.
+2. From the peak down, each value is simulated until the first preemption, which occurs early for large values. The
+   first value without a preemption is the answer.
+3. A smaller bound is independent of order and times: as many of the longest sequences as fit in the pool together
+   never preempt.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ Watch = Callable[[Iterable[int], str, int], Iterable[int]]
 
 
 @dataclass(frozen=True)
-class Seats:
+class MaxNumSeqs:
     """The answer.
 
     Attributes:
-        most: Largest value that can be asked: the step's tokens, or the requests where they are fewer.
+        most: Largest value that can matter: the token budget of a step, or the number of sequences if that is smaller.
         peak: How many run at once with that.
         largest: Largest value without a preemption; None where there is none.
         in_any_order: Up to this value the same requests cannot preempt, whenever they come.
@@ -47,7 +49,7 @@ class Seats:
 
     @property
     def unlimited(self) -> bool:
-        """Whether nobody is preempted where seats limit nobody."""
+        """Whether no sequence is preempted even where ``max_num_seqs`` does not limit the batch."""
         return self.largest == self.most
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class Seats:
         return asdict(self)
 
 
-def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Seats:
+def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> MaxNumSeqs:
     """The largest ``max_num_seqs`` with which no request is preempted.
 
     Raises:
@@ -63,17 +65,17 @@ def largest_max_num_seqs(settings: Settings, work: Workload, watch: Watch) -> Se
     """
     most = _most(settings, work)
     run = simulate(replace(settings, max_num_seqs=most), work)
-    # A prompt that goes on after a step has a seat and computes no token of its own.
+    # A prompt that continues after a step counts as running and computes no token of its own.
     peak = min(most, int(run.log.rows["batch_size"].max(initial=0)) + 1)
     sure = _in_any_order(run)
     if not len(run.log.evictions["index"]):
-        return Seats(most, peak, most, sure, 1)
+        return MaxNumSeqs(most, peak, most, sure, 1)
     values, runs = range(peak, 0, -1), 1
-    for value in watch(values, "Fewer seats", len(values)):
+    for value in watch(values, "Lower max_num_seqs", len(values)):
         runs += 1
         if not preempts(replace(settings, max_num_seqs=value), work):
-            return Seats(most, peak, value, sure, runs)
-    return Seats(most, peak, None, sure, runs)
+            return MaxNumSeqs(most, peak, value, sure, runs)
+    return MaxNumSeqs(most, peak, None, sure, runs)
 
 
 def preempts(settings: Settings, work: Workload) -> bool:

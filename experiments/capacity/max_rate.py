@@ -1,4 +1,4 @@
-"""The highest request rate at which a replica meets a goal, for seeds that nobody has seen.
+"""The highest request rate at which a replica meets a goal, for seeds outside the sample.
 
 A seed fixes requests and unit gaps, and rates are powers of 1.02. So to meet the goal is a function of a whole
 number, and the highest rate of a seed is found by doubling or halving steps and bisection, on common random numbers.
@@ -9,9 +9,9 @@ Logarithms of the rates are taken to be normal; then the limit is mean - k * sta
 noncentral t distribution (Natrella, NBS Handbook 91, 2-5; NIST/SEMATECH e-Handbook 7.2.6.3). More seeds bring k, more
 requests a run bring the deviation down.
 
-The first seed goes ahead: its requests are served alone (who misses the goal then misses it at any rate), all at once
-(no rate above what a replica delivers when it always has more to do is ever recommended), an eighth of them at rates
-a factor of two apart, and so the search of every seed begins near its end.
+The first seed runs before the others. Its requests are served one by one: a request that misses the goal then misses it
+at any rate. They are served all at once: the recommended rate never exceeds that throughput. An eighth of them is
+served at rates a factor of two apart, so that the search of every seed begins near its result.
 
 Where a seed's requests meet the goal however fast they come, all at once, its highest rate is infinite. Of some seeds
 among others it counts as the highest of those others: what is recommended is then less than could be.
@@ -56,7 +56,7 @@ class Ahead:
     """What the first seed says.
 
     Attributes:
-        alone: The verdict on its requests served one by one.
+        alone: The SLO check of its requests served one by one.
         saturated: Requests/s that the replica delivers when it always has more to do (``saturated_rate``).
         found: Its highest rate.
     """

@@ -10,8 +10,8 @@ interrupted goes on where it was. Several replicas are as many of one: a router 
 a part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then
 fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
 
-Where every rate meets the goal, as all requests at once do, one replica is enough for what is wanted; but it has no
-full rate, so that without a wanted one its token has no price, and it is told beside those that have.
+If all requests at once meet the goal, every rate does, and one replica is enough for the wanted rate. Such a candidate
+has no highest rate, so without a wanted rate its tokens have no price. It is listed after the candidates with a price.
 """
 
 from __future__ import annotations

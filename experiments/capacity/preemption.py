@@ -111,7 +111,7 @@ def _row(settings: Settings, work: Workload) -> dict[str, Any]:
 
 
 def lengths_of(work: Workload | None, mean_tokens: int | None, longest: int) -> list[int]:
-    """Lengths of which a preemption's cost is told: the load's median and longest, or those that were asked for."""
+    """Lengths for which the cost of a preemption is reported: median and longest of the load, or the requested ones."""
     if work is None:
         return sorted({not_none(mean_tokens), longest})
     tokens = work.prompt_tokens + work.output_tokens

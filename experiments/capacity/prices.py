@@ -18,7 +18,7 @@ from typing import Any
 
 from ...sim.types.errors import SettingError
 
-#: Seconds of an hour, and tokens by which prices are told.
+#: Seconds of an hour, and tokens to which a price refers.
 HOUR_S, MILLION = 3600, 1_000_000
 #: Of an hour of one GPU, in any currency.
 MOST_PRICE = 10**12

@@ -1,4 +1,4 @@
-"""``fragmeter plan --ask``: what people ask of a server by name, answered for a load.
+"""``fragmeter plan --ask``: answers to common questions about a server, for a load.
 
     max-num-seqs      which one runs without preemption
     preemption-mode   swap or recompute
@@ -27,12 +27,12 @@ from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
 from . import samples as plan_samples
 
-#: Samples that are asked about where the load does not say.
+#: Samples of a request where the load does not say.
 SAMPLES = 4
-#: Metrics that every run is told with.
+#: Metrics that are reported of every run.
 METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")
 _SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
-#: Turns from one way to the other that are told.
+#: Most break-even lengths that the text lists.
 _MOST_TURNS = 3
 Data = dict[str, Any]
 
@@ -102,32 +102,32 @@ def _answer_max_num_seqs(asked: Asked, report: Report) -> Data:
         null = getattr(replica.policy, "null_blocks", 0)
         sure = (replica.num_blocks - null) // -(-max(1, tokens - 1) // replica.block_size)
         report.say(
-            f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each cannot preempt, however"
-            " they come. What a load does beyond that is found with one."
+            f"max-num-seqs: up to {sure:,} sequences of {tokens:,} tokens each run without preemption"
+            " in any order. Give a load to find larger values."
         )
         return {"in_any_order": sure}
-    seats = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
-    report.say(_max_num_seqs_text(seats))
-    values = [own] if seats.largest in (None, own) else [own, seats.largest]
+    found = plan_max_num_seqs.largest_max_num_seqs(asked.settings, asked.work, track)
+    report.say(_max_num_seqs_text(found))
+    values = [own] if found.largest in (None, own) else [own, found.largest]
     rows = [_max_num_seqs_row(asked, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
     report.console.print(table)
-    return seats.as_dict() | {"runs_of": rows}
+    return found.as_dict() | {"runs_of": rows}
 
 
-def _max_num_seqs_text(seats: plan_max_num_seqs.Seats) -> str:
-    sure = f"Up to {seats.in_any_order:,} its requests cannot preempt, however they come."
-    if seats.largest is None:
-        return "max-num-seqs: with every value some request of this load is preempted, with one too."
-    if seats.unlimited:
+def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:
+    sure = f"Up to {found.in_any_order:,}, no order of its requests can cause a preemption."
+    if found.largest is None:
+        return "max-num-seqs: every value preempts some request of this load, also max-num-seqs 1."
+    if found.unlimited:
         return (
-            f"max-num-seqs: no limit is needed. With {seats.most:,}, which limits nobody, none of this load is"
-            f" preempted; no more than {seats.peak:,} run at once. {sure}"
+            f"max-num-seqs: no limit is needed. With {found.most:,}, which does not limit the batch, no"
+            f" sequence of this load is preempted; at most {found.peak:,} run at once. {sure}"
         )
     return (
-        f"max-num-seqs: {seats.largest:,} is the largest with which none of this load is preempted, by {seats.runs:,}"
+        f"max-num-seqs: {found.largest:,} is the largest value without preemption on this load, by {found.runs:,}"
         f" simulations. {sure}"
     )
 
@@ -156,7 +156,7 @@ def _answer_mode(asked: Asked, report: Report) -> Data:
         report.say()
         report.console.print(_modes_table(rows))
     if rows and not any(row["recomputed"] + row["swapped"] for row in rows):
-        report.say("Nobody is preempted on this load: either will do.")
+        report.say("No sequence is preempted on this load: both modes give the same result.")
     if replica.layout:
         report.say("Layers with a window are not swapped here: rows that swap recompute.")
     return {
@@ -186,7 +186,7 @@ def _modes_table(rows: list[Data]) -> Table:
 def _answer_samples(asked: Asked, report: Report) -> Data:
     replica = asked.replica()
     if replica.layout:
-        remedy = "is not told where layers have windows; add --disable-hybrid-kv-cache-manager to the line"
+        remedy = "is not available for layers with windows; add --disable-hybrid-kv-cache-manager to the line"
         raise SettingError("ask", "samples", remedy)
     found = plan_samples.memory_of_samples(*asked.lengths(), asked.n, replica.block_size)
     report.say(

@@ -57,7 +57,7 @@ def blocks_of_samples(
     if policy == SEPARATE:
         shared = (prompt_tokens - 1) // block_size
     else:
-        # Nobody writes after an output of one token: the prompt's last block is shared, too.
+        # With an output of one token no sequence writes to the prompt's last block: it is shared, too.
         shared = np.where(output_tokens == 1, each, prompt_tokens // block_size)
     return shared + n * (each - shared)
 

@@ -1,4 +1,4 @@
-"""``fragmeter plan --goodput``: from flags to the plan, and the plan told."""
+"""``fragmeter plan --goodput``: from flags to the plan and its text."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Aims:
     Attributes:
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
         attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 0.9.
-        seeds: Draws of the load, from --seed on, by which a rate is found that holds for others: 4 or more. One says
-            nothing of others.
-        verify_seeds: Other draws, at the recommended rate and at 1.15 times it: how many meet the goal is told.
+        seeds: Draws of the load, from --seed on, from which a rate for other seeds is derived: 4 or more. One seed
+            says nothing about others.
+        verify_seeds: Other draws, at the recommended rate and at 1.15 times it: the share that meets the goal is reported.
         prices: JSON or TOML with per_gpu_hour, a price for each GPU. By default examples, with sources.
-        explain: Say of every candidate why it is not the one to buy.
+        explain: Say for every other candidate why it is not recommended.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
         seed: Of the first draw.
@@ -130,7 +130,7 @@ def _refuse_unread(asked: Asked, able: Sequence[Candidate], load: Load, seed: in
 
 
 def _wanted(load: Load) -> float | None:
-    """Requests/s to be served; None where nobody says."""
+    """Requests/s to be served; None where the flags give none."""
     pacing = load.pacing
     if pacing.request_rate is not None:
         return pacing.request_rate
@@ -213,7 +213,7 @@ class _Teller:
             f"{aims.seeds} seeds. A rate is recommended that {CONTENT:.0%} of other seeds meet, with {CONFIDENCE:.0%}"
             " confidence."
             if aims.seeds > 1
-            else "one seed, of whose rate nothing says that it holds for others."
+            else "one seed; its rate says nothing about other seeds."
         )
         return [
             f"Load: {load.description()}; {wanted}; {prompts:,} requests a run, of which the middle 80% count; {seeds}"

@@ -75,8 +75,8 @@ def judge_bandwidth(values: Mapping[str, float]) -> Judged:
         + ", ".join(f"{gain:.2f}" for gain in best.values())
         + f" times as fast; static batches of {_STATIC_BATCH} read {values['padded_over_useful']:.1f} times what is"
         " useful",
-        "Scattered blocks can at best be read as fast as contiguous memory; what is gained is not to read what"
-        " nobody needs.",
+        "Scattered blocks are at best read as fast as contiguous memory; paging gains only by not reading unused"
+        " slots.",
     )
 
 

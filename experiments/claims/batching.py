@@ -1,6 +1,6 @@
-"""Claims about who runs when, in static and in continuous batches.
+"""Claims about the scheduling of static and of continuous batches.
 
-Stories are runs of a handful of requests, a second a step.
+Stories are runs of a few requests in which every step takes one second.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _DRAWS, _BATCH = 20, 4
 
 
 def _three_sources(trial: Trial) -> Values:
-    """A (7 prompt tokens, 3 to come, told 2,041) and B (3, 2, told 509) run; C (told as A) finds no room for
-    2,048.
-    """
+    """A (prompt 7, output 3, max_tokens 2,041) and B (3, 2, 509) run; C, as long as A, finds no 2,048 free slots."""
     work = few([7, 3, 7], [3, 2, 1], [2041, 509, 2041], [0, 0, 1])
     run = story("orca", work, block_size=1, num_gpu_blocks_override=2048 + 512 + 1024)
     second = {bucket: int(slots[1]) for bucket, slots in run.accounts.at_rows().items()}
@@ -35,13 +33,13 @@ def _three_sources(trial: Trial) -> Values:
 
 
 def judge_three_sources(values: Mapping[str, float]) -> Judged:
-    """Each kind of waste has at least one slot, and somebody waits for the third."""
+    """Each kind of waste has at least one slot, and a third request waits."""
     blocked = values["free_and_too_small"] if values["waiting"] else 0
     return Judged(
         (
             Part("slots reserved for tokens to come", values["reserved"], 1),
             Part("slots for an output that never comes", values["over_estimate"], 1),
-            Part("free slots, too few for who waits", blocked, 1),
+            Part("free slots, too few for the waiting request", blocked, 1),
         ),
         f"reserved {values['reserved']:.0f} (2 + 1), never used {values['over_estimate']:.0f} (2,038 + 507 in the"
         f" paper's Fig 3), free and too few for a third request {blocked:.0f}",
@@ -54,24 +52,24 @@ def _static_of_four(trial: Trial) -> Values:
     states = {(row["sequence"], row["iteration"]): row["state"] for row in static.rows}
     works = {"prefill", "decode"}
     last = {
-        name: max(step for (who, step), state in states.items() if who == name and state in works)
+        name: max(step for (sequence, step), state in states.items() if sequence == name and state in works)
         for name in ("S2", "S3")
     }
-    idle = sum(state == "finished_hold" for (who, _), state in states.items() if who in ("S1", "S3", "S4"))
+    idle = sum(state == "finished_hold" for (sequence, _), state in states.items() if sequence in ("S1", "S3", "S4"))
     return {"s3_ends_after": last["S3"], "s2_ends_after": last["S2"], "idle_seat_iterations": idle}
 
 
 def judge_static_of_four(values: Mapping[str, float]) -> Judged:
-    """S3 ends after two iterations, S2 after six, and seats idle in between."""
+    """S3 ends after two iterations, S2 after six, and places in the batch stay idle in between."""
     third, second, idle = (values[name] for name in ("s3_ends_after", "s2_ends_after", "idle_seat_iterations"))
     return Judged(
         (
             Part("S3, which ends after two iterations", third, 2, 2),
             Part("S2, which ends after six", second, 6, 6),
-            Part("seats that idle", idle, 1),
+            Part("idle places in the batch", idle, 1),
         ),
-        f"S3 ends after {third:.0f} iterations, S2 after {second:.0f}; seats idle for {idle:.0f} iterations in all",
-        "Nobody starts, and nothing is freed, before the last of a batch has ended.",
+        f"S3 ends after {third:.0f} iterations, S2 after {second:.0f}; places in the batch are idle for {idle:.0f} iterations in all",
+        "No request starts and no slot is freed before the last request of a batch has finished.",
     )
 
 
@@ -89,16 +87,16 @@ def _finished_hold(outputs: np.ndarray) -> int:
 
 
 def judge_equal_lengths(values: Mapping[str, float]) -> Judged:
-    """No slot is held by who has ended where all lengths are equal, and some are in every draw where they are not."""
+    """Finished sequences hold no slot where all lengths are equal, and some in every draw of unequal lengths."""
     equal, unequal = values["most_equal"], values["least_unequal"]
     return Judged(
         (
             Part("equal lengths, which lose nothing", equal, most=0),
             Part("unequal ones, which lose something", unequal, 1),
         ),
-        f"slots held by who has ended, summed over iterations: at most {equal:.0f} in {_DRAWS} draws of equal"
+        f"slots of finished sequences, summed over iterations: at most {equal:.0f} in {_DRAWS} draws of equal"
         f" lengths, at least {unequal:.0f} in {_DRAWS} of unequal ones",
-        "A batch waits for its longest output; nobody waits where all are that long.",
+        "A batch runs until its longest output is finished; with equal lengths no sequence waits for another.",
     )
 
 
@@ -117,7 +115,7 @@ def _seven_in_turn(trial: Trial) -> Values:
 
 
 def judge_seven_in_turn(values: Mapping[str, float]) -> Judged:
-    """Each starts in the iteration after the one whose seat it takes has ended."""
+    """Each sequence starts one iteration after the sequence that it replaces ends."""
     names = {"s5_after_s3": "S5 for S3", "s6_after_s1": "S6 for S1", "s7_after_s4": "S7 for S4"}
     return Judged(
         tuple(Part(text, values[name], 1, 1) for name, text in names.items()),
@@ -127,7 +125,7 @@ def judge_seven_in_turn(values: Mapping[str, float]) -> Judged:
     )
 
 
-#: Waiting requests on ten running ones at which TGI's rule and the claim's are told apart.
+#: Waiting requests on ten running ones at which TGI's rule and the claim's differ.
 _RUNNING, _RATIO, _WAITING = 10, 1.3, (12, 13, 14)
 
 
@@ -182,7 +180,7 @@ PROBES = (
     Probe(
         15,
         STORY,
-        "S3 ends after two iterations, S2 after six, seats idle",
+        "S3 ends after two iterations, S2 after six, places in the batch are idle",
         _static_of_four,
         judge_static_of_four,
         expected=PASS,
@@ -190,7 +188,7 @@ PROBES = (
     Probe(
         16,
         STORY,
-        "slots held by who has ended are none where lengths are equal, some where they are not",
+        "finished sequences hold no slots where lengths are equal, and some where they are not",
         _equal_lengths,
         judge_equal_lengths,
         "least_unequal",
@@ -200,7 +198,7 @@ PROBES = (
     Probe(
         17,
         STORY,
-        "each starts one iteration after the one whose seat it takes",
+        "each sequence starts one iteration after the end of the one that it replaces",
         _seven_in_turn,
         judge_seven_in_turn,
         expected=PASS,

@@ -22,7 +22,7 @@ from .waste import EARLIER
 _KI = 1024
 #: Requests of a burst.
 _REQUESTS = 200
-#: Requests whose last blocks are added up by the closed form.
+#: Requests for which the closed form sums the empty slots of last blocks.
 _MANY = 20_000
 
 
@@ -49,7 +49,7 @@ def _twenty_two(trial: Trial) -> Values:
 
 
 def block_size_wasting(lengths: Workload, percent: float) -> int:
-    """The smallest block whose last one leaves so much empty."""
+    """The smallest block size at which last blocks leave at least this share empty."""
     low, high = 1, 2 * _KI
     while low < high:
         middle = (low + high) // 2

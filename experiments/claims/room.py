@@ -126,8 +126,8 @@ def judge_sixty_five(values: Mapping[str, float]) -> Judged:
         f" GB in fp16, {values['kv_fp8_gb']:.0f} in fp8, {values['kv_int4_gb']:.0f} in int4; with 4-bit weights at"
         " 16K"
         " (roofline) " + ", ".join(f"{rate:.0f} tokens/s ({dtype} KV)" for dtype, rate in rates.items()),
-        "Each token of each sequence reads all of its KV; so few fit at 16K that the weights are read for hardly"
-        " anybody.",
+        "Each token of each sequence reads all of its KV; at 16K so few sequences fit that a read of the weights"
+        " serves only a few tokens.",
     )
 
 

@@ -71,8 +71,8 @@ def judge_beams(values: Mapping[str, float]) -> Judged:
         tuple(Part(name, values[f"over {name}"], 10) for name in EARLIER),
         f"with {_BEAMS} beams vLLM serves {values['vllm_requests_per_s']:.2f} req/s; "
         + ", ".join(f"{values[f'over {name}']:.1f}x {name}" for name in EARLIER),
-        "Who reserves the model's maximum for each of six beams has room for one request; who knows the outputs has"
-        " room for many.",
+        "A system that reserves the model's maximum for each of six beams has room for one request; one that knows the"
+        " outputs has room for many.",
     )
 
 
@@ -104,7 +104,7 @@ def judge_one_prompt(values: Mapping[str, float]) -> Judged:
         ),
         f"{_SAMPLES} samples: full blocks of the prompt held {max(kept):.0f} time; copied {half:.0f} blocks where"
         f" the prompt ends within one, {full:.0f} where it fills it",
-        "A shared block is copied when somebody is about to write to it; full blocks are never written to again.",
+        "A shared block is copied before a sequence writes to it; full blocks are never written again.",
     )
 
 

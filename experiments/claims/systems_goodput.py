@@ -12,8 +12,8 @@ Effective throughput is that of the successful ones, at the number of clients wh
 768 tokens. The model here is LLaMA-3.1 70B, which differs by its vocabulary.
 
 Step times are rooflines, times one factor, the same for both: it is fitted on the effective throughput that FastGen
-was published with, and vLLM's is predicted. So what is compared is who runs when; that either's software may take
-more time than the other's is not modelled.
+was published with, and vLLM's is predicted. So only the schedules are compared; a difference in
+software overhead between the two systems is not modelled.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _CARDS = {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tensor_parallel_size": 
 
 
 def _requests(trial: Trial, clients: int) -> Workload:
-    random, nobody_waits = stream(trial.seed, "systems fastgen"), np.zeros(_REQUESTS, dtype=np.int64)
+    random, no_wait = stream(trial.seed, "systems fastgen"), np.zeros(_REQUESTS, dtype=np.int64)
     prompts, outputs = (
         np.clip(np.rint(random.normal(mean, _DEVIATION * mean, _REQUESTS)).astype(np.int64), 2, most)
         for mean, most in ((_PROMPT_TOKENS, _LONGEST_PROMPT), (_OUTPUT_TOKENS, 4 * _OUTPUT_TOKENS))
     )
-    return Workload("fastgen", nobody_waits, prompts, outputs, outputs, users=Users(clients, nobody_waits))
+    return Workload("fastgen", no_wait, prompts, outputs, outputs, users=Users(clients, no_wait))
 
 
 def gap_seconds(run: Run) -> pd.DataFrame:
@@ -96,8 +96,9 @@ class Served:
     per_s: float
 
     def share(self, stretch: float = 1.0) -> float:
-        """Of the requests, those that are successful where all steps take ``stretch`` times as long: so do all times,
-        as nobody comes by the clock.
+        """Share of successful requests where all steps take ``stretch`` times as long.
+
+        All times grow by the same factor, as no request has an arrival time of its own.
         """
         return float((self.lateness * stretch < 1).mean())
 
@@ -153,8 +154,8 @@ def judge_fastgen(values: Mapping[str, float]) -> Judged:
         f" {said['vllm_failed_pct']:g} %): {times:.2f} times; said: {said['vs_vllm_x']:g}. With the roofline's steps"
         f" {values['fastgen_per_s_roofline']:.2f} over {values['vllm_per_s_roofline']:.2f}:"
         f" {values['times_roofline']:.2f} times",
-        "A prompt pauses all decodes for as long as it takes to compute; the longer a step, the more that costs. Who"
-        " runs when is all that differs here: what vLLM's software took beside FastGen's is left, a factor of"
+        "A prompt pauses all decodes for as long as it takes to compute; the longer a step, the more that costs. Only"
+        " the schedules differ here: what vLLM's software took beside FastGen's is left, a factor of"
         f" {said['vs_vllm_x'] / times:.2f}.",
     )
 
@@ -165,7 +166,7 @@ PROBES = (
         10,
         "simulated: roofline, FastGen's benchmark: 1 to 32 clients, 512 requests, limits on the first token and on the"
         " moving average of gaps",
-        "2.3, from 95 % on; less is a lower bound, as only who runs when is modelled",
+        "2.3, from 95 % on; less is a lower bound, as only the schedules are modelled",
         _fastgen,
         judge_fastgen,
         "times_fitted",

@@ -193,7 +193,7 @@ def judge_sarathi(values: Mapping[str, float]) -> Judged:
     facts = published()["sarathi_serve"]
     said = dict(zip(deployments(), facts["vs_vllm_x"], strict=True))
     *_, staged = said
-    # On what load it is 5.6 times is not told, so that nothing found on this one limits it.
+    # The source does not give the load of its factor of 5.6, so this load sets no upper bound for it.
     up_to = {staged: inf}
     return Judged(
         tuple(Part(name, values[name], said[name] * ROUNDED, up_to=up_to.get(name)) for name in said),

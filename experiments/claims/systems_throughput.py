@@ -1,7 +1,7 @@
 """What vLLM's blog and Anyscale say of throughput and memory, put to the test.
 
 All ratios are of output tokens/s of requests that arrive at once, each system with the same model, card and step
-time: what differs is who runs when, and on how much memory.
+time: they differ in their schedules and in their memory.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _judge_tgi(name: str) -> Any:
         nothing, output = (values[f"tgi_told_{what}"] for what in ("nothing", "the_output"))
         return Judged(
             (
-                Part("a TGI that is told no max_new_tokens", nothing, low * ROUNDED),
-                Part("a TGI that is told each output's length", output, low * ROUNDED),
+                Part("TGI without max_new_tokens", nothing, low * ROUNDED),
+                Part("TGI with each output's length as max_new_tokens", output, low * ROUNDED),
             ),
             f"{nothing:.1f} times TGI that reserves the model's maximum, {output:.1f} times TGI that reserves what"
             f" will come; said: {low:g} to {high:g}",
@@ -176,7 +176,7 @@ def judge_anyscale(values: Mapping[str, float]) -> Judged:
     fitted = _slowness(values)
     times = {
         "continuous batching that reserves the cap": (values["told_cap"] * fitted, anyscale.published(RESERVES_CAP)),
-        "continuous batching that is told each length": (
+        "continuous batching that reserves each output": (
             values["told_length"] * fitted,
             anyscale.published(RESERVES_OUTPUT),
         ),

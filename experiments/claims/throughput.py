@@ -46,13 +46,13 @@ def judge_three_and_six(values: Mapping[str, float]) -> Judged:
     return Judged(
         (
             Part("3x over continuous batching that reserves the cap (Orca)", cap, 3 * ROUNDED),
-            Part("3x over continuous batching that is told every length (TGI)", length, 3 * ROUNDED),
+            Part("3x over continuous batching that reserves each output (TGI)", length, 3 * ROUNDED),
             Part("6x over static batches of FasterTransformer", faster, 6 * ROUNDED),
             Part("6x over naive static batches", vllm, 6 * ROUNDED),
         ),
-        f"vLLM over continuous batching {cap:.2f} (told the cap) and {length:.2f} (told each length); over"
+        f"vLLM over continuous batching {cap:.2f} (cap reserved) and {length:.2f} (output reserved); over"
         f" FasterTransformer {faster:.2f}; over naive static {vllm:.1f}",
-        "What paging buys hangs on how much a server must reserve: told every length, others batch nearly as many.",
+        "The gain of paging depends on how much other servers reserve: with known output lengths they batch nearly as many.",
     )
 
 
@@ -85,8 +85,8 @@ def judge_twenty_three(values: Mapping[str, float]) -> Judged:
             Part("continuous batching by itself", batching, 23 * ROUNDED),
             Part("median latency", continuous / static, most=ROUNDED),
         ),
-        f"over naive static: vLLM {values['vllm']:.1f}, continuous batching {values['told_cap']:.1f} (told the cap)"
-        f" to {values['told_length']:.1f} (told each length); median latency in batches of four, {_LATENCY_RATE:g}"
+        f"over naive static: vLLM {values['vllm']:.1f}, continuous batching {values['told_cap']:.1f} (cap reserved)"
+        f" to {values['told_length']:.1f} (output reserved); median latency in batches of four, {_LATENCY_RATE:g}"
         f" req/s: {static:.1f} s static, {continuous:.1f} s continuous",
         "The factor counts three things at once: scheduling by iterations, memory on demand, and that the naive"
         " baseline runs every batch to the longest output of all.",

@@ -12,7 +12,7 @@ from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
 from .runs import BUCKETS_HELD, Trial
 
 SIMULATED = "simulated: Fig 2's load (OPT-13B, A100-40GB, 4 req/s of synthetic ShareGPT lengths)"
-#: The paper's baselines, which say "earlier systems" where nobody names one.
+#: The paper's baselines, used where a text says "earlier systems" without a name.
 EARLIER = {"Orca (Max)": "orca-max", "Orca (Pow2)": "orca-pow2", "Orca (Oracle)": "orca-oracle"}
 #: A share of the pool, in percent, from which a kind of waste is there.
 THERE_PCT = 1.0
@@ -38,8 +38,8 @@ def judge_effective(values: Mapping[str, float]) -> Judged:
     return Judged(
         (Part("Orca (Max)", live, 20.4 - _POINTS, 20.4 + _POINTS),),
         f"Orca (Max) {live:.1f} % live; naive static {static:.1f} %",
-        "It is the value of a system that reserves the model's maximum for everybody; static batches also hold what"
-        " has ended, and the slots of padding.",
+        "It is the value of a system that reserves the model's maximum for every request; static batches also hold the"
+        " slots of finished sequences and of padding.",
     )
 
 
@@ -74,7 +74,7 @@ def judge_three_kinds(values: Mapping[str, float]) -> Judged:
         f"slots of ended sequences and padding {values['ended_or_padding_static_pct']:.1f} % (static),"
         f" {values['ended_or_padding_orca_max_pct']:.1f} % (Orca); reservation {reserved:.1f} % and external"
         f" {external:.1f} % even under Orca (Oracle); all three {paged:.1f} % (vLLM)",
-        "Scheduling by iterations frees the slots of whoever has ended; only allocation on demand frees the rest.",
+        "Iteration-level scheduling frees the slots of finished sequences; only allocation on demand frees the rest.",
     )
 
 
@@ -154,7 +154,7 @@ def judge_less(values: Mapping[str, float]) -> Judged:
         "down by "
         + ", ".join(f"{saved[name]:.0f} % ({name}, {values[name]:.1f} %)" for name in baselines)
         + f", to {values['vLLM']:.1f} %",
-        "Who preallocates holds mostly empty slots; blocks on demand leave less than one block a sequence empty.",
+        "A system that preallocates holds mostly empty slots; blocks on demand leave less than one block a sequence empty.",
     )
 
 

@@ -32,7 +32,7 @@ def calibrate(
 
     Args:
         device: cpu, cuda, or cuda: and a number.
-        model: Preset, or path to a config.json, whose shapes are measured: one like OPT or Llama. toy-llama and toy-opt
+        model: Preset, or path to a config.json; its shapes are measured. An OPT- or Llama-like model. toy-llama and toy-opt
             are small enough for a CPU.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
         block_size: Tokens a KV block.

@@ -106,7 +106,7 @@ def plan(
     allow_long = answer.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     refused = refusal(answer.launch, answer.fits_length, allow_long)
     if refused is None:
-        # Before anything is told: a load may be none.
+        # Before any output: the load may be refused.
         about = asked_of(answer.settings(), mean_tokens, load)
         data = _tell_start(answer, log, mean_tokens, report)
         data["answers"] = answers(asked, *about, report)

@@ -46,7 +46,7 @@ def report(
     see. Of one of validate --against: every request, simulated against measured.
 
     Args:
-        request: Whose block tables are shown, counted from 0. By default the first request that shares blocks.
+        request: Show the block tables of this request, counted from 0. By default the first request that shares blocks.
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
         measured: What vllm bench serve --save-result --save-detailed wrote of a real server that was sent the same
             requests.
@@ -156,7 +156,7 @@ def _against(folder: Path, out: Path, output: Report) -> None:
 
 
 def _check_request(request: int | None, results: list[Result]) -> None:
-    """Refuse a request of which nobody recorded tables."""
+    """Refuse a request without recorded block tables."""
     if request is None:
         return
     for result in results:

@@ -125,7 +125,7 @@ def _served(
 
 
 def _keep(write_to: Callable[..., Path], out: Path | None) -> None:
-    """Write the results; beside ``out`` where it has become somebody else's, or read-only, during the run."""
+    """Write the results; beside ``out`` if during the run it became read-only or the folder of another program."""
     if out is None:
         return
     try:

@@ -41,7 +41,7 @@ _SHOWN = {
 }
 #: Points that the terminal shows; the Parquet has them all.
 _MOST_SHOWN = 40
-#: Trials of a search that it shows, and how many are run where nobody says.
+#: Trials of a search that it shows, and the default number of trials.
 _BEST_SHOWN, DEFAULT_TRIALS = 10, 50
 
 

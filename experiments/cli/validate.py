@@ -67,7 +67,7 @@ def validate(
         device: cpu, the default; cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
         calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
         model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
-            check a plan, whose heads the caches have, toy-llama; of a server, the one that the benchmark names.
+            check a plan, the model that gives the caches their heads, toy-llama; of a server, the one that the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, to try things with.
         seed: Seed of requests, block tables and weights, by default 1; not the calibration's.

@@ -4,7 +4,7 @@
                       brought to 1, in a few runs, since a slower step makes larger batches
     num_gpu_blocks    the pool is the server's own, where it says how large that is
     ttft_offset_ms    so much passes outside of the engine: measured less simulated TTFT, as the mean of the middle
-                      half, over the quarter of requests that found the fewest under way, who hardly waited for others
+                      half, over the quarter of requests that found the fewest running and so hardly waited
 
 Then all together, in the order pool, steps, offset. A knob is worth what it takes off ``against.total_error``: no
 formula, but the replay with it. So a knob that another one only looks like takes off less than that one.

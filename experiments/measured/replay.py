@@ -50,7 +50,7 @@ class Benchmark:
     Attributes:
         trace: The requests that were answered.
         measured: What the client saw of them.
-        metrics: What the server says of itself, None where nobody asked it.
+        metrics: Metrics of the server; None where none were scraped.
     """
 
     trace: Trace
@@ -64,7 +64,7 @@ class Benchmark:
 
     @property
     def drawn(self) -> bool:
-        """Whether nobody knows when single requests were sent."""
+        """Whether the send times of single requests are unknown."""
         return self.trace.arrival_ticks is None and self.measured.request_rate != inf
 
     @cached_property

@@ -54,7 +54,7 @@ class Scale:
         max_model_len: Longest request, and what continuous batching reserves for each.
         requests: How many are served.
         rounds: Replays of each run.
-        operation_steps: Steps of the paged run whose operations are looked at.
+        operation_steps: Steps of the paged run for which operations are measured.
         prompt_tokens, chunk_tokens: The long prompt that starts up, and how much of it a step takes.
         shapes: (sequences, tokens that each holds) of attention, paged against contiguous.
     """
@@ -131,7 +131,7 @@ class Validation:
 
     @cached_property
     def workload(self) -> Workload:
-        """Requests that all wait from the start; the server is told of no lengths."""
+        """Requests that all wait from the start, without max_tokens."""
         scale = self._scale
         pairs = synthetic_pairs("vllm_sosp23_sharegpt_opt", scale.requests, self._seed, scale.max_model_len)
         arrivals = np.zeros(scale.requests, np.int64)

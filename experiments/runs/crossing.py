@@ -2,8 +2,8 @@
 
 The curve is asked at the start, then at rates a little further away each time until the target lies between two
 of them, then in the geometric middle until these are 2 % apart. Between the two the curve is taken as a power
-law, a straight line on logarithmic axes, whose exponent says how far the crossing moves when the target or the
-curve does. Where the curve only says that it is far above the target, by infinity, its number is asked for at the one
+law, a straight line on logarithmic axes. Its exponent gives the shift of the crossing when the target or the
+curve moves. Where the curve only says that it is far above the target, by infinity, its number is asked for at the one
 point next to the crossing alone. No more is asked of the curve than that it is below the target somewhere and above it
 further on: of a curve that wiggles, one of its crossings is found.
 """

@@ -84,7 +84,7 @@ def points(base: Inputs, grid: Mapping[str, Sequence[str]]) -> list[Point]:
     """Every combination, the last axis changing first.
 
     Raises:
-        SettingError: A value that cannot be, or more points than anybody waits for.
+        SettingError: An invalid value, or more points than the limit.
     """
     total = 1
     for values in grid.values():

@@ -62,7 +62,7 @@ class Requests:
 
     @property
     def declared_max_tokens(self) -> str | int | None:
-        """What clients tell of the output, a number where it is one.
+        """``max_tokens`` that clients declare: a rule by name, or a number.
 
         Raises:
             SettingError: A number beyond any model.
@@ -137,7 +137,7 @@ class Inputs:
             require_count(self.requests.num_prompts)
 
     def workload(self, lengths: Trace) -> Workload:
-        """The requests when they come, with what clients tell and who waits for answers.
+        """The requests with arrival times, declared max_tokens, and the users that wait for answers.
 
         Args:
             lengths: What ``lengths`` says, which may be read once for many rates.

@@ -1,8 +1,8 @@
 """Documents of finished figures, found again by what they follow from.
 
 A document says under ``follows_from`` the hash of everything that decides it: which figure it is, the lengths that it
-serves, the seeds, the code and numpy's version. One whose hash is another's is out of date and made anew. Its file also
-has the hash of its content: a damaged one is made anew, too.
+serves, the seeds, the code and numpy's version. A document with another hash is out of date and is made again. Its file also
+has the hash of its content: a damaged document is made again, too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 _CASES_WORTH_A_WORKER = 4
 #: Seconds within which a cluster must answer.
 _ANSWER_S = 10
-#: Seconds after which a worker that nobody gives work ends.
+#: Seconds after which a worker without work ends.
 _IDLE_S = 20
 #: Seconds between two looks of a worker at whether the process that started it is alive.
 _LOOK_S = 1
@@ -40,7 +40,7 @@ _at_most: ContextVar[int | None] = ContextVar("at_most", default=None)
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Workers:
-    """Who does the work.
+    """The processes that do the work.
 
     Attributes:
         jobs: Runs at a time. By default as many as there are cores, here or on the cluster.

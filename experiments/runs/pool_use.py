@@ -1,4 +1,4 @@
-"""How full a simulated pool was, as vLLM's gauges say it: over the time in which somebody runs."""
+"""How full a simulated pool was, as vLLM's gauges say it: over the time in which requests run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PoolUse:
     """Means over busy time.
 
     Attributes:
-        mean_usage, max_usage: Share of the pool in use, ``vllm:kv_cache_usage_perc``; cached blocks that nobody names
-            are free.
+        mean_usage, max_usage: Share of the pool in use, ``vllm:kv_cache_usage_perc``; cached blocks without
+            references count as free.
         mean_running, mean_waiting: Requests, ``vllm:num_requests_running`` and ``_waiting``.
         hit_rate: Of the prefix cache, None where there is none.
     """

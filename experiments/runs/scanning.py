@@ -14,7 +14,7 @@ from itertools import pairwise
 def scan(
     measure: Callable[[range], dict[int, float]], published: float, coarse: range, fine_step: int
 ) -> tuple[int, dict[int, float]]:
-    """The parameter, in thousandths, whose value is nearest to the published one, and all values that were measured.
+    """The parameter, in thousandths, with the value nearest to the published one, and all measured values.
 
     Args:
         measure: The values at parameters in thousandths.

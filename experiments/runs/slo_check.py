@@ -1,15 +1,15 @@
-"""Whether a replica meets the objectives under a load: looked at while it serves, and stopped once that is certain.
+"""Check of the service level objectives of a run: during the run, which ends as soon as the outcome is certain.
 
-Of n requests the first and the last tenth are served and not counted: an empty replica flatters the first, and the
-last have nobody behind them. A run meets its goal if of those counted at least the share ``attainment`` meets every
-objective. Who is refused meets none.
+The first and the last tenth of the requests are served and not counted: the first find an empty replica, and the last
+have no requests behind them. A run meets its goal if at least the share ``attainment`` of the counted requests meets
+every objective. A refused request meets none.
 
-While the run goes on, what every request has taken so far bounds what it will have taken. Whoever is beyond a limit
-has missed it, finished or not. As soon as more have missed than may, the goal is missed; and met, or not, once all
-that are counted are finished. Both are certain: a stopped run has the verdict of the whole.
+During the run, the time that a request has taken so far is a lower bound. A request beyond a limit has missed it,
+finished or not. The goal is missed as soon as too many requests have missed. Once all counted requests are finished,
+the outcome is known. Both are certain: a run that ends early has the outcome of the whole run.
 
-Lenient objectives a replica could meet for the length of a run while its queue grows. So no rate counts that is above
-``saturated_rate``, at which requests leave while always more are waiting.
+Under lenient objectives a replica could pass for the length of a run while its queue grows. So no rate above
+``saturated_rate`` counts: the rate at which requests finish while others always wait.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What is known of the requests at some time; of who is not done the times are bounds from below.
+    """What is known of the requests at some time. Times of unfinished requests are lower bounds.
 
     Attributes:
         first_token_ticks, finish_ticks: int64 [n].
@@ -70,7 +70,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SloCheck:
-    """How a run stands to its goal.
+    """Result of a run against its goal.
 
     Attributes:
         meets: Whether it meets the goal.
@@ -117,7 +117,7 @@ def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCos
 
 
 def check_run(run: Run, goal: Goal) -> SloCheck:
-    """The verdict on a run that is over."""
+    """The check of a finished run."""
     times, n = request_times(run), len(run.workload)
     first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
     first[times.index], finish[times.index], finished[times.index] = times.first_token_ticks, times.finish_ticks, True
@@ -125,10 +125,10 @@ def check_run(run: Run, goal: Goal) -> SloCheck:
 
 
 def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | None:
-    """The verdict on what has been seen; None where it is not certain yet.
+    """The check of what is known; None where it is not certain yet.
 
     Args:
-        over: Whether nothing more is to come: who is not finished never will be.
+        over: Whether the run has ended, so that an unfinished request stays unfinished.
     """
     count = counted(len(work))
     columns = (work.arrival_ticks, seen.first_token_ticks, seen.finish_ticks, work.output_tokens)
@@ -157,10 +157,10 @@ def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | Non
 
 
 class _Watch(Observer):
-    """Looks at a run now and then, through its engine's ledger, and ends it once its verdict is certain.
+    """Checks a run at intervals, through its engine's ledger, and ends it once the outcome is certain.
 
     Attributes:
-        certain: The verdict, where it was known before the end.
+        certain: The check, if it was certain before the end of the run.
     """
 
     def __init__(self, work: Workload, goal: Goal) -> None:
@@ -173,7 +173,7 @@ class _Watch(Observer):
         self._engine = engine
 
     def look(self, arrived: int) -> None:
-        """Progress is told: end the run if its verdict is certain."""
+        """Called with progress: end the run if the outcome is certain."""
         self._notifications += 1
         if self._notifications % _LOOK_EVERY or self._work.shares or self._work.dialogue is not None:
             return
@@ -186,11 +186,11 @@ class _Watch(Observer):
 def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
     """What the ledger says of requests of one sequence each in mid-run; None before the first leap is over.
 
-    All that is known reaches up to the end of the last leap that is over. Who has not begun by then has no token
-    before it, and who is not finished finishes no earlier.
+    All of it refers to the end of the last complete leap. A request that has not begun by then has no token before it,
+    and an unfinished request finishes no earlier.
     """
     n = len(work)
-    nobody = {
+    no_sharing = {
         "leader": np.arange(n),
         "capacity_slots": 1,
         "block_size": 1,
@@ -207,16 +207,16 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
         output_tokens=work.output_tokens,
         together=together,
         end_ticks=0,
-        **nobody,
+        **no_sharing,
     )
     rows, residencies = run_log.rows, run_log.residencies
-    known, clock = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())
+    known, decode_step = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())
     begun = np.flatnonzero(residencies["start_ticks"] < known)
     index = residencies["index"][begun]
     first, finish = np.full(n, known), np.full(n, known)
     # Backwards, so that of several residencies the first one stands.
     first[index[::-1]] = run_log.first_token_ticks[begun[::-1]]
-    done = run_log.residency_release[begun] <= clock
+    done = run_log.residency_release[begun] <= decode_step
     done &= ~np.isin(begun, run_log.evictions["residency"])
     finished = np.zeros(n, dtype=bool)
     finished[index[done]] = True

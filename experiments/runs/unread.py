@@ -91,8 +91,8 @@ _READING = tuple(field.name for field in fields(Reading))
 _NEEDED = {
     "skip_bad": "is a load, which has no rows",
     "tokenizer": "holds no ShareGPT texts",
-    "timed_trace_chunk_hash_size": "holds no hash_ids whose size it leaves open",
-    "timed_trace_sec_multiplier": "holds no timestamp whose unit it leaves open",
+    "timed_trace_chunk_hash_size": "has no hash_ids of unknown block size",
+    "timed_trace_sec_multiplier": "has no timestamp without a unit",
     "max_inflated_bytes": "is not compressed",
 }
 

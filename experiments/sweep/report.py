@@ -16,7 +16,7 @@ from ...sim.types.errors import UserError
 from ..runs.grid import PART_OF
 from ..runs.points import POINTS, TABLE
 
-#: Series that can be told apart.
+#: Most series that remain distinguishable.
 MOST_SERIES = 12
 #: Settings that tell no series apart: what figures are drawn against, and what is averaged over.
 _NO_AXES = ("request_rate", "seed")

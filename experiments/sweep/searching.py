@@ -2,13 +2,14 @@
 
     ask 8 trials -> run those that the store has not -> tell all 8, in their order -> ask 8 more -> ...
 
-What is asked follows from the seed and from what was told before, and nothing else: not from who runs the trials, how
-many at a time, or in which order they finish. So a search that was cut short asks the same once more, finds what is
-finished in its folder, and goes on; it leaves the bytes of one that was left in peace. That is also why a round is of
-one size. Within a round the estimator takes trials that it has no result of to be bad (a constant liar), so that
-not all go to one place.
+The next trials depend only on the seed and on the results of earlier rounds. They do not depend on the workers, their
+number, or the order in which trials finish. An interrupted search therefore asks for the same trials again, reads the
+finished ones from its folder, and continues; its files equal those of an uninterrupted search. Rounds have one size for
+the same reason. Within a round the estimator takes trials without a result to be bad (a constant liar), so that not
+all trials are near one point.
 
-A trial that cannot be run is told as failed. Of limits the estimator is told by how much a trial is beyond them.
+A trial that cannot be run is reported as failed. For limits the estimator gets the amount by which a trial exceeds
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..runs.unread import Unread, given
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-#: Trials that are asked before any of them is told.
+#: Trials that are asked for before any result is reported.
 ROUND = 8
 MOST_TRIALS = 100_000
 _EXAMPLE = (
@@ -182,7 +183,7 @@ def _is_whole(text: str) -> bool:
 
 
 def flag_text(value: str | float) -> str:
-    """A value as a command line has it: of a range of fractions six digits."""
+    """A value as on a command line; fractions with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

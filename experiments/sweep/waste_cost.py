@@ -1,16 +1,16 @@
 """What each kind of waste costs: the requests/s of the same load, policy and GPU with that bucket's slots given back.
 
-Slots of a bucket that are given back would be charged to nobody: at every moment the pool would have room for so many
+Slots of a bucket that are given back are charged to no sequence: at every moment the pool has room for so many
 more. Without them the policy would do something else, so what they are is a fixed point. With s(P) the bucket's mean
 share of a pool of P blocks while requests wait, and C blocks in the GPU,
 
     P (1 - s(P)) = C      the pool P in which all but that bucket takes C blocks: P' = C / (1 - s(P)), until it stands
 
-It is exact in the mean over time, not at every moment. At every moment it cannot be: who gives a reserved slot away
-misses it when its token comes. Where pools jump over the fixed point, as those of buddy chunks do, what is said lies
+It is exact in the mean over time, not at every moment. It cannot be exact at every moment: a sequence that
+gives a reserved slot away needs it when its token comes. Where pools jump over the fixed point, as those of buddy chunks do, what is said lies
 on the line between the two beside it. A bucket that is empty costs nothing, exactly. Where the truth is known, as
-another policy or block size, tests say how far off this is. ``free`` and ``cached`` slots can be had by whoever asks:
-nobody gives them back.
+another policy or block size, tests say how far off this is. ``free`` and ``cached`` slots are available to every
+request: no sequence gives them back.
 
 All requests are there at the start. What counts is the time in which some wait, before the server drains: requests
 that finish in it, over its length. So it is what memory costs a server that is full; one that is not it costs nothing.
@@ -65,7 +65,7 @@ class Cost:
     Attributes:
         bucket: Of ``WASTE``, or ``ALL``.
         share: Its mean share of the pool that there is.
-        num_blocks: The pool whose slots outside the bucket are nearest to those that there are.
+        num_blocks: The pool size at which the slots outside the bucket are nearest to the slots of the GPU.
         charged: Those slots, as a share of what there is: how well the pool stands.
         request_throughput, output_throughput: Requests/s and tokens/s without it.
     """
@@ -140,7 +140,7 @@ def saturated(settings: Settings, work: Workload) -> Saturated:
     done_by_then = done.finish_ticks <= end_ticks
     if not done_by_then.any():
         raise UserError(
-            f"none of {len(run.workload)} requests is finished while some wait, so that no rate can be told; give more"
+            f"none of {len(run.workload)} requests is finished while others wait, so there is no rate to report; give more"
             " by num_prompts"
         )
     per_second = PER_SECOND / end_ticks

@@ -48,7 +48,7 @@ def waste_costs(sides: Sequence[Side], seeds: int, workers: Workers, price: floa
     """A row for each side and bucket, the first of each side with nothing gone; means over seeds from each side's on.
 
     Args:
-        price: Of an hour of one GPU; None where nobody says.
+        price: Of an hour of one GPU; None where not given.
 
     Raises:
         UserError: As ``waste_cost``; a setting that no side reads, before anything is run.

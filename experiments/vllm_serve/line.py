@@ -37,7 +37,7 @@ class ServeLine:
         model: As it is written, a repository or a path.
         flags: Values of the flags that are read, by name; switches are booleans.
         ignored: Flags that change neither memory nor what is scheduled.
-        not_simulated: Flags whose effect is not reckoned.
+        not_simulated: Flags without an effect in the simulation.
         environment: Variables assigned in front of the program, or handed to the container.
         version: Major and minor number of vLLM, where a container's tag says it.
     """

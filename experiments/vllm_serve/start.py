@@ -62,7 +62,7 @@ def started(line: ServeLine, gpu_name: str, model_name: str | None = None, log: 
     """What vLLM makes of a command line on that GPU.
 
     Args:
-        model_name: Preset or ``config.json`` whose shape counts, in place of the model that the line names.
+        model_name: Preset or ``config.json`` that gives the shape, in place of the model that the line names.
         log: What the engine itself logged; its KV cache counts in place of the reckoning's.
 
     Raises:
