@@ -232,9 +232,11 @@ def _same_json(before: Any, after: Any, name: str, lacking: Counter[str]) -> boo
         for side, one, other in (("before", before, after), ("after", after, before)):
             lacking.update(f"key {name}{key}, only {side}" for key in one.keys() - other.keys())
         both = before.keys() & after.keys()
-        return all([_same_json(before[key], after[key], f"{key}.", lacking) for key in both])
+        same = [_same_json(before[key], after[key], f"{key}.", lacking) for key in both]
+        return all(same)
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return all([_same_json(*pair, name, lacking) for pair in zip(before, after)])
+        same = [_same_json(*pair, name, lacking) for pair in zip(before, after)]
+        return all(same)
     return before == after or name == "schema_version."
 
 
