@@ -73,8 +73,6 @@ class Sequence:
 class StepPlan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
-    Who handles one in every step unpacks it, which is quicker than to ask a tuple for names.
-
     Attributes:
         admitted: Sequences whose prefill ends in this step: from the head of the waiting queue, or of
             those whose prefill goes on.
