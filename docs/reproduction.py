@@ -43,8 +43,8 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
     on_pairs = _documents(exact, [name for name in drawn if FIGURES[name].traced]) if exact else {}
     if not drawn:
         sys.exit(f"{folder}: has no figures; run fragmeter reproduce all --out {folder}")
-    parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("How near it comes", drawn)]
-    parts += _summary("How near it comes on the exact pairs", on_pairs) if on_pairs else []
+    parts = [_HEAD, _EXACT if on_pairs else "", _missing(drawn), *_summary("Accuracy against the paper", drawn)]
+    parts += _summary("Accuracy against the paper on the exact pairs", on_pairs) if on_pairs else []
     for name, document in drawn.items():
         parts += _figure(name, document, on_pairs.get(name))
     Path(target).write_text("\n".join(filter(None, parts)), "utf-8")

@@ -1,4 +1,4 @@
-"""Figs 2, 13a and 13b rerun: published beside simulated, and how each value hangs on the step time."""
+"""Figs 2, 13a and 13b rerun: published beside simulated values, and the sensitivity of each to the step time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DECIMALS, _SCALE_DECIMALS = 3, 6
 
 
 def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[float] = SCALES) -> Payload:
-    """The figure as a document: design.md's table, and what it rests on.
+    """The figure as a document: rows of published and simulated values, and their basis.
 
     Args:
-        scales: Scales of the step time at which every value is told, too.
+        scales: Further scales of the step time at which every value is reported.
     """
     source = bench.source
     rows = compared_rows(experiment, bench, fit)
@@ -132,7 +132,7 @@ def pool_text(run: Measured) -> str:
 
 
 def asked_of_pairs(figure: str, source: Source) -> str:
-    """The subject of a finding whose limit is one for a file of pairs: of drawn lengths it says that it is not theirs."""
+    """The subject of a finding with a limit for the exact pairs; for drawn lengths it says so."""
     return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 

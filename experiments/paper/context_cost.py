@@ -1,6 +1,6 @@
-"""The paper's step time with the reading of keys and values told apart, for loads whose contexts are not ShareGPT's.
+"""The paper's step time with a separate term for reading keys and values, for loads with other contexts than ShareGPT.
 
-Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, of sequences whose length it does not say. Part of the 0.42 ms is
+Fig 1 gives a step 25.7 ms and 0.42 ms a sequence, and does not give the length of the sequences. Part of the 0.42 ms is
 the reading of each sequence's keys and values, which grows with its context. Here that part is what the A100's memory
 takes for it, by its data sheet, at the length that Fig 1's sequences are taken to have (half way through ShareGPT's
 mean request); the rest stays:
@@ -29,7 +29,7 @@ def reading_ms() -> float:
 
 
 class ContextCost(PaperCost):
-    """``PaperCost`` whose steps depend on the context.
+    """``PaperCost`` with steps that depend on the context.
 
     Args:
         scale: Factor on the whole step.

@@ -22,7 +22,7 @@ METRIC = "batched_requests"
 CONTEXT_STEP_SCALE = 1.07
 #: Thousandths of s.
 _COARSE, _FINE_STEP = range(1000, 1251, 50), 5
-#: The scales at which every bar is told.
+#: Scales at which every bar is reported.
 SCALES = tuple(thousandths / 1000 for thousandths in _COARSE)
 
 

@@ -23,10 +23,10 @@ BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
 ALPACA = Source((0,), drawn_from=ALPACA_SET)
 #: Thousandths of the survival.
 _COARSE, _COARSE_SHAREGPT, _FINE_STEP = range(900, 951, 10), range(940, 991, 10), 1
-#: The survivals at which the values of beams are told.
+#: Survivals at which the values of beams are reported.
 SURVIVALS = tuple(thousandths / 1000 for thousandths in _COARSE)
 BEAMS_SHAREGPT = "beam search, ShareGPT"
-#: Of beams with ShareGPT, whose outputs are six times as long; fitted on the paper's own pairs.
+#: Of beams on ShareGPT, with outputs six times as long; fitted on the paper's own pairs.
 SHAREGPT_BEAM_SURVIVAL = 0.988
 
 

@@ -37,7 +37,7 @@ class Experiment:
         window_s: Span that is measured.
         metrics: What the figure shows.
         published: The figure's values.
-        fitted: Series on whose values here a number was fitted.
+        fitted: Series with a value here on which a number was fitted.
     """
 
     figure: str

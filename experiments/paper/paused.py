@@ -7,7 +7,7 @@ from ...sim.cost.base import coefficient
 
 
 class PausedCost:
-    """A ``StepCost`` whose steps each wait for the host first; all else is the cost's own.
+    """A ``StepCost`` in which every step first waits for the host; the rest is the given cost.
 
     Args:
         pause_ticks: Before every step.

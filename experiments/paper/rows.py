@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -62,6 +62,16 @@ def moved(base: Sequence[float], *changed: Sequence[float]) -> float:
     return max(abs(fmean(values) - fmean(base)) for values in changed)
 
 
+def as_finding(text: str, passes: bool) -> dict[str, Any]:
+    """A finding as documents have it: a sentence with the number and its limit, and whether the number passes."""
+    return {"finding": text, "holds": passes}
+
+
+def passed(finding: Mapping[str, Any]) -> bool:
+    """Whether a finding of a document passes."""
+    return bool(finding["holds"])
+
+
 def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) -> dict[str, Any]:
     """A finding: whether all predicted values of these rows are within a limit of the published ones.
 
@@ -71,13 +81,10 @@ def within(rows: Iterable[Row], limit: float, text: str, relative: bool = True) 
     """
     named = [(row, _distance(row, relative)) for row in rows if row["kind"] == "predicted" and row["error"] is not None]
     worst, distance = max(named, key=lambda pair: abs(pair[1]))
-    holds = all(abs(distance) <= limit for _, distance in named)
+    passes = all(abs(distance) <= limit for _, distance in named)
     at = value_name(worst, with_metric=len({row["metric"] for row, _ in named}) > 1)
     worst_text, bound = (f"{distance:+.1%}", f"{limit:.0%}") if relative else (f"{distance:+.2f}", f"{limit:g} points")
-    return {
-        "finding": f"{text} within {bound}: worst {worst_text} ({at}), of {len(named)} predicted values.",
-        "holds": holds,
-    }
+    return as_finding(f"{text} within {bound}: worst {worst_text} ({at}), of {len(named)} predicted values.", passes)
 
 
 def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
@@ -89,7 +96,7 @@ def ordered(rows: Sequence[Row], what: str = "") -> dict[str, Any]:
     found, published = (_order(rows, side) for side in ("simulated", "published"))
     of = f" by {what}" if what else ""
     beside = "" if found == published else f"; published {published}"
-    return {"finding": f"The order{of} is the published one: {found}{beside}.", "holds": found == published}
+    return as_finding(f"The order{of} is the published one: {found}{beside}.", found == published)
 
 
 def _order(rows: Sequence[Row], side: str) -> str:

@@ -4,12 +4,12 @@
                         benchmarks/benchmark_throughput.py): the next request joins while longest prompt + longest
                         output stay within 2,048 tokens and the batch is not full; all are padded to the longest prompt
                         and run for the longest output, each as often as samples are asked for
-    FasterTransformer   as Orca's authors serve it (OSDI'22, section 6.2): whoever waits, up to a limit, forms a batch;
+    FasterTransformer   as Orca's authors serve it (OSDI'22, section 6.2): the waiting requests, up to a limit, form a batch;
                         the first iteration computes as many tokens of every prompt as the shortest one has, and what
                         is left of the longer ones goes in a token an iteration
 
 A batch of B sequences computes c prompt tokens of each in its first step. Step j = 1, 2 ... computes a token of each
-over c + j tokens. Nobody leaves before the last step.
+over c + j tokens. No sequence is released before the last step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ GENERATE_TOKENS = 2048
 
 
 def batch_ticks(cost: StepCost, sequences: int, computed: int, steps: int) -> int:
-    """Ticks of a batch whose first step computes ``computed`` prompt tokens of each sequence, and which takes so many
-    steps in all.
-    """
+    """Ticks of a batch of ``steps`` steps, the first of which computes ``computed`` prompt tokens of each sequence."""
     pairs = computed * (computed + 1) // 2
     first = cost.step_ticks(0, 0, sequences * computed, sequences * pairs)
     return first + sum(cost.step_ticks(sequences, sequences * (computed + step), 0, 0) for step in range(1, steps))
@@ -68,7 +66,7 @@ def fastertransformer_ticks(cost: StepCost, prompts: np.ndarray, outputs: np.nda
 def finishes(arrivals: np.ndarray, most: int, ticks_of: Callable[[slice], int]) -> np.ndarray:
     """When each request's batch is over, int64 [requests].
 
-    Whenever the last batch is over, those who wait form the next one, first come first served.
+    When a batch is over, the waiting requests form the next one, first come first served.
 
     Args:
         arrivals: Ticks, ascending.

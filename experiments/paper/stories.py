@@ -1,7 +1,7 @@
 """The textbook stories: a handful of sequences on a pool small enough to follow every slot.
 
 Each is a run of the simulator; its picture (sequences by iterations) and its log are read off the
-run's run log. The batches are those of the explanations of continuous batching: four seats, in which
+run's run log. The batches are those of the explanations of continuous batching: batches of four, in which
 S3 ends after two iterations and S2, the last, after six.
 """
 
@@ -27,7 +27,7 @@ _VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "pa
 
 @dataclass(frozen=True)
 class Scene:
-    """What a story is a run of: ``settings`` and ``workload``, whose request i is told as S(i + 1)."""
+    """The input of a story: ``settings`` and ``workload``. Request i is named S(i + 1)."""
 
     title: str
     text: str
@@ -37,15 +37,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Story:
-    """A run told iteration by iteration.
+    """A run, iteration by iteration.
 
     Attributes:
         title, text: What it is, and what to look for.
         rows: ``{"sequence": "S1", "iteration": 3, "state": ...}``, sequence by sequence, iterations
             from 1; the state is "prefill", "decode", "finished_hold" (ended, its slots still held)
             or "waiting" (arrived, and not on the device). No row where a sequence is not there.
-        log: One line an iteration: who is preempted, prefills (with the tokens of its own that it
-            computes), decodes, holds, waits; then the slots of every bucket that is not empty.
+        log: One line an iteration: the sequences that are preempted, prefill (with the tokens of their own that
+            they compute), decode, hold, wait; then the slots of every bucket that is not empty.
     """
 
     title: str
@@ -156,17 +156,17 @@ def _prefills(run_log: RunLog) -> dict[tuple[int, int], int]:
 
 
 def _log(run: Run, states: dict[tuple[int, int], str]) -> tuple[str, ...]:
-    who, preempted, prefilled = defaultdict(list), _preempted(run.log), _prefills(run.log)
+    sequences, preempted, prefilled = defaultdict(list), _preempted(run.log), _prefills(run.log)
     for (index, iteration), state in sorted(states.items()):
         tokens = f":{prefilled[index, iteration]}" if state == "prefill" else ""
-        who[iteration, state].append(_name(index) + tokens)
-    # A row without an iteration is one in which everything was pushed out.
+        sequences[iteration, state].append(_name(index) + tokens)
+    # A row without an iteration is one in which every sequence was preempted.
     ran = run.log.rows["iterations"] > 0
     buckets = {name: column[ran] for name, column in run.accounts.at_rows().items()}
     lines = []
     for iteration in range(run.log.num_steps):
         parts = [_part("preempt", preempted[iteration])]
-        parts += [_part(verb, who[iteration, state]) for state, verb in _VERBS.items()]
+        parts += [_part(verb, sequences[iteration, state]) for state, verb in _VERBS.items()]
         parts += [" ".join(f"{name} {slots[iteration]}" for name, slots in buckets.items() if slots[iteration])]
         lines.append(f"{iteration + 1}: " + " | ".join(filter(None, parts)))
     return tuple(lines)
@@ -212,7 +212,7 @@ def _continuous_batch() -> Scene:
 def _equal_lengths() -> Scene:
     return Scene(
         "Static batching, equal lengths",
-        "Eight sequences of the same prompt and the same output length, told beforehand: all four of a batch end"
+        "Eight sequences of the same prompt and the same output length, known beforehand: all four of a batch end"
         " together, no slot is held by one that has ended, and static batching loses nothing to continuous batching.",
         settings(policy="static", **_four_sequences(num_blocks=7)),
         _requests("equal lengths", [0] * 8, prompts=[3] * 8, outputs=[4] * 8, max_tokens=[4] * 8),
@@ -235,7 +235,7 @@ def _four_sequences(num_blocks: int) -> dict[str, int]:
 
 
 def _seven_sequences() -> Workload:
-    """S1 to S4 are there at the start, S5 to S7 come one by one; the server is told of at most six tokens."""
+    """S1 to S4 are there at the start, S5 to S7 come one by one; clients declare max_tokens of six."""
     return _requests(
         "S1 to S7",
         [0, 0, 0, 0, 0.5, 1.5, 2.5],

@@ -17,7 +17,7 @@ _LEAD = (
     " SOSP 2023, that a simulation can rerun: published beside simulated. No GPU was used; requests are served by"
     " simulated schedulers, and every slot of the KV pool is accounted for in every iteration."
 )
-_SUMMARY = "How near it comes"
+_SUMMARY = "Accuracy against the paper"
 
 
 class Page:

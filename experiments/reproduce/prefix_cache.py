@@ -17,7 +17,7 @@ from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import SettingError
 from ...traces import HashedTrace, read_hashed
 from ..paper.comparison import Payload
-from ..paper.rows import Row
+from ..paper.rows import Row, as_finding
 from ..runs.output import Report, track
 from .prefix_cache_replay import INFINITE, POLICIES, PrefixTrace, hit_tokens, prefix_trace
 from .telling import finding_lines
@@ -130,7 +130,7 @@ def _findings(rows: list[Row]) -> list[dict[str, Any]]:
     if not errors:
         return []
     text = f"{errors.count(0)} of {len(errors)} values equal the oracle's, to the token."
-    return [{"finding": text, "holds": not any(errors)}]
+    return [as_finding(text, not any(errors))]
 
 
 def _basis(name: str | None) -> Iterator[str]:

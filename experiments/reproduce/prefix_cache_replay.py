@@ -117,7 +117,7 @@ class _Fifo:
 
 
 class _Leaves:
-    """Prefixes whose parents are cached, too; the leaf of least worth goes first."""
+    """Cached prefixes with cached parents; the leaf of least worth is evicted first."""
 
     def __init__(self, capacity_blocks: int, parents: Sequence[int]) -> None:
         self._room = capacity_blocks

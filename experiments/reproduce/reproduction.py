@@ -1,4 +1,4 @@
-"""The paper rerun: its figures, each shown, and kept, as soon as it is done; told in the order of the registry."""
+"""Rerun of the paper: each figure is stored as soon as it is done, and reported in the order of the registry."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Done:
         self._report.data_so_far(self.data)
 
     def tell(self) -> None:
-        """Report those that are not told yet and before which none is missing."""
+        """Report the finished figures up to the first that is missing."""
         while self._num_reported < len(self._names) and self._names[self._num_reported] in self._done:
             name = self._names[self._num_reported]
             FIGURES[name].tell(self._done[name], self._report)

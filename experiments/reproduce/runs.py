@@ -6,7 +6,7 @@ that share runs one after another by the same one. Those that take longest are b
 waits long for another. A single one that is left has all cores, for its own runs.
 
 A worker keeps each document itself as soon as that is made: whatever becomes of this process, no more is lost than the
-figures that are being made. A document follows from its key alone, so that it is the same whoever makes it, and when.
+figures that are being made. A document follows from its key alone, so that its bytes do not depend on the process or the time.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def rates(title: str) -> Callable[[Payload, Bench], list[Section]]:
 
 
 def tabled(title: str) -> Callable[[Payload, Bench], list[Section]]:
-    """One section whose values stand in a table, as they have no axis in common."""
+    """One section with a table, for values without a common axis."""
 
     def show(payload: Payload, _: Bench) -> list[Section]:
         return [Section(title, paragraphs(payload), rows=_table(for_reports(payload)["rows"]))]
@@ -63,12 +63,12 @@ def paragraphs(payload: Payload) -> str:
 
 
 def fig2(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars; how they hang on the step time; how far seeds wander; the pool over time."""
+    """The bars, their sensitivity to the step time, their range over seeds, and the pool over time."""
     sensitivity = payload["sensitivity"]
     found = [
         *shown("Fig 2: what the KV pool holds", figures.fig2)(payload, bench),
         Section(
-            "Fig 2: how the bars hang on the step time",
+            "Fig 2: sensitivity of the bars to the step time",
             f"One number is fitted, the scale s of the step time. These are the bars at other scales:"
             f" {sensitivity['workload']}.",
             [figures.scale_sensitivity(sensitivity["rows"], payload["step_scale"])],
@@ -104,7 +104,7 @@ def fig15(payload: Payload, bench: Bench) -> list[Section]:
     return [
         *shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench),
         Section(
-            "Fig 15: how the beams' values hang on their survival q",
+            "Fig 15: sensitivity of the beams' values to their survival q",
             f"The survival is fitted, on two beams. These are the values at others: {sensitivity['workload']}.",
             rows=_by_parameter(sensitivity["rows"]),
         ),

@@ -1,4 +1,4 @@
-"""A figure's document as text: what the terminal shows, and the sentences that the page shares with it."""
+"""A figure's document as text: output on the terminal, and sentences that the page shares with it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...reports.page.terminal_tables import print_payload
 from ...reports.style.labels import is_percent
 from ..paper.comparison import Payload
 from ..paper.figures.waste import by_policy
-from ..paper.rows import Row, value_name
+from ..paper.rows import Row, passed, value_name
 from ..runs.output import Report
 
 SUMMARY_NOTE = (
-    "Errors are those of predicted values, simulated - published: in points where the value is itself a percentage,"
-    " else in percent of the published value. What a number was fitted on is counted apart, and is no agreement."
+    "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
+    " in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy."
 )
 _POINTS, _PERCENT = "points", "%"
 _DECIMALS = 3
 
 
 def tell(payload: Payload, report: Report) -> None:
-    """The table, what hangs on the step time, and the remarks."""
+    """Print the table, the sensitivity to the step time, and the remarks."""
     print_payload(for_reports(payload), report.console)
     if "sensitivity" in payload:
         report.say()
@@ -43,17 +43,15 @@ def for_reports(payload: Payload) -> Payload:
 
 
 def finding_lines(payload: Payload) -> list[str]:
-    """The findings as lines that say whether they hold."""
-    return [
-        f"{'Holds' if found['holds'] else 'DOES NOT HOLD'}: {found['finding']}" for found in payload.get("findings", ())
-    ]
+    """The findings as lines that start with Pass or Fail."""
+    return [f"{'Pass' if passed(found) else 'Fail'}: {found['finding']}" for found in payload.get("findings", ())]
 
 
 def summary_rows(documents: Iterable[Payload]) -> list[Row]:
-    """How near each figure comes: a row for each that puts predicted values beside published ones.
+    """Accuracy of each figure with predicted and published values, a row each.
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
-    ``unit``; ``findings`` and ``holding`` count what is said of the figure and what of that holds.
+    ``unit``; ``findings`` counts the findings of the figure, and ``holding`` those that pass.
     """
     return [row for document in documents for row in _summary(document)]
 
@@ -73,7 +71,7 @@ def _summary(document: Payload) -> Iterator[Row]:
                 "unit": unit,
                 **_errors(predicted),
                 "findings": len(findings),
-                "holding": sum(found["holds"] for found in findings),
+                "holding": sum(passed(found) for found in findings),
             }
 
 
@@ -102,7 +100,7 @@ def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
             "mean error": f"{row['mean_error']:.1f} {row['unit']}",
             "worst": f"{row['worst_error']:+.1f} {row['unit']}",
             "at": row["worst_at"],
-            "findings that hold": f"{row['holding']} of {row['findings']}" if row["findings"] else "-",
+            "findings that pass": f"{row['holding']} of {row['findings']}" if row["findings"] else "-",
         }
         for row in rows
     ]
@@ -113,7 +111,9 @@ def tell_summary(documents: Iterable[Payload], report: Report) -> None:
     lines = summary_lines(summary_rows(documents))
     if not lines:
         return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="How near it comes", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="Accuracy against the paper", title_justify="left"
+    )
     for heading, cell in lines[0].items():
         table.add_column(heading, justify="right" if isinstance(cell, int) else "left")
     for line in lines:

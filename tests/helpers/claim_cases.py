@@ -15,8 +15,8 @@ CLAIMS: Cases = {
         [
             ("reserved", 1, 0, "slots reserved for tokens to come"),
             ("over_estimate", 1, 0, "slots for an output that never comes"),
-            ("free_and_too_small", 1, 0, "free slots, too few for who waits"),
-            ("waiting", 1, 0, "free slots, too few for who waits"),
+            ("free_and_too_small", 1, 0, "free slots, too few for the waiting request"),
+            ("waiting", 1, 0, "free slots, too few for the waiting request"),
         ],
     ),
     3: (
@@ -33,7 +33,7 @@ CLAIMS: Cases = {
         {"vllm": 20.0, "vllm_over_told_cap": 3.0, "vllm_over_told_length": 3.0, "vllm_over_fastertransformer": 6.0},
         [
             ("vllm_over_told_cap", 2.86, 2.84, "3x over continuous batching that reserves the cap (Orca)"),
-            ("vllm_over_told_length", 2.86, 2.84, "3x over continuous batching that is told every length (TGI)"),
+            ("vllm_over_told_length", 2.86, 2.84, "3x over continuous batching that reserves each output (TGI)"),
             ("vllm_over_fastertransformer", 5.71, 5.69, "6x over static batches of FasterTransformer"),
             ("vllm", 5.71, 5.69, "6x over naive static batches"),
         ],
@@ -123,7 +123,7 @@ CLAIMS: Cases = {
             ("s3_ends_after", 2, 3, "S3, which ends after two iterations"), ("s3_ends_after", 2, 1,
              "S3, which ends after two iterations"),
             ("s2_ends_after", 6, 7, "S2, which ends after six"), ("s2_ends_after", 6, 5, "S2, which ends after six"),
-            ("idle_seat_iterations", 1, 0, "seats that idle"),
+            ("idle_seat_iterations", 1, 0, "idle places in the batch"),
         ],
     ),
     16: (

@@ -1,16 +1,16 @@
 """Figs 18b and 19b: mean normalised latency by block size, and by what is done with preempted requests.
 
 Set-up, from the paper: OPT-13B on an A100-40GB, ShareGPT at 2.01 and Alpaca at 30.1 requests/s, block sizes 1 to 256.
-The paper does not say for how long requests arrive; here it is the 900 s of its Fig 2, and what 450 and 1,800 s would
-give is told. Steps depend on the context (``ContextCost``). ShareGPT's have the scale fitted on Fig 13a.
+The paper does not say for how long requests arrive. Here it is the 900 s of its Fig 2, and the remarks give the results
+for 450 and 1,800 s. Steps depend on the context (``ContextCost``). ShareGPT's have the scale fitted on Fig 13a.
 
 Fitted on Fig 18b: what a token of context takes beyond the reading in a kernel over blocks of 1, 2, 4 and 8 tokens, a
 number each, on ShareGPT (the paper gives the kernel as the reason of the left flank, and prints no curve of it by
 block size); and the scale for Alpaca, on block size 64, as Fig 13a's leaves that server idle. All else is predicted:
 the right flank, which is memory, the whole of Alpaca's but one point, and all of Fig 19b.
 
-Latencies of an overloaded server grow with the length of the trace and hang on its speed by tens of percent for one.
-So a miss of a factor is one of a few percent of step time; what each value asks for is in docs/rates.md.
+Latencies of an overloaded server grow with the length of the trace. One percent of step time changes them by tens of
+percent. So an error of a factor is a few percent of step time; docs/rates.md has the change for each value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..fit import CONTEXT_STEP_SCALE
 from ..paper import ALPACA_SET, FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
 from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, value_row, within
-from .findings import best_size, wasted, who_is_quicker
+from .findings import best_size, quicker_series, wasted
 
 METRIC = "normalized_latency_s_per_token"
 SHAREGPT, ALPACA = "ShareGPT 2.01 req/s", "Alpaca 30.1 req/s"
@@ -44,7 +44,7 @@ EXTRA_MS = {1: 0.00143, 2: 0.00126, 4: 0.00127, 8: 0.00063}
 ALPACA_SCALE, ALPACA_FITTED_ON = 1.258, 64
 SCALES = {SHAREGPT: CONTEXT_STEP_SCALE, ALPACA: ALPACA_SCALE}
 RECOMPUTE, SWAP = "recompute", "swap"
-#: Spans that are told beside the 900 s, and at which block sizes.
+#: Spans that are reported beside the 900 s, and their block sizes.
 _SPANS_S, _SPAN_SIZES = (450, 900, 1800), (16, 256)
 _WITHIN = 0.50
 
@@ -147,7 +147,7 @@ def fig19b(bench: Bench) -> Payload:
     right = [row for row in rows if row["x"] > max(EXTRA_MS)]
     return payload | {
         "findings": [
-            who_is_quicker(rows, RECOMPUTE, SWAP),
+            quicker_series(rows, RECOMPUTE, SWAP),
             within(right, _WITHIN, "Block sizes 16 to 256, where memory decides,"),
         ],
         "remarks": [step_change_text(right), _own_noise()],

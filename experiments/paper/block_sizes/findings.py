@@ -1,11 +1,11 @@
-"""What is said of latencies by block size, put to published and simulated rows: ``{"finding", "holds"}``."""
+"""Findings about latencies by block size, from published and simulated rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..rows import Row
+from ..rows import Row, as_finding
 
 #: About what reading values off a plot may be wrong by.
 _READING = 0.05
@@ -25,7 +25,7 @@ def best_size(rows: Sequence[Row], limit: float) -> dict[str, Any]:
         f"{mine['series']}: the best block size, of those not fitted, is {mine['x']:g}; by the figure its latency is"
         f" {above:.0%} above that of the best there, {best['x']:g}, limit {limit:.0%}."
     )
-    return {"finding": text, "holds": above <= limit}
+    return as_finding(text, above <= limit)
 
 
 def wasted(rows: Sequence[Row], limit: float) -> dict[str, Any]:
@@ -41,10 +41,10 @@ def wasted(rows: Sequence[Row], limit: float) -> dict[str, Any]:
         f"{first['series']}: block size {last['x']:g} takes {found:.1f} times as long as {first['x']:g}, in the figure"
         f" {published:.1f} times; limit {limit:.0%}."
     )
-    return {"finding": text, "holds": abs(found / published - 1) <= limit}
+    return as_finding(text, abs(found / published - 1) <= limit)
 
 
-def who_is_quicker(rows: Sequence[Row], first: str, second: str) -> dict[str, Any]:
+def quicker_series(rows: Sequence[Row], first: str, second: str) -> dict[str, Any]:
     """A finding: whether at each block size the same one of two series is quicker, where the figure's two values differ
     by more than their reading.
     """
@@ -61,4 +61,4 @@ def who_is_quicker(rows: Sequence[Row], first: str, second: str) -> dict[str, An
         f"{first.capitalize()} or {second}, the same one is quicker at {len(same)} of the {clear} block sizes at which"
         f" the figure's two values differ by more than {_READING:.0%}: {', '.join(f'{x:g}' for x in same) or 'none'}."
     )
-    return {"finding": text, "holds": len(same) == clear}
+    return as_finding(text, len(same) == clear)

@@ -6,9 +6,9 @@ longer a static batch waits for its longest output, and the less it helps to kno
     naive static                  every batch runs to the longest output of all requests: the benchmark gives the
                                   pipeline one length for all of them, as min_length and max_length
     FasterTransformer             every batch runs to its own longest output
-    continuous, told the cap      Orca's rule in the benchmark's token budget: prompt + cap reserved for each
-    continuous, told the length   TGI as launched: the client names each output's length, and no more is reserved
-    vLLM                          as launched: the budget is max_num_batched_tokens, whose activations come off the
+    continuous, cap reserved      Orca's rule in the benchmark's token budget: prompt + cap reserved for each
+    continuous, output reserved   TGI as launched: the client names each output's length, and no more is reserved
+    vLLM                          as launched: the budget is max_num_batched_tokens, its activations reduce the
                                   pool, and its serving loop sleeps 10 ms before every step
 
 Fitted is one number, the time of a step of naive static over one of the others (Hugging Face's model code), on the
@@ -40,7 +40,7 @@ from ....sim.workload.workload import Workload
 from ....traces import stream
 from ..comparison import Payload, Row
 from ..paused import PausedCost
-from ..rows import STEP_CHANGES, moved, value_row
+from ..rows import STEP_CHANGES, as_finding, moved, value_row
 
 FIGURE = "anyscale"
 METRIC = "times_naive_static"
@@ -82,7 +82,7 @@ class Drawn:
         return int(self.output_tokens.sum()) + len(self.output_tokens) * facts()["prompt_tokens"]
 
     def workload(self, output_tokens: np.ndarray | int | None = None, max_tokens: int | None = None) -> Workload:
-        """All at once; with other outputs than those drawn, and told of other lengths than they have."""
+        """All requests at once, with these outputs and declared max_tokens in place of the drawn ones."""
         outputs = (
             self.output_tokens if output_tokens is None else np.broadcast_to(output_tokens, len(self.output_tokens))
         )
@@ -225,7 +225,7 @@ def findings(found: Ratios, widest: int) -> Iterator[dict[str, Any]]:
 def _reached(name: str, simulated: float, beside: float, form: str, unit: str) -> dict[str, Any]:
     off = simulated / beside - 1
     values = f"{simulated:{form}} {unit}, published {beside:g}, off by {100 * off:+.0f} %, limit {100 * WITHIN:.0f} %"
-    return {"finding": f"{name}: {values}.", "holds": abs(off) <= WITHIN}
+    return as_finding(f"{name}: {values}.", abs(off) <= WITHIN)
 
 
 def _basis(found: Ratios) -> Iterator[str]:
@@ -249,8 +249,8 @@ def _remarks(found: Ratios, widest: int) -> Iterator[str]:
         " benchmark's own loop costs it that."
     )
     yield (
-        "Told each output's length, as the benchmark's client tells TGI, paged memory and FasterTransformer's step"
-        f" time make {ratio:.1f} of the published {published(RESERVES_OUTPUT):g}; at naive static's step time (both ran"
+        "With each output's length reserved, as the benchmark's client declares it to TGI, FasterTransformer's step time"
+        f" gives {ratio:.1f} of the published {published(RESERVES_OUTPUT):g}; at naive static's step time (both ran"
         f" Hugging Face's model code) {ratio / found.slowness:.1f}. TGI of 2023 also padded OPT's sequences to the"
         " longest of the batch, which is not modelled."
     )

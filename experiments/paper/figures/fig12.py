@@ -140,7 +140,7 @@ def load(lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
 
 
 def load_of(series: str, lengths: Source, rate: float, duration_s: float, seed: int) -> Load:
-    """As ``load``, for one of the five: FasterTransformer is told every output's length, and reserves no more."""
+    """As ``load``, for one of the five: FasterTransformer knows every output's length, and reserves no more."""
     arriving = load(lengths, rate, duration_s, seed)
     if series != FT:
         return arriving

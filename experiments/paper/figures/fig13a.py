@@ -25,5 +25,5 @@ def fig13a(bench: Bench) -> Payload:
 
 
 def findings(rows: Sequence[Row], source: Source) -> list[dict[str, Any]]:
-    """How near the Orcas come, and who batches more."""
+    """Accuracy of the Orcas, and the order of the series by batch size."""
     return [within(rows, _WITHIN, asked_of_pairs("Fig 13a", source)), ordered(rows)]

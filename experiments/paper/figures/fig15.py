@@ -13,7 +13,7 @@ from ..comparison import Payload, row
 from ..fit_beams import ALPACA, BEAMS_ALPACA, BEAMS_SHAREGPT, FITTED_ON_BEAMS, SHAREGPT_BEAM_SURVIVAL, SURVIVALS
 from ..paper import FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved, within
+from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved, within
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 FIGURE = FIG15.figure
@@ -154,7 +154,7 @@ def _sensitivity(source: Source) -> Iterator[Row]:
 
 
 def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """How near the values come, put to these rows: ``{"finding", "holds"}``."""
+    """Findings about the accuracy of these rows."""
     predicted = [row for row in rows if row["kind"] == "predicted"]
     errors = {series: [row["error"] for row in predicted if row["series"] == series] for series in _WITHIN_POINTS}
     texts = {
@@ -168,7 +168,7 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
         limits = _WITHIN_POINTS[series]
         holds = all(abs(error) <= limit for error, limit in zip(errors[series], limits, strict=True))
         bounds = "/".join(f"{limit:g}" for limit in dict.fromkeys(limits))
-        yield {"finding": f"{text}: {points} points, limit {bounds}.", "holds": holds}
+        yield as_finding(f"{text}: {points} points, limit {bounds}.", holds)
     for series in (SAMPLES_SHAREGPT, BEAMS_SHAREGPT):
         yield _in_range(series, [row for row in rows if row["series"] == series])
     yield within((row for row in rows if row["series"] == BEAMS_LIVING), _LIVING_POINTS, _LIVING_TEXT, relative=False)
@@ -179,7 +179,7 @@ def _in_range(series: str, rows: list[Row]) -> dict[str, Any]:
     values = [row["simulated"] for row in rows]
     percents = ", ".join(f"{value:.1f}" for value in values)
     finding = f"{series}: {percents} %, within the range in the paper's text, {low} to {high} %."
-    return {"finding": finding, "holds": low <= min(values) and max(values) <= high}
+    return as_finding(finding, low <= min(values) and max(values) <= high)
 
 
 def _basis() -> Iterator[str]:
@@ -193,8 +193,8 @@ def _basis() -> Iterator[str]:
         f" a copy of one that does. Fitted beforehand, on {FITTED_ON_BEAMS} beams on Alpaca ({fitted:g}) alone."
     )
     yield (
-        f"How far 1 % of step time and other seeds move a value is told from traces of {_SHORT_S} s, which other seeds"
-        " move further than these."
+        f"The changes with 1 % of step time and with other seeds are measured on traces of {_SHORT_S} s, which vary more"
+        " between seeds than these."
     )
 
 

@@ -21,7 +21,7 @@ from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
-from ..rows import Row, ordered
+from ..rows import Row, as_finding, ordered
 from .fig12 import Asked, fitted_scale, load
 
 FIGURE = "fig16"
@@ -109,4 +109,4 @@ def grows(parts: list[Payload]) -> dict[str, object]:
 
     short, long = map(ratio, parts)
     text = f"The longer the prefix, the further vLLM is ahead: {short:.2f} and {long:.2f} times."
-    return {"finding": text, "holds": 1 < short < long}
+    return as_finding(text, 1 < short < long)

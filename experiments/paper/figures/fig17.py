@@ -25,7 +25,7 @@ from ..published import paper_figures
 from ..rate_sweep.costs import Steps
 from ..rate_sweep.panels import ORACLE, ORCAS, VLLM, Panel, panel_document, published_panel, ratio_text, spare_seeds
 from ..rate_sweep.rate_sweep import System
-from ..rows import Row
+from ..rows import Row, as_finding
 from .fig12 import Asked, fitted_scale, load
 
 FIGURE, PANEL = "fig17", "chatbot"
@@ -102,11 +102,11 @@ def findings(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The figure's shape: prompts are so long that every Orca reserves the model's maximum, and vLLM is ahead."""
     apart, published = (max(_orcas(rows, side)) / min(_orcas(rows, side)) - 1 for side in _SIDES)
     text = f"The three Orcas are at most {_APART:.0%} apart: {apart:.0%}; in the figure {published:.0%}."
-    yield {"finding": text, "holds": apart <= _APART}
+    yield as_finding(text, apart <= _APART)
     vllm = next(row for row in rows if row["series"] == VLLM)
     ahead, published = (vllm[side] / max(_orcas(rows, side)) for side in _SIDES)
     text = f"vLLM has at least {_AHEAD:g} times the rate of the best Orca: {ahead:.2f}; in the figure {published:.2f}."
-    yield {"finding": text, "holds": ahead >= _AHEAD}
+    yield as_finding(text, ahead >= _AHEAD)
 
 
 def _orcas(rows: Sequence[Row], side: str) -> list[float]:

@@ -19,7 +19,7 @@ from ....sim.spec import block_bytes, gpu, model
 from ....sim.types.ticks import PER_MS
 from ..comparison import Payload
 from ..published import paper_figures
-from ..rows import Row, value_row, within
+from ..rows import Row, as_finding, value_row, within
 
 FIGURE, METRIC = "fig19a", "time_ms"
 TOKENS = 256
@@ -138,8 +138,7 @@ def quicker_from(rows: list[Row]) -> dict[str, Any]:
         return next((s for s in sizes if sum(at[name, s] for name in _names()) < at["recompute", s]), None)
 
     published, found = first("published"), first("simulated")
-    return {
-        "finding": f"Out and in again is quicker than computing from block size {found or 'none'} on; published:"
-        f" {published}.",
-        "holds": published == found,
-    }
+    return as_finding(
+        f"Out and in again is quicker than computing from block size {found or 'none'} on; published: {published}.",
+        published == found,
+    )

@@ -26,7 +26,7 @@ def fig2(bench: Bench) -> Payload:
 
 
 def findings(rows: Sequence[Row], source: Source) -> list[dict[str, Any]]:
-    """How near the bars come, and who has how much of the pool in use."""
+    """Accuracy of the bars, and the order of the systems by share of the pool in use."""
     used = [row for row in rows if row["metric"] == "token_states_pct"]
     return [
         within(rows, _WITHIN_POINTS, asked_of_pairs("Fig 2", source), relative=False),

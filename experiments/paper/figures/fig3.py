@@ -16,7 +16,7 @@ from ....sim.engine.settings import settings
 from ....sim.workload.workload import Workload
 from ..comparison import Payload
 from ..published import paper_figures
-from ..rows import Row, value_row
+from ..rows import Row, as_finding, value_row
 
 FIGURE = "fig3"
 _SECOND, _BLOCK_SIZE = 1, 16
@@ -32,9 +32,7 @@ def fig3() -> Payload:
         "figure": FIGURE,
         "workload": "Two requests, each alone in its chunk, in the iteration after its prompt's",
         "rows": rows,
-        "findings": [
-            {"finding": f"{exact} of {len(rows)} values are the paper's to the slot.", "holds": exact == len(rows)}
-        ],
+        "findings": [as_finding(f"{exact} of {len(rows)} values are the paper's to the slot.", exact == len(rows))],
         "basis": ["Policy orca: prompt and longest possible output are reserved when a request starts."],
     }
 

@@ -16,7 +16,7 @@ from ....sim.spec.pool import GIB
 from ....sim.spec.weights import num_params
 from ..comparison import Payload
 from ..published import paper_figures
-from ..rows import Row, value_row, within
+from ..rows import Row, as_finding, value_row, within
 
 FIGURE = "table1"
 BLOCK_SIZE = 16
@@ -71,5 +71,5 @@ def findings(rows: list[Row]) -> Iterator[dict[str, Any]]:
     for metric, (text, decimals) in _PRINTED.items():
         mine = [row for row in rows if row["metric"] == metric]
         same = sum(round(row["simulated"], decimals) == row["published"] for row in mine)
-        yield {"finding": f"{text}, rounded as printed: {same} of {len(mine)} the same.", "holds": same == len(mine)}
+        yield as_finding(f"{text}, rounded as printed: {same} of {len(mine)} the same.", same == len(mine))
     yield within((row for row in rows if row["metric"] == "param_gb"), _WEIGHTS_WITHIN, "Weights")

@@ -13,7 +13,7 @@ from ..comparison import Payload, pool_text, row
 from ..fit import Fit
 from ..paper import FIG2, SERIES
 from ..published import published_fig2
-from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, moved
+from ..rows import STEP_CHANGES, WANDERING_SEEDS, Row, as_finding, moved
 
 STATIC, FASTERTRANSFORMER, ORCA, ORCA_MAX, ORACLE, VLLM = (
     "Static (naive)", "FasterTransformer", "Orca", "Orca (Max)", "Orca (Oracle)", "vLLM",
@@ -111,13 +111,13 @@ def by_policy(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def findings(rows: list[Row]) -> list[dict[str, Any]]:
-    """What is said of these systems, put to these numbers: ``{"finding", "holds"}``.
+    """Findings about these systems.
 
-    A finding's text tells the numbers that decide it, whichever way they do.
+    The text of a finding has the numbers that decide it, whether it passes or not.
     """
     at = {(cells["series"], cells["metric"]): cells["simulated"] for cells in rows}
     found = (_idle_slots(at), _over_estimates(at), _overhead_left(at), _paging(at), _throughput(at), _two_orcas(at))
-    return [{"finding": text, "holds": bool(holds)} for text, holds in found]
+    return [as_finding(text, bool(holds)) for text, holds in found]
 
 
 Values = dict[tuple[str, str], float]

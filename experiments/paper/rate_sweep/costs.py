@@ -26,7 +26,7 @@ class Steps:
     """Which cost.
 
     Attributes:
-        model, gpu, tensor_parallel: Whose.
+        model, gpu, tensor_parallel: The server.
         roofline: Take the roofline itself, in place of the paper's step.
         sequence_slope: Of the paper's 0.42 ms a sequence, the part that each sequence of a load takes.
     """

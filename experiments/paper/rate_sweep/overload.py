@@ -1,9 +1,9 @@
-"""The mean normalised latency of a load, told no longer than it takes to know that it is far too high.
+"""The mean normalised latency of a load, from a run that ends early once the mean is certain to be too high.
 
 Of a request that has started, (start - arrival) / output tokens is a part of its normalised latency. Summed over all
 that have started, and divided by the number of all requests, that is a lower bound of the mean, and where a server
 falls behind, so that requests wait longer and longer, most of it. It is taken twenty times while requests arrive. Once
-it is above the most that is asked for, so is the mean, and the run ends there: the verdict is that of the whole run, at
+it is above the most that is asked for, so is the mean, and the run ends there: the outcome is that of the whole run, at
 a part of its time. Runs that stay below are simulated to the last request, and their means are exact.
 """
 

@@ -44,8 +44,8 @@ class Panel:
         scales: By series; of the one that is fitted on this panel itself the ``kind`` is fitted.
         loads: By (series, seed).
         seeds: Over which values are means.
-        wandering: Other seeds, which say how far single ones wander.
-        fitted: The series whose own value here a scale was fitted on.
+        wandering: Other seeds, for the range of single ones.
+        fitted: Series with a value here on which a scale was fitted.
         workload: What is served, in words.
         markers: By series, other points of its curve that are published: rate in requests/s and latency in s/token.
     """

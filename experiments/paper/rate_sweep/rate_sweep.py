@@ -75,7 +75,7 @@ class Search:
 
     Attributes:
         key: What it is called in the results.
-        asked: Other rates, in requests/s, whose latency is told too.
+        asked: Other rates, in requests/s, for which the latency is reported.
     """
 
     key: tuple

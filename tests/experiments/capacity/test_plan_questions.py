@@ -44,15 +44,15 @@ def drawn(seed: int) -> tuple[Workload, int]:
     return Workload("drawn", arrivals, *lengths), int(rng.integers(16, 34))
 
 
-def preemptions_by_seats(seed: int) -> list[int]:
-    """Preemptions with 1, 2, ... seats, each by a whole run."""
+def preemptions_by_max_num_seqs(seed: int) -> list[int]:
+    """Preemptions with max_num_seqs 1, 2, ..., each from a whole run."""
     work, blocks = drawn(seed)
     chosen = replace(CHOSEN, num_gpu_blocks_override=blocks)
-    runs = (simulate(replace(chosen, max_num_seqs=seats), work) for seats in range(1, len(work) + 1))
+    runs = (simulate(replace(chosen, max_num_seqs=num_seqs), work) for num_seqs in range(1, len(work) + 1))
     return [len(run.log.evictions["index"]) for run in runs]
 
 
-def asked_of(seed: int) -> plan_max_num_seqs.Seats:
+def asked_of(seed: int) -> plan_max_num_seqs.MaxNumSeqs:
     work, blocks = drawn(seed)
     return plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=blocks), work, quiet)
 
@@ -61,16 +61,16 @@ class TestMaxNumSeqs:
     @trials(max_examples=40)
     @given(st.integers(0, 10_000))
     def test_it_is_what_a_scan_of_all_values_finds(self, seed):
-        counts = preemptions_by_seats(seed)
+        counts = preemptions_by_max_num_seqs(seed)
         found = asked_of(seed)
-        none = [seats for seats, count in enumerate(counts, 1) if not count]
+        none = [num_seqs for num_seqs, count in enumerate(counts, 1) if not count]
         assert found.largest == max(none, default=None)
         assert found.unlimited == (not counts[-1])
         assert not any(counts[: found.in_any_order])
 
-    def test_more_seats_do_not_always_preempt_more(self):
-        """Why nothing is bisected: with 4 seats somebody is preempted, with 5 nobody, with 6 again."""
-        assert preemptions_by_seats(368) == [0, 0, 0, 1, 0, 5, 6, 6, 6, 6, 6, 6, 6]
+    def test_a_larger_value_does_not_always_preempt_more(self):
+        """Why the search does not bisect: max_num_seqs 4 preempts, 5 does not, 6 does again."""
+        assert preemptions_by_max_num_seqs(368) == [0, 0, 0, 1, 0, 5, 6, 6, 6, 6, 6, 6, 6]
         assert asked_of(368).largest == 5
 
     def test_by_hand(self):
@@ -84,10 +84,10 @@ class TestMaxNumSeqs:
         twelve = replace(chosen, num_gpu_blocks_override=12)
         assert plan_max_num_seqs.largest_max_num_seqs(twelve, work, quiet).in_any_order == 2
         assert plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=13), work, quiet) == (
-            plan_max_num_seqs.Seats(most=3, peak=3, largest=3, in_any_order=3, runs=1)
+            plan_max_num_seqs.MaxNumSeqs(most=3, peak=3, largest=3, in_any_order=3, runs=1)
         )
 
-    def test_samples_have_seats_of_their_own(self):
+    def test_each_sample_counts(self):
         work = Workload("one", np.zeros(1), np.full(1, 4), np.full(1, 5), n=np.array([3]))
         found = plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=10), work, quiet)
         assert (found.most, found.in_any_order) == (3, 2)
@@ -95,8 +95,8 @@ class TestMaxNumSeqs:
     def test_a_run_ends_with_its_first_preemption(self):
         work, blocks = drawn(368)
         chosen = replace(CHOSEN, num_gpu_blocks_override=blocks)
-        for seats, count in enumerate(preemptions_by_seats(368), 1):
-            assert plan_max_num_seqs.preempts(replace(chosen, max_num_seqs=seats), work) == bool(count)
+        for num_seqs, count in enumerate(preemptions_by_max_num_seqs(368), 1):
+            assert plan_max_num_seqs.preempts(replace(chosen, max_num_seqs=num_seqs), work) == bool(count)
 
     @pytest.mark.parametrize("mode", plan_preemption.MODES)
     def test_a_swap_is_a_preemption(self, mode):
@@ -137,7 +137,7 @@ class TestPreemption:
 
     @pytest.mark.parametrize("model", [{}, {"model": "gpt-oss-120b", "gpu": "h200", "max_model_len": 320}], ids=str)
     def test_runs_of_both_releases_both_ways_and_of_v1(self, model):
-        """Also of a model whose layers have windows, of which V1 alone makes use."""
+        """Also for a model with window layers, which only V1 uses."""
         work = Workload("tight", np.zeros(8), np.full(8, 150 if model else 30), np.full(8, 150 if model else 30))
         chosen = settings(policy="vllm-v1", num_gpu_blocks_override=100 if model else 20, max_num_seqs=8, **model)
         rows = plan_preemption.simulated(chosen, work)
@@ -203,7 +203,9 @@ class TestCommand:
         answers = json.loads((tmp_path / "all.json").read_text())["answers"]
         assert list(answers) == list(ANSWERS)
         largest = answers["max-num-seqs"]["largest"]
-        assert f"max-num-seqs: {largest} is the largest with which none of this load" in " ".join(printed.split())
+        assert f"max-num-seqs: {largest} is the largest value without preemption on this load" in " ".join(
+            printed.split()
+        )
         own, best = answers["max-num-seqs"]["runs_of"]
         assert (best["max_num_seqs"], best["preemptions"]) == (largest, 0) and own["preemptions"] > 0
         assert len(answers["preemption-mode"]["runs"]) == 5
@@ -218,12 +220,12 @@ class TestCommand:
         assert [one["tokens"] for one in answers["preemption-mode"]["one_preemption"]] == [321, 1024]
         assert answers["preemption-mode"]["runs"] == []
 
-    def test_nobody_is_preempted(self, capsys):
+    def test_no_sequence_is_preempted(self, capsys):
         flags = ("--dataset", "alpaca", "--num-prompts", 5, "--request-rate", 1)
         assert self.plan("--ask", "preemption-mode,max-num-seqs", *flags) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert "Nobody is preempted on this load: either will do." in printed
-        assert "max-num-seqs: no limit is needed. With 5, which limits nobody, none of this load is" in printed
+        assert "No sequence is preempted on this load: both modes give the same result." in printed
+        assert "max-num-seqs: no limit is needed. With 5, which does not limit the batch, no" in printed
 
     def test_a_line_that_does_not_start_is_asked_nothing(self, capsys):
         line, flags = "vllm serve opt-66b", ("--ask", "samples", "--mean-tokens", "9")
@@ -244,8 +246,8 @@ class TestCommand:
         error = capsys.readouterr().err
         assert complaint in error and error.count("\n") == 1
 
-    def test_windows_are_not_told(self, capsys):
+    def test_windows_are_refused(self, capsys):
         line = "vllm serve google/gemma-3-27b-it --max-model-len 8192"
         flags = ("--ask", "samples", "--mean-tokens", "300")
         assert status(["plan", "--gpu", "h200", "--serve", line, *flags]) == MISTAKE
-        assert "is not told where layers have windows; add --disable-hybrid" in capsys.readouterr().err
+        assert "is not available for layers with windows; add --disable-hybrid" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.paper.figures import fig15
+from fragmeter.experiments.paper.rows import passed
 from fragmeter.experiments.paper.sharing import CLOSED_FORM, SAVED, Saved
 from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
 
@@ -78,15 +79,15 @@ def test_the_values_of_beams_are_told_at_every_survival(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beyond", "holds"), [(0.25, [True, True, True]), (2.0, [False, True, True]), (-3.1, [False, False, True])]
+    ("beyond", "passes"), [(0.25, [True, True, True]), (2.0, [False, True, True]), (-3.1, [False, False, True])]
 )
-def test_a_finding_holds_within_its_limits(monkeypatch, tmp_path, beyond, holds):
+def test_a_finding_holds_within_its_limits(monkeypatch, tmp_path, beyond, passes):
     found = document(monkeypatch, tmp_path, beyond)["findings"]
-    assert [finding["holds"] for finding in found][:3] == holds
+    assert [passed(finding) for finding in found][:3] == passes
     assert f"{beyond:+.2f}, {beyond:+.2f}, {beyond:+.2f} points, limit 1.5." in found[0]["finding"]
     assert found[1]["finding"].endswith(" points, limit 3/5.") and found[2]["finding"].endswith(" points, limit 1.")
     # Values of Alpaca are no values of ShareGPT.
-    assert not found[3]["holds"] and "within the range in the paper's text, 16.2 to 30.5 %" in found[3]["finding"]
+    assert not passed(found[3]) and "within the range in the paper's text, 16.2 to 30.5 %" in found[3]["finding"]
 
 
 def test_the_folder_holds_the_document_and_the_page(monkeypatch, tmp_path, capsys):
@@ -103,7 +104,7 @@ def test_the_terminal_shows_both_tables_uncut(monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert "fig15: mean memory saved, by beam survival q" in printed
-    finding = "Holds: Samples save what the paper printed for Alpaca: +0.25, +0.25, +0.25 points, limit 1.5."
+    finding = "Pass: Samples save what the paper printed for Alpaca: +0.25, +0.25, +0.25 points, limit 1.5."
     assert finding in " ".join(printed.split())
 
 

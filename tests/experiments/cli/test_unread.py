@@ -127,7 +127,7 @@ class TestPlan:
             (["--policy", "static", "--max-num-batched-tokens", "2048,4096"], "max_num_batched_tokens = 2048: static"),
             (["--skip-bad"], "skip_bad = True: is of a trace"),
             (["--max-tokens", "true"], "max_tokens = 'true': vllm-v1 reserves nothing by it"),
-            (["--think-time", "1"], "think_time = 1.0: is of users who wait for answers"),
+            (["--think-time", "1"], "think_time = 1.0: is for users that wait for answers"),
             (["--mean-tokens", "100"], "mean_tokens = 100: is of one server"),
         ],
     )

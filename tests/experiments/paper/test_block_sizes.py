@@ -28,7 +28,7 @@ from fragmeter.experiments.paper.block_sizes.block_sizes import (
 from fragmeter.experiments.paper.context_cost import ContextCost, reading_ms
 from fragmeter.experiments.paper.paper import Source, source
 from fragmeter.experiments.paper.published import paper_figures, usual_length
-from fragmeter.experiments.paper.rows import value_row
+from fragmeter.experiments.paper.rows import passed, value_row
 from fragmeter.sim import Workload
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.types.ticks import PER_MS
@@ -114,7 +114,7 @@ class TestFig18b:
 
     def test_findings_hold_on_the_published_values(self, made_up):
         payload = fig18b(Bench(Source((0,))))
-        assert [found["holds"] for found in payload["findings"]] == [True] * 6
+        assert [passed(found) for found in payload["findings"]] == [True] * 6
         assert payload["findings"] == block_sizes.findings(payload["rows"])
 
     @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ class TestFig18b:
             found = known * times if (series, x) == (load, size) else known
             kind = "fitted" if (series, x) in fitted else "predicted"
             rows.append(value_row(series, block_sizes.METRIC, known, [found], x=x, kind=kind))
-        assert [place for place, found in enumerate(block_sizes.findings(rows)) if not found["holds"]] == overturned
+        assert [place for place, found in enumerate(block_sizes.findings(rows)) if not passed(found)] == overturned
 
     def test_the_step_time_that_a_value_asks_for_is_that_of_a_power_law(self):
         """1 % of step time moves these by 10 %, so that twice the latency asks for 2 ** (1 / 10) of it."""
@@ -153,7 +153,7 @@ class TestFig19b:
     def test_who_is_quicker_is_asked_where_the_figure_is_clear(self, made_up):
         """Made-up swaps are always slower: so they are published to be at 1, 2, 4 and 8, and not at 128 and 256."""
         found = fig19b(Bench(Source((0,))))["findings"][0]
-        assert not found["holds"]
+        assert not passed(found)
         assert "quicker at 4 of the 6 block sizes" in found["finding"] and "5%: 1, 2, 4, 8." in found["finding"]
 
 

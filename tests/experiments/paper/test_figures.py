@@ -11,7 +11,7 @@ from fragmeter.experiments.paper.bench import Bench, Case, Measured
 from fragmeter.experiments.paper.figures import fig1, fig3, fig11, fig13b, fig19a, table1
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.paper import FIG13B, SERIES, source
-from fragmeter.experiments.paper.rows import moved, value_row, within
+from fragmeter.experiments.paper.rows import as_finding, moved, passed, value_row, within
 
 TRACES = os.environ.get("FRAGMETER_TRACES")
 
@@ -37,15 +37,15 @@ class TestRows:
     def test_what_moves_most_either_way_counts(self):
         assert moved([1.0, 3.0], [1.0, 3.5], [0.0, 3.0]) == 0.5
 
-    @pytest.mark.parametrize(("simulated", "holds"), [(10.9, True), (11.1, False), (9.1, True), (8.9, False)])
-    def test_a_limit_has_two_sides(self, simulated, holds):
-        assert within([value_row("A", "time_ms", 10.0, [simulated])], 0.1, "It")["holds"] == holds
-        assert within([value_row("A", "time_ms", 10.0, [simulated])], 1.0, "It", relative=False)["holds"] == holds
+    @pytest.mark.parametrize(("simulated", "passes"), [(10.9, True), (11.1, False), (9.1, True), (8.9, False)])
+    def test_a_limit_has_two_sides(self, simulated, passes):
+        assert passed(within([value_row("A", "time_ms", 10.0, [simulated])], 0.1, "It")) == passes
+        assert passed(within([value_row("A", "time_ms", 10.0, [simulated])], 1.0, "It", relative=False)) == passes
 
     def test_what_was_fitted_is_no_agreement(self):
         rows = [value_row("A", "time_ms", 10.0, [10.5]), value_row("B", "time_ms", 10.0, [19.0], kind="fitted")]
         found = within([*rows, value_row("C", "time_ms", None, [3.0])], 0.1, "It")
-        assert found == {"finding": "It within 10%: worst +5.0% (A), of 1 predicted values.", "holds": True}
+        assert found == as_finding("It within 10%: worst +5.0% (A), of 1 predicted values.", True)
 
 
 def test_table_1_has_the_slots_that_the_paper_prints():
@@ -53,7 +53,7 @@ def test_table_1_has_the_slots_that_the_paper_prints():
     found = by(payload, "series", "metric")
     slots = {name: found[name, "kv_slots_k"]["simulated"] for name in table1.SERVERS}
     assert slots == {"OPT-13B": 15.732, "OPT-66B": 9.656, "OPT-175B": 60.064}
-    assert all(finding["holds"] for finding in payload["findings"])
+    assert all(passed(finding) for finding in payload["findings"])
     assert all(row["kind"] == "predicted" for row in payload["rows"])
     # 983, 603 and 3,754 blocks.
     assert payload["basis"][0].endswith("In blocks of 16 there are 15,728, 9,648, 60,064.")
@@ -65,7 +65,7 @@ def test_table_1_says_so_if_a_slot_count_rounds_otherwise():
         if (row["series"], row["metric"]) == ("OPT-66B", "kv_slots_k"):
             row["simulated"] = 9.648
     first = next(iter(table1.findings(payload["rows"])))
-    assert first == {"finding": "KV slots, rounded as printed: 2 of 3 the same.", "holds": False}
+    assert first == as_finding("KV slots, rounded as printed: 2 of 3 the same.", False)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_fig3_is_the_paper_s_to_the_slot():
     payload = fig3.fig3()
     assert [row["simulated"] for row in payload["rows"]] == [8, 2, 2038, 4, 1, 507]
     assert {row["kind"] for row in payload["rows"]} == {"predicted"}
-    assert payload["findings"] == [{"finding": "6 of 6 values are the paper's to the slot.", "holds": True}]
+    assert payload["findings"] == [as_finding("6 of 6 values are the paper's to the slot.", True)]
 
 
 def test_fig3_adds_up_to_the_chunk_for_any_request():
@@ -120,7 +120,7 @@ class TestFig11:
         assert [(row["series"], row["published"]) for row in payload["rows"]] == [
             ("ShareGPT", 161.31), ("ShareGPT", 337.99), ("Alpaca", 19.31), ("Alpaca", 58.45),
         ]  # fmt: skip
-        assert payload["findings"][0]["holds"] and all("minimum" in row for row in payload["rows"])
+        assert passed(payload["findings"][0]) and all("minimum" in row for row in payload["rows"])
         assert {row["kind"] for row in payload["rows"]} == {"predicted"}
 
     @pytest.mark.skipif(not TRACES, reason="FRAGMETER_TRACES names no folder with the exact pairs")
@@ -152,7 +152,7 @@ class TestFig19a:
         ]
         assert len(aimed) == 18
         assert max(abs(row["error"]) / row["published"] for row in aimed) <= 0.1
-        assert all(finding["holds"] for finding in figure_19a["findings"])
+        assert all(passed(finding) for finding in figure_19a["findings"])
 
 
 class TestFig13b:
@@ -175,10 +175,10 @@ class TestFig13b:
         made.asked = asked
         return made
 
-    @pytest.mark.parametrize(("times", "holds"), [(1.19, True), (1.21, False), (0.81, True), (0.79, False)])
-    def test_within_a_fifth(self, document, times, holds):
+    @pytest.mark.parametrize(("times", "passes"), [(1.19, True), (1.21, False), (0.81, True), (0.79, False)])
+    def test_within_a_fifth(self, document, times, passes):
         payload = document(times)
-        assert [found["holds"] for found in payload["findings"]] == [holds, True]
+        assert [passed(found) for found in payload["findings"]] == [passes, True]
         assert {row["kind"] for row in payload["rows"]} == {"predicted"}
         assert "sensitivity" not in payload
 

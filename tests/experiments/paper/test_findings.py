@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.paper.block_sizes.findings import best_size, wasted, who_is_quicker
+from fragmeter.experiments.paper.block_sizes.findings import best_size, quicker_series, wasted
 from fragmeter.experiments.paper.figures import fig2, fig13a, fig15, fig16, fig17, fig19a
 from fragmeter.experiments.paper.paper import FIG13A, Source
 from fragmeter.experiments.paper.published import published_fig2, published_fig13a
-from fragmeter.experiments.paper.rows import Row, ordered, value_row, within
+from fragmeter.experiments.paper.rows import Row, as_finding, ordered, passed, value_row, within
 from fragmeter.traces import LengthPairs
 
 DRAWN, PAIRS = Source((0,)), Source((0,), LengthPairs("few", [7], [5]))
@@ -51,50 +51,47 @@ class TestWithinAndOrdered:
         rows = [value_row(name, "time_ms", x, [y]) for name, x, y in zip("ab", (3.0, 4.0), simulated, strict=True)]
         found = ordered(rows, "time")
         order_text = order_text or "a = b; published a < b"
-        assert found == {
-            "finding": f"The order by time is the published one: {order_text}.",
-            "holds": order_text == "a < b",
-        }
+        assert found == as_finding(f"The order by time is the published one: {order_text}.", order_text == "a < b")
 
 
 class TestFig2:
-    @pytest.mark.parametrize(("beyond", "holds"), [(0.5, True), (0.51, False), (-0.5, True), (-0.51, False)])
-    def test_within_half_a_point(self, beyond, holds):
+    @pytest.mark.parametrize(("beyond", "passes"), [(0.5, True), (0.51, False), (-0.5, True), (-0.51, False)])
+    def test_within_half_a_point(self, beyond, passes):
         rows = changed(fig2_rows(), beyond, series="Orca (Pow2)", metric="internal_pct")
         near, order = fig2.findings(rows, PAIRS)
         text = f"Fig 2 within 0.5 points: worst {beyond:+.2f} (Orca (Pow2), internal), of 13 predicted values."
-        assert near == {"finding": text, "holds": holds} and order["holds"]
+        assert near == as_finding(text, passes) and passed(order)
 
     def test_who_has_more_in_use(self):
         rows = changed(fig2_rows(), -12.0, series="Orca (Oracle)", metric="token_states_pct")
         order = fig2.findings(rows, PAIRS)[1]
         assert order["finding"].startswith("The order by token states is the published one: Orca (Max) < Orca (Oracle)")
-        assert not order["holds"]
+        assert not passed(order)
 
     def test_of_drawn_lengths_it_says_whose_limit_it_is_and_has_no_other(self):
         rows = changed(fig2_rows(), -3.3, series="Orca (Pow2)", metric="internal_pct")
-        text, holds = fig2.findings(rows, DRAWN)[0].values()
+        text, passes = fig2.findings(rows, DRAWN)[0].values()
         assert text.startswith("Fig 2 (drawn lengths; the limit is for the exact pairs) within 0.5 points: worst -3.30")
-        assert not holds
+        assert not passes
 
 
 class TestFig13a:
-    @pytest.mark.parametrize(("share", "holds"), [(0.03, True), (0.031, False), (-0.03, True), (-0.031, False)])
-    def test_within_three_percent(self, share, holds):
+    @pytest.mark.parametrize(("share", "passes"), [(0.03, True), (0.031, False), (-0.03, True), (-0.031, False)])
+    def test_within_three_percent(self, share, passes):
         rows = changed(fig13a_rows(), share * 7.0, series="Orca (Max)")
         near, order = fig13a.findings(rows, PAIRS)
         text = f"Fig 13a within 3%: worst {share:+.1%} (Orca (Max)), of 3 predicted values."
-        assert near == {"finding": text, "holds": holds} and order["holds"]
+        assert near == as_finding(text, passes) and passed(order)
 
     def test_vllm_s_value_is_fitted_and_counts_for_the_order_alone(self):
         rows = changed(fig13a_rows(), -20.0, series="vLLM")
         near, order = fig13a.findings(rows, DRAWN)
-        assert near["holds"] and near["finding"].startswith("Fig 13a (drawn lengths; the limit is for the exact pairs)")
-        assert order == {
-            "finding": "The order is the published one: Orca (Max) < Orca (Pow2) < vLLM < Orca (Oracle); published"
+        assert passed(near) and near["finding"].startswith("Fig 13a (drawn lengths; the limit is for the exact pairs)")
+        assert order == as_finding(
+            "The order is the published one: Orca (Max) < Orca (Pow2) < vLLM < Orca (Oracle); published"
             " Orca (Max) < Orca (Pow2) < Orca (Oracle) < vLLM.",
-            "holds": False,
-        }
+            False,
+        )
 
 
 def test_fig_15_s_fitted_beams_are_no_agreement():
@@ -110,20 +107,20 @@ def test_fig_15_s_fitted_beams_are_no_agreement():
         for n in (2, 4, 6)
     ]  # fmt: skip
     beams = list(fig15.findings([*rows, *others]))[1]
-    assert beams["holds"] and beams["finding"].endswith("four and six: +2.90, -4.90 points, limit 3/5.")
+    assert passed(beams) and beams["finding"].endswith("four and six: +2.90, -4.90 points, limit 3/5.")
     rows[1] |= {"error": 3.1}
-    assert not list(fig15.findings([*rows, *others]))[1]["holds"]
+    assert not passed(list(fig15.findings([*rows, *others]))[1])
 
 
 @pytest.mark.parametrize(
-    ("rates", "holds", "texts"),
+    ("rates", "passes", "texts"),
     [
         ((1.0, 1.05, 1.09, 1.4), [True, True], ["10% apart: 9%; in the figure 3%", "best Orca: 1.28"]),
         ((1.0, 1.05, 1.11, 1.4), [False, True], ["10% apart: 11%", "1.26; in the figure 1.49"]),
         ((1.0, 1.0, 1.09, 1.3), [True, False], ["10% apart: 9%", "1.2 times the rate of the best Orca: 1.19"]),
     ],
 )
-def test_fig_17_s_shape(rates, holds, texts):
+def test_fig_17_s_shape(rates, passes, texts):
     published = (0.552, 0.565, 0.571, 0.852)
     names = ("Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "vLLM")
     rows = [
@@ -131,20 +128,20 @@ def test_fig_17_s_shape(rates, holds, texts):
         for name, known, rate in zip(names, published, rates, strict=True)
     ]
     found = list(fig17.findings(rows))
-    assert [finding["holds"] for finding in found] == holds
+    assert [passed(finding) for finding in found] == passes
     assert all(words in finding["finding"] for words, finding in zip(texts, found, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("vllm", "holds"), [((2.0, 3.0), True), ((3.0, 2.0), False), ((0.9, 3.0), False), ((2.0, 2.0), False)]
+    ("vllm", "passes"), [((2.0, 3.0), True), ((3.0, 2.0), False), ((0.9, 3.0), False), ((2.0, 2.0), False)]
 )
-def test_fig_16_s_longer_prefix_favours_who_shares_it(vllm, holds):
+def test_fig_16_s_longer_prefix_favours_who_shares_it(vllm, passes):
     parts = [
         {"rows": [{"series": "Orca (Oracle), 1", "simulated": 1.0}, {"series": "vLLM, 1", "simulated": rate}]}
         for rate in vllm
     ]
     found = fig16.grows(parts)
-    assert found["holds"] == holds and f"{vllm[0]:.2f} and {vllm[1]:.2f} times" in found["finding"]
+    assert passed(found) == passes and f"{vllm[0]:.2f} and {vllm[1]:.2f} times" in found["finding"]
 
 
 @pytest.mark.parametrize(("simulated", "from_size"), [(8.0, "64"), (10.0, "none"), (2.0, "32")])
@@ -156,10 +153,9 @@ def test_fig_19a_s_swaps_are_quicker_from_a_block_size_on(simulated, from_size):
         for x, published, found in ((32, 10.0, 10.0 if from_size != "32" else 2.0), (64, 8.0, simulated))
     ]
     rows += [{"series": "recompute", "x": x, "published": 18.0, "simulated": 18.0} for x in (32, 64)]
-    assert fig19a.quicker_from(rows) == {
-        "finding": f"Out and in again is quicker than computing from block size {from_size} on; published: 64.",
-        "holds": from_size == "64",
-    }
+    assert fig19a.quicker_from(rows) == as_finding(
+        f"Out and in again is quicker than computing from block size {from_size} on; published: 64.", from_size == "64"
+    )
 
 
 def by_size(series: str, published: list[float], simulated: list[float], fitted: tuple[int, ...] = ()) -> list[Row]:
@@ -173,26 +169,26 @@ class TestBlockSizes:
     PUBLISHED = [0.112, 0.08, 0.12, 0.2]
 
     @pytest.mark.parametrize(
-        ("best", "above", "holds"), [(16, 40, True), (32, 0, True), (64, 50, True), (128, 150, False)]
+        ("best", "above", "passes"), [(16, 40, True), (32, 0, True), (64, 50, True), (128, 150, False)]
     )
-    def test_what_is_best_here_is_nearly_the_best_by_the_figure(self, best, above, holds):
+    def test_what_is_best_here_is_nearly_the_best_by_the_figure(self, best, above, passes):
         rows = by_size("S", self.PUBLISHED, [1.0 if x == best else 2.0 for x in (16, 32, 64, 128)])
         text, found = best_size(rows, 0.5).values()
         assert text == (
             f"S: the best block size, of those not fitted, is {best}; by the figure its latency is {above}% above that"
             " of the best there, 32, limit 50%."
         )
-        assert found == holds
+        assert found == passes
 
     def test_a_fitted_one_is_not_taken_for_the_best(self):
         rows = by_size("S", self.PUBLISHED, [2.0, 1.0, 3.0, 4.0], fitted=(32,))
         assert best_size(rows, 0.5)["finding"].startswith("S: the best block size, of those not fitted, is 16;")
 
-    @pytest.mark.parametrize(("last", "holds"), [(2.9, True), (3.1, False), (1.1, True), (0.9, False)])
-    def test_what_large_blocks_cost(self, last, holds):
+    @pytest.mark.parametrize(("last", "passes"), [(2.9, True), (3.1, False), (1.1, True), (0.9, False)])
+    def test_what_large_blocks_cost(self, last, passes):
         """Published is twice."""
         found = wasted(by_size("S", [0.1, 0.1, 0.1, 0.2], [1.0, 9.0, 9.0, last]), 0.5)
-        assert found["holds"] == holds
+        assert passed(found) == passes
         assert found["finding"] == (
             f"S: block size 128 takes {last:.1f} times as long as 16, in the figure 2.0 times; limit 50%."
         )
@@ -200,7 +196,7 @@ class TestBlockSizes:
     def test_who_is_quicker_where_the_figure_is_clear_and_a_tie_is_nobody(self):
         one = by_size("one", [1.0, 1.0, 1.0, 1.04], [2.0, 2.0, 2.0, 2.0])
         level, apart = (by_size("two", [2.0, 0.5, 0.5, 1.0], [3.0, 1.0, found, 9.0]) for found in (2.0, 1.0))
-        text, holds = who_is_quicker([*one, *level], "one", "two").values()
+        text, passes = quicker_series([*one, *level], "one", "two").values()
         assert text.startswith("One or two, the same one is quicker at 2 of the 3 block sizes")
-        assert text.endswith("more than 5%: 16, 32.") and not holds
-        assert who_is_quicker([*one, *apart], "one", "two")["holds"]
+        assert text.endswith("more than 5%: 16, 32.") and not passes
+        assert passed(quicker_series([*one, *apart], "one", "two"))

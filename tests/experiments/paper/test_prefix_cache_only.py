@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import prefix_cache
 from fragmeter.experiments.reproduce.prefix_cache import compare_prefix_caches, oracle
 from fragmeter.experiments.reproduce.prefix_cache_replay import INFINITE, POLICIES, hit_tokens, prefix_trace
@@ -205,13 +206,13 @@ class TestTheCommand:
         assert [(row["published"], row["simulated"]) for row in document["rows"]] == [
             (0, 0), (512, 512), (1024, 1024), (1536, 1536), (1024, 1024), (None, 1536), (1536, 1536), (1536, 1536),
         ]  # fmt: skip
-        assert document["findings"] == [{"finding": "7 of 7 values equal the oracle's, to the token.", "holds": True}]
+        assert document["findings"] == [as_finding("7 of 7 values equal the oracle's, to the token.", True)]
 
     def test_says_so_where_they_differ(self, facts, tmp_path, capsys):
         facts["lru"] = [1024, 1535]
         assert status(["reproduce", "prefix-cache", "--trace", str(put(tmp_path, MOONCAKE))]) == DONE
         text = capsys.readouterr().out
-        assert "DOES NOT HOLD: 6 of 7 values equal the oracle's, to the token." in text
+        assert "Fail: 6 of 7 values equal the oracle's, to the token." in text
         assert "Recognised by its counts: small (made; none)." in text
         lines = [line.split() for line in text.splitlines()]
         assert ["lru", "2", "1,535", "1,536", "+1", "94.6", "%"] in lines

@@ -29,7 +29,7 @@ from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     moved_to,
     per_step_pct,
 )
-from fragmeter.experiments.paper.rows import ordered
+from fragmeter.experiments.paper.rows import as_finding, ordered, passed
 from fragmeter.experiments.runs.crossing import crossing
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.engine.settings import settings
@@ -215,7 +215,7 @@ class TestPanels:
         assert scales["FasterTransformer"]["step_scale"] != scales[VLLM]["step_scale"]
 
     def test_the_order_is_the_published_one_on_a_small_load(self, panel):
-        assert ordered(panel["rows"])["holds"]
+        assert passed(ordered(panel["rows"]))
         rates = [row["simulated"] for row in panel["rows"]]
         assert all(low < high for low, high in pairwise(rates))
 
@@ -260,11 +260,10 @@ class TestPanels:
             {"series": VLLM, "published": 3.0, "simulated": 4.0},
             {"series": ORACLE, "published": 2.0, "simulated": 1.0},
         ]
-        assert ordered(rows) == {"finding": "The order is the published one: Orca (Oracle) < vLLM.", "holds": True}
-        assert ordered([rows[0], rows[1] | {"simulated": 5.0}]) == {
-            "finding": "The order is the published one: vLLM < Orca (Oracle); published Orca (Oracle) < vLLM.",
-            "holds": False,
-        }
+        assert ordered(rows) == as_finding("The order is the published one: Orca (Oracle) < vLLM.", True)
+        assert ordered([rows[0], rows[1] | {"simulated": 5.0}]) == as_finding(
+            "The order is the published one: vLLM < Orca (Oracle); published Orca (Oracle) < vLLM.", False
+        )
         assert ratio_text(rows, VLLM, ORACLE) == "vLLM takes 4.00 times the rate of Orca (Oracle); published 1.50."
 
 
@@ -272,7 +271,7 @@ class TestPanels:
 @pytest.mark.parametrize("letter", "abcdef")
 def test_the_panels_of_fig_12_are_as_near_as_they_are_said_to_be(letter):
     panel = fig12.panel_of(letter, Source((0,)))
-    assert panel["findings"][0]["holds"], panel["findings"]
+    assert passed(panel["findings"][0]), panel["findings"]
 
 
 @pytest.mark.slow
@@ -281,11 +280,11 @@ def test_the_panels_of_fig_14_are_as_near_as_they_are_said_to_be(letter):
     panel = fig14.panel(letter, Bench(Source((0,))))
     near, order = panel["findings"]
     assert (panel["rows"][-1]["kind"] == "fitted") == (letter in "be")
-    assert order["holds"], order
+    assert passed(order), order
     # Orca (Max) of six beams is told as a miss.
-    assert near["holds"] == (letter != "f"), near
+    assert passed(near) == (letter != "f"), near
 
 
 @pytest.mark.slow
 def test_longer_prefixes_favour_who_shares_them():
-    assert fig16.figure_of(Source((0,)), 120)["findings"][0]["holds"]
+    assert passed(fig16.figure_of(Source((0,)), 120)["findings"][0])

@@ -9,6 +9,7 @@ from fragmeter.experiments.paper.figures.waste import METRICS, NAMES, by_policy,
 from fragmeter.experiments.paper.fit import fit
 from fragmeter.experiments.paper.paper import FIG2, source
 from fragmeter.experiments.paper.published import published_fig2
+from fragmeter.experiments.paper.rows import passed
 
 PAPER_VIEW = ["token_states_pct", "paper_reservation_pct", "paper_internal_pct", "paper_external_and_others_pct"]
 POPULAR_VIEW = [
@@ -78,7 +79,7 @@ def test_four_of_the_policies_stand_beside_fig2(table):
 
 
 def test_what_is_said_of_these_systems_holds_here(table):
-    assert [(found["holds"], found["finding"].split(":")[0]) for found in table["findings"]] == [
+    assert [(passed(found), found["finding"].split(":")[0]) for found in table["findings"]] == [
         (True, "Continuous batching cures the internal waste of static batches, slots of sequences that have ended"
          " and padding"),
         (True, "It cures only part of what the paper calls internal, which counts slots for output that never comes"),
@@ -118,4 +119,4 @@ def test_other_numbers_overturn_a_finding_and_no_other(series, metric, value, fi
         row | ({"simulated": value} if (row["series"], row["metric"]) == (series, metric) else {})
         for row in table["rows"]
     ]
-    assert [found["holds"] for found in findings(rows)] == [at != finding for at in range(6)]
+    assert [passed(found) for found in findings(rows)] == [at != finding for at in range(6)]

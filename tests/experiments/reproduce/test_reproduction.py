@@ -12,6 +12,7 @@ import pytest
 from fragmeter.experiments.cli import reproduce as verb_reproduce
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.paper.comparison import Payload
+from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce import runs as figure_runs
 from fragmeter.experiments.reproduce.figures import FIGURES, Figure
@@ -172,7 +173,7 @@ class TestTheSummary:
             row(10.0, 11.0), row(4.0, 3.0), row(5.0, 9.0, kind="fitted"), row(None, 1.0),
             row(20.0, 21.5, "internal_pct"), row(20.0, 20.5, "internal_pct"),
         ]  # fmt: skip
-        findings = [{"finding": "A", "holds": True}, {"finding": "B", "holds": False}]
+        findings = [as_finding("A", True), as_finding("B", False)]
         points, percent = summary_rows([document("fig", rows, findings=findings)])
         assert (points["unit"], points["predicted"], points["fitted"]) == ("points", 2, 0)
         assert (points["mean_error"], points["worst_error"]) == (1.0, 1.5)
