@@ -18,16 +18,16 @@ SYSTEMS: Cases = {
     4: (
         {"tgi_told_nothing": 3.0, "tgi_told_the_output": 3.0},
         [
-            ("tgi_told_nothing", 2.1, 2.08, "a TGI that is told no max_new_tokens"),
-            ("tgi_told_the_output", 2.1, 2.08, "a TGI that is told each output's length"),
+            ("tgi_told_nothing", 2.1, 2.08, "TGI without max_new_tokens"),
+            ("tgi_told_the_output", 2.1, 2.08, "TGI with each output's length as max_new_tokens"),
         ],
     ),
     5: ({"hf": 9.0, "anyscale_slowness": 1.0}, [("hf", 8.08, 8.07, "Hugging Face Transformers")]),
     6: (
         {"tgi_told_nothing": 4.0, "tgi_told_the_output": 4.0},
         [
-            ("tgi_told_nothing", 3.14, 3.13, "a TGI that is told no max_new_tokens"),
-            ("tgi_told_the_output", 3.14, 3.13, "a TGI that is told each output's length"),
+            ("tgi_told_nothing", 3.14, 3.13, "TGI without max_new_tokens"),
+            ("tgi_told_the_output", 3.14, 3.13, "TGI with each output's length as max_new_tokens"),
         ],
     ),
     7: (
@@ -43,7 +43,7 @@ SYSTEMS: Cases = {
         [
             ("told_cap", 6.0, 5.9, "continuous batching that reserves the cap"), ("told_cap", 10.0, 10.1,
              "continuous batching that reserves the cap"),
-            ("told_length", 10.0, 10.1, "continuous batching that is told each length"),
+            ("told_length", 10.0, 10.1, "continuous batching that reserves each output"),
             ("vllm", 17.26, 17.24, "vLLM"), ("vllm", 28.74, 28.76, "vLLM"),
         ],
     ),

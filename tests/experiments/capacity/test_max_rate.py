@@ -87,7 +87,7 @@ def test_lenient_objectives_are_bounded_by_what_the_server_delivers():
 
 
 def test_every_rate_meets_where_all_requests_at_once_do():
-    """Two hundred seats and a day to wait: a hundred requests tell no rate from another."""
+    """max_num_seqs 200 and a limit of a day: with a hundred requests all rates give the same result."""
     chosen = settings_of("vllm-sosp23", Pool(4096, 16), Limits(64, max_num_seqs=200))
     found = max_rate(chosen, EvenLoad(100), Goal(Objectives(ttft=86_400_000)), range(3), step_cost=one_server()[1])
     assert (found.rate, found.seed_rates, found.spread, found.saturated) == (inf, (inf,) * 3, 0.0, None)
@@ -101,7 +101,7 @@ def test_a_seed_for_which_every_rate_meets_counts_as_the_highest_of_the_others()
     assert 0 < censored.rate == capped.rate < 3 and censored.spread == capped.spread
 
 
-def test_who_misses_alone_has_no_rate():
+def test_a_miss_when_served_alone_leaves_no_rate():
     chosen, cost = one_server()
     found = max_rate(chosen, EvenLoad(200), Goal(Objectives(ttft=99)), range(3), step_cost=cost)
     assert (found.rate, found.seed_rates, found.runs) == (0.0, (0.0,), 1)
@@ -157,7 +157,7 @@ class TestMaxRate:
         assert MaxRate(MET, None, (1.0,), 7).rate == 1.0
 
     def test_it_holds_for_as_many_other_seeds_as_it_says(self):
-        """500 times 12 seeds whose rates deviate by 4 %: in 95 % of them 95 % of all seeds lie above the limit."""
+        """500 times 12 seeds with rates that deviate by 4 %: in 95 % of them 95 % of all seeds lie above the limit."""
         rng = np.random.default_rng(0)
         limit = log(10) - 1.6449 * 0.04
         held = sum(

@@ -176,7 +176,7 @@ class TestPrices:
 
 
 def test_what_is_kept_is_found_again_only_for_the_same_question():
-    """Of the stage, the replica, the load, the seed, the goal and what else the job is told."""
+    """It covers the stage, the replica, the load, the seed, the goal and the other arguments of the job."""
     chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
     loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
     goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
@@ -197,10 +197,12 @@ def test_what_is_kept_is_found_again_only_for_the_same_question():
 class TestLimit:
     """Forty requests at once, of 32 prompt tokens and 20 of output."""
 
-    def run(self, blocks: int, seats: int, budget: int):
+    def run(self, blocks: int, num_seqs: int, budget: int):
         forty = np.ones(40, dtype=np.int64)
         work = Workload("crowd", 0 * forty, 32 * forty, 20 * forty)
-        chosen = settings_of("vllm-v1", Pool(blocks, 16), Limits(64, max_num_seqs=seats, max_num_batched_tokens=budget))
+        chosen = settings_of(
+            "vllm-v1", Pool(blocks, 16), Limits(64, max_num_seqs=num_seqs, max_num_batched_tokens=budget)
+        )
         return simulate(chosen, work, LineCost())
 
     @pytest.mark.parametrize(
@@ -315,11 +317,11 @@ class TestCommand:
             "tpot:8",
             *SMALL,
         )
-        by_seats = {each["candidate"]["max_num_seqs"]: each for each in plan["candidates"]}
-        assert by_seats["8"]["settings"]["max_num_seqs"] == 8
-        assert by_seats["none"]["settings"]["max_num_seqs"] == 1024
-        assert by_seats["8"]["request_rate"] < by_seats["none"]["request_rate"]
-        assert by_seats["8"]["limit"]["cause"] == "seats"
+        by_max_num_seqs = {each["candidate"]["max_num_seqs"]: each for each in plan["candidates"]}
+        assert by_max_num_seqs["8"]["settings"]["max_num_seqs"] == 8
+        assert by_max_num_seqs["none"]["settings"]["max_num_seqs"] == 1024
+        assert by_max_num_seqs["8"]["request_rate"] < by_max_num_seqs["none"]["request_rate"]
+        assert by_max_num_seqs["8"]["limit"]["cause"] == "seats"
         assert plan["wanted_request_rate"] is None and plan["recommended"]["max_num_seqs"] == "none"
 
     def test_objectives_that_nothing_meets(self, capsys):

@@ -23,10 +23,8 @@ SYSTEMS = [("vllm-v0", 8192), ("fastgen", 768)]
 
 
 def work() -> Workload:
-    random, nobody_waits = np.random.default_rng(0), np.zeros(N, dtype=np.int64)
-    return Workload(
-        "few", nobody_waits, random.integers(100, 4000, N), random.integers(1, 40, N), users=Users(4, nobody_waits)
-    )
+    random, no_wait = np.random.default_rng(0), np.zeros(N, dtype=np.int64)
+    return Workload("few", no_wait, random.integers(100, 4000, N), random.integers(1, 40, N), users=Users(4, no_wait))
 
 
 @pytest.fixture(scope="module", params=SYSTEMS, ids=[name for name, _ in SYSTEMS])

@@ -50,7 +50,7 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
     assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)
 
 
-def test_what_is_printed_is_told_as_data(calibrated):
+def test_what_is_printed_is_in_the_data(calibrated):
     folder, printed = calibrated
     printed, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))
     assert printed == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}

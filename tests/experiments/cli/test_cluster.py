@@ -47,7 +47,7 @@ def test_the_results_say_which_replica_did_what(tmp_path):
     assert last.tolist() == requests["finish_ticks"].tolist()
 
 
-def test_every_slot_of_every_pool_is_told(tmp_path):
+def test_every_slot_of_every_pool_is_counted(tmp_path):
     out = simulated("--num-replicas", 2, "--router", "kv-aware", out=tmp_path / "out")
     summary, _ = documents(out)
     for content in (summary, *summary["replicas"]):
@@ -85,7 +85,7 @@ def test_requests_that_no_pool_holds_are_turned_away_and_named(tmp_path, capsys)
 MISTAKES = {
     "an unknown router": (["--router", "luck"], "router = 'luck': one of round-robin, least-outstanding-tokens"),
     "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
-    "users who wait": (
+    "waiting users": (
         ["--num-replicas", "2", "--max-concurrency", "3"],
         "max_concurrency = 3: users who wait for answers are for a single replica",
     ),

@@ -73,7 +73,7 @@ def test_every_value_is_there_and_two_beams_are_the_ones_fitted(monkeypatch, tmp
     assert (closed["how"], closed["error"]) == ("formula", 0.5)
 
 
-def test_the_values_of_beams_are_told_at_every_survival(monkeypatch, tmp_path):
+def test_the_values_of_beams_are_reported_at_every_survival(monkeypatch, tmp_path):
     survivals = [(row["x"], row["survival"]) for row in document(monkeypatch, tmp_path)["sensitivity"]["rows"]]
     assert survivals == [(n, survival) for n in (2, 4, 6) for survival in (0.9, 0.91, 0.92, 0.93, 0.94, 0.95)]
 

@@ -282,7 +282,7 @@ class TestAFaultOfOurs:
 
         monkeypatch.setattr("fragmeter.experiments.cli.doctor.probe", broken)
 
-    def test_is_told_in_one_line_that_says_how_to_report_it(self, capsys, monkeypatch):
+    def test_is_one_line_that_says_how_to_report_it(self, capsys, monkeypatch):
         monkeypatch.delenv("FRAGMETER_DEBUG", raising=False)
         assert status(["doctor"]) == FAULT
         assert capsys.readouterr().err == (

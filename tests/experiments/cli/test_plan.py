@@ -46,7 +46,7 @@ def read_gaps(folder: Path) -> Gaps:
     return Gaps.of_table(pd.read_parquet(folder / "gaps.parquet"))
 
 
-def test_a_plan_goes_where_it_is_told_to_and_is_the_same_twice(trace, tmp_path, capsys):
+def test_a_plan_is_written_to_its_folder_and_is_the_same_twice(trace, tmp_path, capsys):
     for name in ("one.npz", "two.npz"):
         assert simulate(trace, "--record-plan", tmp_path / name, "--record-steps", "2:3", "--shuffle-ids") == DONE
     assert capsys.readouterr().out.endswith(f"Plan of 3 steps: {tmp_path / 'two.npz'}\n")

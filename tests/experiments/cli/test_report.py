@@ -139,7 +139,7 @@ def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, cap
         (["nowhere"], "nowhere: is no result folder (No such file or directory: summary.json); make one by"),
     ],
 )
-def test_mistakes_are_told_in_a_line(folders, complaint, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(folders, complaint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert report(*folders) == MISTAKE
     said = capsys.readouterr().err

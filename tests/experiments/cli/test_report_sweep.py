@@ -1,4 +1,4 @@
-"""``fragmeter report`` of a sweep: its goodput is what simulate comes to, and its front what nobody beats."""
+"""``fragmeter report`` of a sweep: its goodput equals that of simulate, and no other point beats its front."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_drawn_a_word_says_so(tmp_path):
 
 @hypothesis_settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=20))
-def test_the_front_is_what_nobody_beats(points):
+def test_no_point_beats_the_front(points):
     for point, best in zip(points, unbeaten(points), strict=True):
         beaten = any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points)
         assert best == (not beaten)
@@ -174,7 +174,7 @@ def test_other_objectives_are_other_points(tmp_path):
     assert none == 0 and all_of_them == found[2].points["request_throughput"].item() > 0
 
 
-def test_a_sweep_is_told_objectives_that_can_be(tmp_path, capsys):
+def test_a_sweep_refuses_objectives_that_cannot_be(tmp_path, capsys):
     assert status(["sweep", *SWEEP, "--goodput", "itl:5", "--out", str(tmp_path / "out")]) == MISTAKE
     assert "goodput = 'itl:5': say KEY:MILLISECONDS" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -124,7 +124,7 @@ def test_small_is_the_best_of_what_is_minimized(tmp_path):
     assert json.loads(summary_file.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
 
 
-def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
+def test_more_trials_continue_where_fewer_ended(tmp_path, monkeypatch):
     first = searched(tmp_path, *BLOCKS, "--trials", 10)["num_gpu_blocks_override"].tolist()
     ran = []
 
@@ -140,7 +140,7 @@ def test_more_trials_go_on_where_fewer_ended(tmp_path, monkeypatch):
     assert other != first
 
 
-def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
+def test_a_trial_that_cannot_be_run_is_reported_as_failed(tmp_path, capsys):
     tokens = ["--search", "policy=sglang,vllm-v1", "--search", "block_size=8:16", "--maximize", "request_throughput"]
     rows = searched(tmp_path, *tokens, "--trials", 12)
     assert (rows["error"].notna() == (rows["policy"] == "sglang")).all()
@@ -151,8 +151,8 @@ def test_a_trial_that_cannot_be_run_is_told_as_failed(tmp_path, capsys):
     assert "sglang's tree has pages" in capsys.readouterr().err
 
 
-def test_every_trial_is_told_to_the_estimator(monkeypatch, tmp_path):
-    """What is not told counts as running for ever, and keeps the estimator away from its neighbours."""
+def test_the_estimator_gets_every_result(monkeypatch, tmp_path):
+    """A trial without a result counts as running for ever, and keeps the estimator away from its neighbours."""
     import optuna
 
     states = []

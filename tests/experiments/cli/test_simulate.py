@@ -142,7 +142,7 @@ class TestTheRequests:
 
         assert drawn(1) == drawn(1) != drawn(2)
 
-    def test_tell_the_server_what_they_are_told_to(self, trace, tmp_path):
+    def test_declare_the_max_tokens_of_the_flag(self, trace, tmp_path):
         """Orca reserves by max_tokens: of 128 slots the three ask for 12 + 12 + 34, or for 37 + 39 + 60."""
         flags = ["--trace", trace, "--policy", "orca", "--request-rate", "inf", "--block-size", 8]
         pool = ["--num-gpu-blocks-override", 16, "--max-model-len", 64]

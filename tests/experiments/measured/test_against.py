@@ -109,7 +109,7 @@ class TestValues:
 
 class TestKnobs:
     def test_an_offset_is_that_of_requests_that_hardly_waited(self, tmp_path):
-        """All are 30 ms late, and who finds many under way 300 ms more."""
+        """All are 30 ms late, and requests that find many running 300 ms more."""
         bench = benchmark(written(tmp_path, Server(), ASKED)[0], None, CHOSEN)
         others, rows = bench.under_way(), np.arange(len(ASKED))
         crowded = others > np.quantile(others, 0.25)
@@ -128,7 +128,7 @@ class TestKnobs:
 
 
 def closed_loop(offset_ms: float = 0.0) -> dict:
-    """What four clients see of our own replica, who send when they have an answer; a token's time is its step's end."""
+    """Results of four clients of a simulated replica that send after each answer; a token's time is the end of its step."""
     prompts = np.array([one.prompt_tokens for one in ASKED])
     outputs = np.array([one.output_tokens for one in ASKED])
     think = np.full(len(ASKED), round(offset_ms * PER_MS))
@@ -148,7 +148,7 @@ def closed_loop(offset_ms: float = 0.0) -> dict:
 
 
 class TestClosedLoop:
-    def test_clients_who_wait_are_users_who_wait(self, tmp_path):
+    def test_clients_that_wait_are_users_that_wait(self, tmp_path):
         bench, base, _ = held(tmp_path, Server(), **closed_loop())
         assert against.total_error(against.compared(bench, base)) == pytest.approx(0, abs=1e-9)
         assert bench.under_way().max() == 3

@@ -32,7 +32,7 @@ class TestWhatTheFileSays:
         assert (data["requests"], data["failed"], data["error"]) == (len(ASKED), 1, pytest.approx(0, abs=1e-9))
         assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
 
-    def test_metrics_of_another_load_are_told(self, tmp_path, capsys):
+    def test_metrics_of_another_load_are_reported(self, tmp_path, capsys):
         path, metrics = written(tmp_path, Server(), ASKED)
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
         assert "another load" not in capsys.readouterr().out

@@ -31,7 +31,7 @@ def found(tmp_path, text: str) -> ServerMetrics:
     return read_metrics(tmp_path / "metrics.txt")
 
 
-def test_gauges_are_those_of_scrapes_in_which_somebody_runs(tmp_path):
+def test_gauges_are_those_of_scrapes_with_running_requests(tmp_path):
     text = scrape(0, 0.0, 5) + "1763790001\n" + scrape(4, 0.25, 5)
     text += "2026-11-22T08:00:02+00:00\n" + scrape(2, 0.75, 9) + scrape(0, 0.0, 12)
     assert found(tmp_path, text) == ServerMetrics(

@@ -40,7 +40,7 @@ class TestTheDraw:
         drawn = anyscale.draw(32, 0)
         assert drawn.total_tokens == drawn.output_tokens.sum() + 512_000
 
-    def test_the_server_is_told_the_cap_or_the_output(self):
+    def test_clients_declare_the_cap_or_the_output(self):
         drawn = anyscale.draw(32, 0)
         assert (drawn.workload(max_tokens=32).max_tokens == 32).all()
         assert (drawn.workload().max_tokens == drawn.output_tokens).all()

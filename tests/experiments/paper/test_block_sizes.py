@@ -81,7 +81,7 @@ def test_small_blocks_are_slow_and_swapping_is_not_recomputing():
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Latencies that anybody can foretell, in place of runs: by block size, with 1 % of step time and the seed."""
+    """Predictable latencies in place of runs: by block size, with 1 % of step time and the seed."""
 
     def latency(_, case: SizeCase) -> float:
         published = paper_figures()["fig18b"][case.load][SIZES.index(case.block_size)]
@@ -150,7 +150,7 @@ class TestFig19b:
         swap, recompute = (rows_of(payload)[mode, 256] for mode in ("swap", "recompute"))
         assert (swap["simulated"], recompute["simulated"]) == (1.5, 1.4)
 
-    def test_who_is_quicker_is_asked_where_the_figure_is_clear(self, made_up):
+    def test_the_quicker_series_is_compared_where_the_figure_is_clear(self, made_up):
         """Made-up swaps are always slower: so they are published to be at 1, 2, 4 and 8, and not at 128 and 256."""
         found = fig19b(Bench(Source((0,))))["findings"][0]
         assert not passed(found)

@@ -182,7 +182,7 @@ class TestFig13b:
         assert {row["kind"] for row in payload["rows"]} == {"predicted"}
         assert "sensitivity" not in payload
 
-    def test_steps_depend_on_the_context_but_for_the_one_told_beside(self, document):
+    def test_steps_depend_on_the_context_but_for_the_one_reported_beside(self, document):
         payload = document(1.0)
         plain = [case for case in document.asked if not case.by_context]
         assert [(case.policy, case.scale) for case in plain] == [("vllm-sosp23", 1.125)]

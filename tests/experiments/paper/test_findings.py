@@ -62,13 +62,13 @@ class TestFig2:
         text = f"Fig 2 within 0.5 points: worst {beyond:+.2f} (Orca (Pow2), internal), of 13 predicted values."
         assert near == as_finding(text, passes) and passed(order)
 
-    def test_who_has_more_in_use(self):
+    def test_order_of_shares_in_use(self):
         rows = changed(fig2_rows(), -12.0, series="Orca (Oracle)", metric="token_states_pct")
         order = fig2.findings(rows, PAIRS)[1]
         assert order["finding"].startswith("The order by token states is the published one: Orca (Max) < Orca (Oracle)")
         assert not passed(order)
 
-    def test_of_drawn_lengths_it_says_whose_limit_it_is_and_has_no_other(self):
+    def test_drawn_lengths_name_the_limit_of_the_exact_pairs(self):
         rows = changed(fig2_rows(), -3.3, series="Orca (Pow2)", metric="internal_pct")
         text, passes = fig2.findings(rows, DRAWN)[0].values()
         assert text.startswith("Fig 2 (drawn lengths; the limit is for the exact pairs) within 0.5 points: worst -3.30")
@@ -135,7 +135,7 @@ def test_fig_17_s_shape(rates, passes, texts):
 @pytest.mark.parametrize(
     ("vllm", "passes"), [((2.0, 3.0), True), ((3.0, 2.0), False), ((0.9, 3.0), False), ((2.0, 2.0), False)]
 )
-def test_fig_16_s_longer_prefix_favours_who_shares_it(vllm, passes):
+def test_fig_16_s_longer_prefix_favours_sharing(vllm, passes):
     parts = [
         {"rows": [{"series": "Orca (Oracle), 1", "simulated": 1.0}, {"series": "vLLM, 1", "simulated": rate}]}
         for rate in vllm
@@ -193,7 +193,7 @@ class TestBlockSizes:
             f"S: block size 128 takes {last:.1f} times as long as 16, in the figure 2.0 times; limit 50%."
         )
 
-    def test_who_is_quicker_where_the_figure_is_clear_and_a_tie_is_nobody(self):
+    def test_quicker_series_where_the_figure_is_clear_and_a_tie_counts_for_neither(self):
         one = by_size("one", [1.0, 1.0, 1.0, 1.04], [2.0, 2.0, 2.0, 2.0])
         level, apart = (by_size("two", [2.0, 0.5, 0.5, 1.0], [3.0, 1.0, found, 9.0]) for found in (2.0, 1.0))
         text, passes = quicker_series([*one, *level], "one", "two").values()

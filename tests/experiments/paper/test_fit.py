@@ -1,4 +1,4 @@
-"""The scan that fits the step time, on responses whose best scale is known."""
+"""The scan that fits the step time, on responses with a known best scale."""
 
 from __future__ import annotations
 

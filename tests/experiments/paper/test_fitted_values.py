@@ -19,7 +19,7 @@ from paths import ROOT
 
 DOCUMENT = ROOT / "docs" / "reproduction.md"
 BOTH_SCALES = {("FasterTransformer", ""), ("vLLM", "")}
-#: By figure the series, and where in it, on whose value a number was fitted; all other figures have none.
+#: By figure the series, and the place in it, with a value on which a number was fitted; other figures have none.
 FITTED = {
     "fig1": {("the paper's step cost", str(batch)) for batch in range(4, 41, 4)},
     "fig19a": {("recompute", "16"), *((f"swap {way}", size) for way in ("in", "out") for size in ("8", "256"))},

@@ -1,4 +1,4 @@
-"""Overloaded runs that end early: no verdict and no crossing differs from that of runs to the last request."""
+"""Overloaded runs that end early: outcomes and crossings equal those of runs to the last request."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_it_ends_early():
 
 
 def test_crossings_and_scales_are_those_of_whole_runs(monkeypatch):
-    """Seven seats, of which each serves 1.7 requests/s; asked for at first is twice what they take."""
+    """Seven sequences at once, each at 1.7 requests/s; the first rate is twice what the server takes."""
     count = 800
     arrivals = np.arange(count) * (PER_SECOND // 24)
     load = Load(Workload("busy", arrivals, np.full(count, 64), np.full(count, 20)), 24.0)

@@ -26,7 +26,7 @@ real_traces = pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="F
 
 
 def cases(count: int):
-    """Requests whose ids recur in many places, as content chunks do, and a capacity; the same ones each time."""
+    """Requests with ids that recur at many places, as content chunks do, and a capacity; the same ones each time."""
     draw = random.Random(0)
     for _ in range(count):
         lengths = [draw.randint(1, 4) for _ in range(draw.randint(1, 24))]

@@ -85,7 +85,7 @@ class TestBisection:
         assert below < 5 <= above <= 1.02 * below
         assert below <= found.at <= above
 
-    def test_every_point_is_asked_once_and_all_are_told_in_order(self):
+    def test_every_point_is_asked_once_and_all_are_listed_in_order(self):
         asked = []
 
         def curve(x: float) -> float:
@@ -127,7 +127,7 @@ class TestLatency:
         assert latency_s(system, load, load.rate, 1.25) == pytest.approx(1.25 * steps / 11, rel=1e-9)
 
     def test_a_scale_is_that_of_the_paper_cost(self):
-        """L(r, s) = s * L(s * r, 1), here against a run whose own cost is scaled."""
+        """L(r, s) = s * L(s * r, 1), here against a run with a scaled cost."""
         load, system = short_load(), System(settings(policy="orca-oracle"), Steps())
         scaled = System(system.settings, ScaledSteps(1.25))
         assert latency_s(system, load, 4.0, 1.25) == pytest.approx(latency_s(scaled, load, 4.0), rel=1e-6)
@@ -171,7 +171,7 @@ class TestSearch:
         rates = [find_rate(replace(search, scale=scale))[1].at for scale in (1.0, 1.1)]
         assert rates[0] > rates[1] > found.at
 
-    def test_one_per_cent_of_step_time_moves_it_as_told(self, search, found):
+    def test_one_per_cent_of_step_time_moves_it_as_reported(self, search, found):
         slower = find_rate(replace(search, scale=1.2 * 1.02))[1]
         assert found.at - slower.at == pytest.approx(2 * per_step_pct(found), rel=0.3)
         assert per_step_pct(found) > 0.01 * found.at
@@ -186,7 +186,7 @@ class TestSearch:
         rates = [rate for rate, _ in found.points]
         assert 3.0 in rates and rates == sorted(rates)
 
-    def test_searches_come_back_in_their_order_whoever_finishes_first(self, search, monkeypatch):
+    def test_searches_come_back_in_their_order_whichever_finishes_first(self, search, monkeypatch):
         monkeypatch.setattr(rate_sweep, "as_they_finish", lambda call, jobs, *_: (call(*job) for job in reversed(jobs)))
         monkeypatch.setattr(rate_sweep, "find_rate", lambda search: (search.key, search.scale))
         asked = [replace(search, key=(name, 0), scale=scale) for name, scale in (("b", 1.2), ("a", 1.0), ("c", 1.1))]
@@ -243,7 +243,7 @@ class TestPanels:
         assert scale.on == "Fig 12a's vLLM crossing (1.931 req/s)"
         assert fig12.fitted_scale(fig12.Asked("OPT-13B", Source((0,)), 60), VLLM) is scale
 
-    def test_a_scale_is_fitted_once_in_a_process_whoever_sends_the_pairs(self):
+    def test_a_scale_is_fitted_once_in_a_process_for_all_senders_of_the_pairs(self):
         pairs = LengthPairs("few", np.array([100, 200, 50]), np.array([60, 20, 90]))
         asked = fig12.Asked("OPT-13B", Source((0,), pairs), 20)
         sent = pickle.loads(pickle.dumps(asked))
@@ -281,10 +281,10 @@ def test_the_panels_of_fig_14_are_as_near_as_they_are_said_to_be(letter):
     near, order = panel["findings"]
     assert (panel["rows"][-1]["kind"] == "fitted") == (letter in "be")
     assert passed(order), order
-    # Orca (Max) of six beams is told as a miss.
+    # Orca (Max) of six beams is reported as a miss.
     assert passed(near) == (letter != "f"), near
 
 
 @pytest.mark.slow
-def test_longer_prefixes_favour_who_shares_them():
+def test_longer_prefixes_favour_sharing():
     assert passed(fig16.figure_of(Source((0,)), 120)["findings"][0])

@@ -1,4 +1,4 @@
-"""What serves in the rate sweeps: what a step takes by model, samples and beams, and what each system is told."""
+"""Systems of the rate sweeps: step time by model, samples and beams, and declared max_tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestSystems:
         system = replace(fig14.system("parallel", 4, VLLM), steps=Steps(sequence_slope=slope))
         assert latency_s(system, arriving, rate, scale) == pytest.approx(TARGET_S, rel=0.05)
 
-    def test_fastertransformer_batches_what_fits_of_the_outputs_that_it_is_told(self):
+    def test_fastertransformer_batches_what_fits_of_the_declared_outputs(self):
         """Fourteen of Alpaca's requests; of the model's length only seven fit."""
         alpaca = Source((0,), drawn_from=ALPACA_SET)
         declared, other = (fig12.load_of(series, alpaca, 30, 10, 0).workload for series in (FASTER_TRANSFORMER, VLLM))

@@ -68,9 +68,9 @@ def test_what_longer_prompts_have_more_than_the_shortest_goes_in_a_token_a_step(
     assert fastertransformer_ticks(cost, tokens(5, 3), tokens(4, 1)) == batch_ticks(cost, 2, 3, 6)
 
 
-def test_who_waits_forms_the_next_batch():
+def test_waiting_requests_form_the_next_batch():
     arrivals = tokens(0, 1, 2, 3, 20) * PER_SECOND
-    # Three seconds a batch; the first goes alone, two of the three who wait go next.
+    # Three seconds a batch; the first goes alone, two of the three waiting requests go next.
     found = finishes(arrivals, 2, lambda batch: 3 * PER_SECOND) // PER_SECOND
     assert found.tolist() == [3, 6, 6, 9, 23]
 

@@ -20,7 +20,7 @@ from fragmeter.sim.workload.workload import Workload
 
 STATIC, CONTINUOUS, EQUAL, PAGING = range(4)
 
-# Forty slots. Each of a batch of four reserves the longest prompt, 4, and the six tokens that the server is told of.
+# Forty slots. Each of a batch of four reserves the longest prompt, 4, and the declared max_tokens of six.
 # Padding (finished_hold) is what a prompt lacks to 4: 1, 2, 0, 2. Prompt + true output: S1 7, S2 8, S3 6, S4 7.
 # Over-estimate is what 10 slots less the padding hold beyond that: 2, 0, 4, 1. The second batch likewise, on 30 slots.
 STATIC_LOG = (
@@ -155,7 +155,7 @@ class TestEveryStory:
         assert sums == [capacity] * len(log)
 
     def test_nothing_is_lost_by_stepping(self, place, log, lines):
-        """The story is told of single steps; leaps come and go at the same steps and hold the same slots."""
+        """The story has single steps; with leaps, sequences start and end at the same steps and hold the same slots."""
         scene = scenes()[place]
         stepped, leapt = (
             simulate(replace(scene.settings, leap=leap), scene.workload, OneSecondStep()) for leap in (False, True)
@@ -174,7 +174,7 @@ class TestAnotherPolicy:
             (STATIC, {"static", "fastertransformer"}),
             (CONTINUOUS, {"orca"}),
             (EQUAL, {"static", "fastertransformer", "orca"}),
-            # Short prompts fill no budget, and nobody differs here by whether a block is needed or only asked for.
+            # Short prompts fill no budget, and here the policies do not differ in whether a block is needed or only requested.
             (PAGING, {"vllm-sosp23", "sarathi", "trtllm-max-util"}),
         ],
     )
@@ -221,19 +221,19 @@ class TestAnotherPolicy:
 
 
 class TestSeats:
-    def test_continuous_batching_leaves_no_seat_empty_while_somebody_waits(self):
+    def test_continuous_batching_keeps_the_batch_full_while_requests_wait(self):
         lines = picture(all_stories()[CONTINUOUS]).values()
         for column in ([line[k] for line in lines if k < len(line)] for k in range(7)):
             assert "W" not in column or column.count("P") + column.count("D") == 4
 
-    def test_static_batching_computes_for_one_seat_in_four_in_the_end(self):
+    def test_static_batching_computes_for_one_sequence_in_four_in_the_end(self):
         lines = [line.ljust(10, ".") for line in picture(all_stories()[STATIC]).values()]
         computed = [sum(line[k] in "PD" for line in lines) for k in range(10)]
         assert computed == [4, 4, 3, 3, 2, 1, 3, 3, 2, 1]
 
 
 class TestFinishedHold:
-    def test_by_iteration_padding_of_who_runs_and_ten_slots_of_who_has_ended(self):
+    def test_by_iteration_padding_of_running_and_ten_slots_of_finished_sequences(self):
         assert finished_hold(all_stories()[STATIC]) == [
             1 + 2 + 0 + 2,
             1 + 2 + 0 + 2,
@@ -252,16 +252,16 @@ class TestFinishedHold:
             assert not any(finished_hold(all_stories()[place]))
 
     @given(st.data(), st.integers(1, 4), st.integers(0, 5), st.booleans())
-    def test_is_zero_exactly_if_each_batch_has_equal_prompts_and_outputs(self, data, seats, slack, leap):
-        """Who asks for o_i of O iterations and p_i of P prompt tokens holds P - p_i for o_i of them, then all R."""
+    def test_is_zero_exactly_if_each_batch_has_equal_prompts_and_outputs(self, data, num_seqs, slack, leap):
+        """A request of o_i of O iterations and p_i of P prompt tokens holds P - p_i for o_i of them, then all R."""
         sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
-        equal = sizes.map(lambda size: [size] * seats)
-        mixed = st.lists(sizes, min_size=seats, max_size=seats)
+        equal = sizes.map(lambda size: [size] * num_seqs)
+        mixed = st.lists(sizes, min_size=num_seqs, max_size=num_seqs)
         batches = data.draw(st.lists(st.one_of(equal, mixed), min_size=1, max_size=3))
         prompts, outputs = np.array([size for batch in batches for size in batch]).T
         work = Workload("batches", np.zeros(len(prompts), int), prompts, outputs, outputs + slack)
         roomy = settings(
-            policy="static", max_num_seqs=seats, max_model_len=32, block_size=8, num_gpu_blocks_override=4 * seats,
+            policy="static", max_num_seqs=num_seqs, max_model_len=32, block_size=8, num_gpu_blocks_override=4 * num_seqs,
             leap=leap,
         )  # fmt: skip
         held = simulate(roomy, work, OneSecondStep()).window.slot_steps["finished_hold"]

@@ -100,7 +100,7 @@ def _value(table: dict, series: str, metric: str) -> float:
 
 #: A change to one value, and the finding that it overturns.
 OVERTURNED = {
-    "idle seats": ("Orca (Max)", "popular_internal_pct", 1.5, 0),
+    "idle slots": ("Orca (Max)", "popular_internal_pct", 1.5, 0),
     "static batches waste nothing": ("FasterTransformer", "popular_internal_pct", 0.9, 0),
     "all cured": ("Orca (Max)", "paper_internal_pct", 0.5, 1),
     "worse than static": ("Orca (Max)", "paper_internal_pct", 90.0, 1),

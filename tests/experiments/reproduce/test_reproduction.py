@@ -68,7 +68,7 @@ def rerun(wanted: str, *more: object, out: Path) -> int:
 
 
 class Silent:
-    """A report that nobody reads."""
+    """A report without a reader."""
 
     def __getattr__(self, _: str):
         return lambda *args, **kwargs: None

@@ -1,4 +1,4 @@
-"""``fragmeter reproduce all`` by several processes: the bytes of one, whoever comes first and whatever is killed."""
+"""``fragmeter reproduce all`` by several processes: the bytes of a single process, in every order and after kills."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def handed_out(monkeypatch) -> list[list[str]]:
     return names
 
 
-def test_the_longest_begin_and_those_that_share_runs_stay_together(alone, handed_out, tmp_path, capsys):
+def test_the_longest_begin_and_those_that_share_runs_go_to_one_worker(alone, handed_out, tmp_path, capsys):
     assert rerun(tmp_path, jobs=2) == DONE
     assert handed_out == [["fig3"], ["fig1", "fig11"]]
     assert left(tmp_path, capsys) == alone

@@ -1,4 +1,4 @@
-"""Objectives, and verdicts on them: by hand, and of runs that are stopped early against those of whole runs."""
+"""Objectives and SLO checks: by hand, and of runs that end early against those of whole runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
-from fragmeter.experiments.runs import slo_check as verdicts
+from fragmeter.experiments.runs import slo_check
 from fragmeter.experiments.runs.slo_check import (
     Goal,
     Seen,
@@ -42,7 +42,7 @@ class TestObjectives:
         assert str(found) == "ttft:500.5 tpot:50"
 
     @pytest.mark.parametrize(
-        ("texts", "told"),
+        ("texts", "message"),
         [
             ([], "say KEY:MILLISECONDS"),
             (["ttft"], "say KEY:MILLISECONDS"),
@@ -54,11 +54,11 @@ class TestObjectives:
             (["ttft:5", "ttft:6"], "gives ttft a second time"),
         ],
     )
-    def test_what_cannot_be(self, texts, told):
-        with pytest.raises(SettingError, match=told):
+    def test_what_cannot_be(self, texts, message):
+        with pytest.raises(SettingError, match=message):
             objectives(texts)
 
-    def test_who_misses_by_hand(self):
+    def test_misses_by_hand(self):
         """A limit is met if it is not exceeded; an output of one token has a TPOT of 0."""
         arrival = np.array([0, 0, 0, 10]) * MS
         first, finish = np.array([500, 501, 500, 20]) * MS, np.array([550, 601, 7000, 20]) * MS
@@ -97,14 +97,14 @@ class TestJudged:
         assert found == SloCheck(False, 16, 14, {"ttft": 2})
         assert found.attained == 14 / 16
 
-    def test_nothing_is_certain_while_somebody_who_counts_may_still_miss(self):
+    def test_nothing_is_certain_while_a_counted_request_may_still_miss(self):
         assert judged(self.WORK, self.GOAL, self.seen(2, unknown=(17, 18, 19)), over=False) is None
         assert judged(self.WORK, self.GOAL, self.seen(2, unknown=(18, 19)), over=False).meets
 
-    def test_enough_misses_are_certain_whoever_is_not_done(self):
+    def test_enough_misses_are_certain_with_unfinished_requests(self):
         assert not judged(self.WORK, self.GOAL, self.seen(2, 3, unknown=(9, 17)), over=False).meets
 
-    def test_who_is_refused_meets_nothing(self):
+    def test_a_refused_request_meets_nothing(self):
         found = judged(self.WORK, self.GOAL, self.seen(unknown=(5, 6)), over=True)
         assert found == SloCheck(False, 16, 14, {"ttft": 0})
 
@@ -128,10 +128,10 @@ limits = st.one_of(st.none(), st.integers(1, 30_000))
     e2el=limits,
     share=st.sampled_from([0.5, 0.9, 1.0]),
 )
-def test_a_run_that_is_stopped_has_the_verdict_of_the_whole(policy, case, ttft, tpot, e2el, share):
+def test_a_run_that_is_stopped_has_the_outcome_of_the_whole(policy, case, ttft, tpot, e2el, share):
     chosen, work = parts(policy, case)
     goal = Goal(Objectives(*(None if limit is None else limit / MS for limit in (ttft, tpot, e2el))), share)
-    with mock.patch.object(verdicts, "_LOOK_EVERY", 1):
+    with mock.patch.object(slo_check, "_LOOK_EVERY", 1):
         early = check_slo(chosen, work, goal, case.cost)
     whole = check_run(simulate(chosen, work, case.cost), goal)
     assert (early.meets, early.counted) == (whole.meets, whole.counted)
@@ -143,18 +143,18 @@ def test_a_run_that_is_stopped_has_the_verdict_of_the_whole(policy, case, ttft, 
 @hypothesis_settings(max_examples=8, deadline=None)
 @given(case=cases)
 def test_what_is_seen_in_mid_run_bounds_what_will_be(policy, case):
-    """At every look: who is done has the times of the whole run, who is not takes as long as is known, or more."""
+    """At every check, finished requests have the times of the whole run; times of the others are lower bounds."""
     check_looks(*parts(policy, case), case.cost)
 
 
 def check_looks(chosen: Settings, work: Workload, cost: LineCost) -> int:
     """Every look at a run against the whole run; how many saw a request that was out and had had its first token."""
     looks: list[Seen] = []
-    keep = mock.patch.object(verdicts, "judged", lambda work, goal, seen, over: looks.append(seen))
+    keep = mock.patch.object(slo_check, "judged", lambda work, goal, seen, over: looks.append(seen))
     with (
         keep,
-        mock.patch.object(verdicts, "_LOOK_EVERY", 1),
-        mock.patch.object(verdicts, "check_run", lambda *_: None),
+        mock.patch.object(slo_check, "_LOOK_EVERY", 1),
+        mock.patch.object(slo_check, "check_run", lambda *_: None),
     ):
         check_slo(chosen, work, Goal(Objectives(ttft=1)), cost)
     times = request_times(simulate(chosen, work, cost))
@@ -173,7 +173,7 @@ def check_looks(chosen: Settings, work: Workload, cost: LineCost) -> int:
     return sum(((seen.first_token_ticks < seen.finish_ticks) & ~seen.finished)[preempted].any() for seen in looks)
 
 
-def test_who_is_preempted_is_not_done():
+def test_a_preempted_request_is_not_finished():
     """Two requests outgrow a pool of nine blocks; the later one waits for the first to end, while others come."""
     chosen = settings_of("vllm-sosp23", Pool(9, 16), Limits(128, max_num_seqs=2))
     arrivals = np.concatenate([[0, 1], 5000 + 150 * np.arange(80)])
@@ -187,7 +187,7 @@ def test_an_overload_is_stopped_early():
     chosen = settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1))
     cost = LineCost()
     work = work_of(2000, gap=cost.step_ticks(0, 0, 1, 0) // 2)
-    with mock.patch.object(verdicts, "check_run", side_effect=AssertionError("served to the end")):
+    with mock.patch.object(slo_check, "check_run", side_effect=AssertionError("served to the end")):
         found = check_slo(chosen, work, Goal(Objectives(ttft=1000 / MS)), cost)
     assert not found.meets and 160 < found.missed["ttft"] < 800
 
@@ -196,7 +196,7 @@ def test_a_saturated_replica_delivers_what_its_steps_allow():
     """One at a time, 108 ticks of prefill and two decodes of 114: a request every 336 ticks."""
     chosen = settings_of("vllm-sosp23", Pool(64, 16), Limits(64, max_num_seqs=1))
     assert saturated_rate(chosen, work_of(100, gap=7, output=3), LineCost()) == pytest.approx(1e12 / 336)
-    # All together: nobody waits for anybody to leave.
+    # All together: no request waits for another to finish.
     assert (
         saturated_rate(settings_of("vllm-sosp23", Pool(64, 16), Limits(64)), work_of(9, output=3), LineCost()) is None
     )

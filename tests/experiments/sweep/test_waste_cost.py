@@ -78,7 +78,7 @@ def test_half_of_every_reservation_gone_is_a_pool_of_twice_the_size():
 
 
 def test_what_counts_is_done_while_some_wait():
-    """Four tens, one after the other: nobody waits once the last ten have begun."""
+    """Four tens, one after the other: no request waits once the last ten have begun."""
     chosen, work = settings(policy="orca", num_gpu_blocks_override=125, block_size=16), alike(40, 20, 80, 180)
     third_ends = np.sort(request_times(simulate(chosen, work)).finish_ticks)[29] / PER_SECOND
     base = saturated(chosen, work)
@@ -86,7 +86,7 @@ def test_what_counts_is_done_while_some_wait():
     assert base.output_throughput == pytest.approx(30 * 80 / third_ends)
 
 
-def test_what_is_not_there_costs_nothing_and_is_not_told():
+def test_what_is_not_there_costs_nothing_and_is_not_listed():
     base, costs = waste_cost(settings(policy="vllm-sosp23"), load())
     assert [cost.bucket for cost in costs] == [*(bucket for bucket in WASTE if base.shares[bucket]), ALL]
     assert not {"over_estimate", "round_up", "finished_hold", "stranded"} & {cost.bucket for cost in costs}
@@ -158,7 +158,7 @@ def test_each_seed_draws_its_own_and_all_gpus_are_paid():
     )
 
 
-def test_users_who_would_wait_are_there_at_once_too():
+def test_users_that_would_wait_are_there_at_once_too():
     work, chosen = alike(40, 20, 80, 180), settings(policy="orca", num_gpu_blocks_override=125, block_size=16)
     waiting = replace(work, users=Users(3, np.full(40, 10**12)))
     assert waste_cost(chosen, waiting)[0].request_throughput == waste_cost(chosen, work)[0].request_throughput

@@ -17,7 +17,7 @@ GIB = 2**30
 H100 = 85_028_896_768
 #: CUDA graphs, and what lies outside of torch on one GPU and on each of several.
 GRAPHS, ALONE, TOGETHER = GIB, GIB // 4, int(2.1 * GIB)
-#: max_num_batched_tokens and max_num_seqs of a server on an H100 that is told neither.
+#: max_num_batched_tokens and max_num_seqs of a server on an H100 without either flag.
 TOKENS, SEQS = 8192, 1024
 
 

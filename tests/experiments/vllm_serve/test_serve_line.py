@@ -77,7 +77,7 @@ MISTAKES = {
     "vllm serve opt-13b --gpu-memory-utilization 92": "--gpu-memory-utilization = '92': must be above 0",
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "is not read; paste its contents as flags",
-    "vllm serve nobody/knows-3b": "model = 'nobody/knows-3b': has no shape here; give --model its config.json",
+    "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': has no shape here; give --model its config.json",
     "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not reckoned",
     "vllm serve opt-13b --kv-cache-dtype nvfp4": "--kv-cache-dtype = 'nvfp4': is not reckoned",
     "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not reckoned",
@@ -235,7 +235,7 @@ def test_a_start_up_log_counts_in_place_of_the_reckoning(text, blocks):
         f"# GPU blocks: {'9' * 5000}, # CPU blocks: 0",
     ],
 )
-def test_a_line_of_a_log_whose_number_is_none_is_passed_over(text):
+def test_a_log_line_without_a_number_is_skipped(text):
     with pytest.raises(UserError, match="has none of the lines GPU KV cache size"):
         read_log(text)
     assert read_log(f"{text}\n# GPU blocks: 1,952, # CPU blocks: 0").num_blocks == 1952
