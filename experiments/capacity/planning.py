@@ -6,7 +6,7 @@
     4. verify    if asked for: other seeds, at the recommended rate and at 1.15 times it
 
 Each step's jobs are independent, run on all cores or a cluster, and are kept as they finish, so that a plan that is
-interrupted goes on where it was. Several replicas are as many of one: a router is taken to share requests evenly, and
+interrupted continues from there. Several replicas are as many of one: a router is taken to share requests evenly, and
 a part of a Poisson process is one. The cheapest for the wanted rate is recommended: a whole number of replicas, then
 fewer GPUs, then the lower price of a token at the full rate. Without a wanted rate, the lowest price of a token.
 

@@ -158,7 +158,7 @@ def judge_pauses(values: Mapping[str, float]) -> Judged:
     return Judged(
         (*parts, Part("one waiting, however long", taken, least=50)),
         ", ".join(
-            f"{waiting} on {_RUNNING}: {'pauses' if values[f'pauses_at_{waiting}'] else 'goes on'}"
+            f"{waiting} on {_RUNNING}: {'pauses' if values[f'pauses_at_{waiting}'] else 'continues'}"
             for waiting in _WAITING
         )
         + f"; one waiting is taken after {taken:.0f} steps",

@@ -39,7 +39,7 @@ _SAVING = replace(FIG15, duration_s=200, window_s=(100, 200))
 _HISTORY = 1000
 #: Requests of a burst.
 _BURST = 200
-#: Whether the parent is rolled back, and for how many tokens its child goes on.
+#: Whether the parent is rolled back, and the number of tokens that its child continues for.
 _BRANCHES = {"fork": (False, 40), "longer rollback": (True, 40), "shorter rollback": (True, 10)}
 
 
@@ -120,7 +120,7 @@ def _branches(trial: Trial) -> Values:
 
 
 def _branch(rolls_back: bool, more_tokens: int) -> Workload:
-    """A request of 1,010 tokens, and one that goes on from the first 1,000 when it is done, for so many more."""
+    """A request of 1,010 tokens; when it is finished, another continues from its first 1,000 for ``more_tokens``."""
     base = few([_HISTORY - 10, _HISTORY + 1], [20, more_tokens - 1], arrivals_s=[0, 60])
     tree = Dialogue(np.array([NO_PARENT, 0]), np.array([0, _HISTORY]), np.array([False, rolls_back]))
     return replace(base, dialogue=tree)

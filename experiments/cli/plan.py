@@ -76,7 +76,7 @@ def plan(
         ask: max-num-seqs (which one runs without preemption), preemption-mode (swap or recompute), samples (how much
             memory n samples cost, 4 where --n does not say), or several with commas between them: of a load, given as
             to simulate, or of sequences of --mean-tokens.
-        out: Folder for plan.html, plan.json, plan.parquet and what is finished, from which a plan goes on.
+        out: Folder for plan.html, plan.json, plan.parquet and finished runs, from which an interrupted plan continues.
     """
     report = Report(json)
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)

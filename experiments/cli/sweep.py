@@ -64,7 +64,7 @@ def sweep(
 ) -> None:
     """Run every combination of some settings, or search for the best, a row of one Parquet file each.
 
-    What is finished is kept: the same command goes on where it was interrupted, and runs no point a second time.
+    Finished points are stored: the same command continues where it was interrupted, and runs no point again.
     The other flags are those of simulate, and hold for every point.
 
     Args:

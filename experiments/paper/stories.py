@@ -1,7 +1,6 @@
 """The textbook stories: a handful of sequences on a pool small enough to follow every slot.
 
-Each is a run of the simulator; its picture (sequences by iterations) and its log are read off the
-run's run log. The batches are those of the explanations of continuous batching: batches of four, in which
+Each is a run of the simulator. Its picture (sequences by iterations) and its log come from the run log. The batches are those of the explanations of continuous batching: batches of four, in which
 S3 ends after two iterations and S2, the last, after six.
 """
 
@@ -135,7 +134,7 @@ def _states(run: Run) -> dict[tuple[int, int], str]:
 
 
 def _chunks(run_log: RunLog) -> dict[tuple[int, int], int]:
-    """Tokens of every chunk of a prefill that goes on, by (request, iteration)."""
+    """Tokens of every chunk of a prefill, by (request, iteration)."""
     iterations = run_log.row_iteration[run_log.row_at(run_log.chunks["start_ticks"])]
     keys = zip(run_log.chunks["index"].tolist(), iterations.tolist(), strict=True)
     return dict(zip(keys, run_log.chunks["tokens"].tolist(), strict=True))

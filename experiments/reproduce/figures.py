@@ -57,7 +57,7 @@ class Figure:
         seeds: How many it takes where lengths are drawn and none are asked for; None for a figure that draws nothing.
         traced: Whether it serves the pairs of ``--trace``, if there are any.
         in_all: Whether it is one of ``all``.
-        in_parts: Whether ``make`` also takes where parts of its document are kept, so that it goes on where it was.
+        in_parts: Whether ``make`` also takes where parts of its document are kept, so that it continues from there.
         seconds: What it takes on one core, about: of many the long ones are begun first. None takes next to nothing.
         shares: Figures that name the same share runs, and are made one after another by one process.
     """

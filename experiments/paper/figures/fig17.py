@@ -1,7 +1,7 @@
 """Fig 17: a chatbot, OPT-13B on one A100-40GB; every prompt is the end of a conversation so far.
 
 The paper's: conversations of ShareGPT, prompt = the last 1,024 tokens of the history, output at most 1,016,
-nothing kept between rounds. A request opens a conversation with some probability, else it goes on with one that is
+nothing kept between rounds. A request opens a conversation with some probability, else it continues one that is
 open. It is 0.1 here, the default of the artifact's ``benchmark_chatbot.py``, chosen because most prompts then have
 1,024 tokens, as the paper says; its run script has 0.5, with which prompts made up like this are too short.
 Only the shape can be compared: what comes after the first round

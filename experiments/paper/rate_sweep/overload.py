@@ -40,7 +40,7 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: f
 
 
 class _Watch(Observer):
-    """Checks the bound while a run goes on, and ends one that is far above."""
+    """Checks the bound during a run, and ends a run that is far above it."""
 
     def __init__(self, work: Workload, most_s: float) -> None:
         self._work, self._most_s = work, most_s
@@ -61,7 +61,7 @@ class _Watch(Observer):
     def least_s(self) -> float:
         """The bound."""
         work, residencies = self._work, self._engine.ledger.residencies.columns()
-        # Stays are in the order of time: a request starts with the first of its sequences' residencies.
+        # Residencies are in the order of time: a request starts with the first of its sequences' residencies.
         request = np.repeat(np.arange(len(work)), work.num_sequences)[residencies["index"]]
         started, first = np.unique(request, return_index=True)
         waited = (residencies["start_ticks"][first] - work.arrival_ticks[started]) / PER_SECOND
