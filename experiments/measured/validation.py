@@ -206,7 +206,7 @@ class Validation:
         measured = validate.step_us(self.skeleton, plan, self._scale.rounds, self._watching(subject))
         return plan.ticks / _PER_US, measured
 
-    def _watching(self, subject: str) -> Callable:
+    def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)
 
     def steps_csv(self) -> str:

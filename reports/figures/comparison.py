@@ -218,7 +218,7 @@ def _lane_name(row: Row) -> str:
     return f"{name}<br><span style='color:{MUTED};font-size:11px'>{told}</span>" if told else name
 
 
-def _range(rows: list[Row]) -> dict:
+def _range(rows: list[Row]) -> dict[str, Any]:
     return {
         "array": [row["maximum"] - row["simulated"] for row in rows],
         "arrayminus": [row["simulated"] - row["minimum"] for row in rows],

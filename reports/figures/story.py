@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -60,7 +61,7 @@ def _cells(rows: list[Row], state: str, names: list[str]) -> go.Bar:
     )
 
 
-def _numbers(rows: Sequence[Row], names: list[str]) -> dict:
+def _numbers(rows: Sequence[Row], names: list[str]) -> dict[str, Any]:
     iterations = sorted({row["iteration"] for row in rows})
     cells = {(row["sequence"], row["iteration"]): _WORDS[row["state"]][0] for row in rows}
     lines = [[name, *(cells.get((name, iteration)) for iteration in iterations)] for name in names]

@@ -11,7 +11,7 @@ from ...sim.memory import BUCKETS
 Row = Mapping[str, Any]
 """One row of a payload: a value of one series, in design.md's form."""
 
-Numbers = dict[str, list]
+Numbers = dict[str, list[Any]]
 """A table as plain data: ``columns`` (headings) and ``rows`` (lists of text, numbers or None)."""
 
 METRICS: dict[str, str] = {
@@ -170,7 +170,7 @@ def _comparison(rows: Sequence[Row], step: Callable[[Row], Any], error: Callable
     return {"columns": [*columns, "Error", "Origin"], "rows": lines}
 
 
-def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list:
+def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list[Any]:
     percent = is_percent(row["metric"])
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
     cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
