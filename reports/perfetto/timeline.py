@@ -40,7 +40,7 @@ _PREFILL, _BOTH, _DECODE = "prefill", "prefill and decode", "decode"
 _NAMES = tuple(dict.fromkeys((*TIMELINE, _PREFILL, _BOTH, _DECODE, *KINDS)))
 _CATEGORIES = ("request", "state", "step", "preemption")
 _OF_REQUEST = ("prompt_tokens", "output_tokens", "recomputed", "swapped", "refused")
-_OF_STEP = ("iterations", "decodes", "width", "prefill_tokens", "waiting")
+_OF_STEP = ("iterations", "decodes", "batch_size", "prefill_tokens", "waiting")
 _ANNOTATIONS = ("request", *_OF_REQUEST, *_OF_STEP)
 
 
@@ -135,7 +135,7 @@ def lanes(begin: Sequence[int], end: Sequence[int]) -> list[int]:
 
 def _write_steps(tracks: Tracks, track: int, steps: pd.DataFrame) -> None:
     begin_ns, end_ns = _nanoseconds(steps["start_ticks"]), _nanoseconds(steps["start_ticks"] + steps["ticks"])
-    later = steps["width"].where(steps["iterations"] > 1, 0)
+    later = steps["batch_size"].where(steps["iterations"] > 1, 0)
     decoding, prefilling = (steps["decodes"] + later > 0), steps["prefill_tokens"] > 0
     names = np.where(prefilling, np.where(decoding, _BOTH, _PREFILL), _DECODE).tolist()
     values = steps[list(_OF_STEP)].to_dict("records")
