@@ -159,7 +159,7 @@ def test_every_leap_is_a_slice(results, timeline, name):
         for one, row in zip(slices, part.steps.to_dict("records"), strict=True):
             end_ticks = row["start_ticks"] + row["ticks"]
             assert (one.begin_ns, one.end_ns) == (row["start_ticks"] // 1000, end_ticks // 1000)
-            told = ("iterations", "decodes", "width", "prefill_tokens", "waiting")
+            told = ("iterations", "decodes", "batch_size", "prefill_tokens", "waiting")
             assert one.values == {key: row[key] for key in told}
             assert ("prefill" in one.name) == (row["prefill_tokens"] > 0)
             assert ("decode" in one.name) == (row["decodes"] > 0 or row["iterations"] > 1)
