@@ -63,7 +63,7 @@ def does_not_merge(arena: BuddyArena, start: int, blocks: int) -> None:
 
 
 def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
-    return max((place for place, length in enumerate(arena._lengths) if length >= blocks), default=None)
+    return max((place for place, length in enumerate(arena.lengths) if length >= blocks), default=None)
 
 
 def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
@@ -166,7 +166,7 @@ PLANTED = [
     ("HashedBlockPool", HashedBlockPool, "release", frees_the_beginning_first),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
-    ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
+    ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
     ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
