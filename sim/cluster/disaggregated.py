@@ -120,7 +120,7 @@ class PrefillEngine(RoutedEngine):
     def _drop(self, sequence: Sequence) -> None:
         self.memory.drop(sequence, self.state.decode_step)
 
-    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
         """See ``Engine``; whose prompt goes elsewhere keeps its blocks until it is there."""
         for sequence in leaving:
             until = self._hand_over(self.number, sequence, int(self.env.now))

@@ -94,9 +94,9 @@ def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
 def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
     tables = {name: cluster_table_of(run, name) for name in TABLES}
-    told = describe(run.settings, run.runs[0].replica, run.workload, request)
+    document = describe(run.settings, run.runs[0].replica, run.workload, request)
     return write_whole_folder(
-        directory, tables, {"summary": cluster_summary(run), "run": told | {"cluster": run.cluster.as_dict()}}
+        directory, tables, {"summary": cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
     )
 
 

@@ -108,7 +108,7 @@ class Engine:
         wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
         enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
-        release = self._release_and_tell if source.hears_of_finishes else memory.release
+        release = self._release_and_notify if source.hears_of_finishes else memory.release
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
         now = int(self.env.now)
@@ -174,7 +174,7 @@ class Engine:
         self._holds_until = 0
         return self._executor.carry_out(plan, now)
 
-    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
         """Who is done leaves, and whoever waited for the answer knows."""
         self.memory.release(leaving, decode_step)
         self._answered += leaving

@@ -68,8 +68,8 @@ class LightLLM(TrtllmMaxUtil):
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # Alone, too, a request is held to its estimate.
         most = self.limits.max_model_len - workload.prompt_tokens
-        told = most if workload.max_tokens is None else workload.max_tokens
-        outputs = np.maximum(np.ceil(told * self.options.output_estimate).astype(np.int64), workload.output_tokens)
+        declared = most if workload.max_tokens is None else workload.max_tokens
+        outputs = np.maximum(np.ceil(declared * self.options.output_estimate).astype(np.int64), workload.output_tokens)
         return blocks_of(workload.prompt_tokens + outputs - 1, block_size)
 
 

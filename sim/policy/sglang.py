@@ -117,7 +117,7 @@ class SGLang(Policy):
         """A step that prefills; None where nobody can, as the batch is full."""
         batch = PrefillBatch(transaction, self.limits, self._reserve(state, transaction))
         for sequence in state.prefilling:
-            batch.go_on(sequence)
+            batch.continue_prefill(sequence)
         for sequence in queue:
             if state.batch_size + len(batch) >= self.limits.max_num_seqs:
                 batch.is_full = True
@@ -141,10 +141,10 @@ class SGLang(Policy):
         decode_step, most, slots = state.decode_step, transaction.longest_tokens, 0
         # A loop of its own, as it is run for everybody whenever the queue is looked at.
         for s in state.running:
-            told = most - s.prompt_tokens
-            if s.max_tokens < told:
-                told = s.max_tokens
-            left = told - s.generated_tokens + s.start_step - decode_step
+            declared = most - s.prompt_tokens
+            if s.max_tokens < declared:
+                declared = s.max_tokens
+            left = declared - s.generated_tokens + s.start_step - decode_step
             slots += left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS
         return slots * self._ratio.at(decode_step)
 
@@ -217,7 +217,7 @@ class PrefillBatch:
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
 
-    def go_on(self, sequence: Sequence) -> None:
+    def continue_prefill(self, sequence: Sequence) -> None:
         """The next chunk of a prefill; its room was there when it began, and nobody else took it."""
         self._compute(sequence, sequence.start_tokens - sequence.computed_tokens)
 
@@ -226,7 +226,7 @@ class PrefillBatch:
         transaction = self._transaction
         found = transaction.look_up(sequence)
         own = sequence.start_tokens - found
-        asked = own + min(transaction.told(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
+        asked = own + min(transaction.max_output_tokens(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
         if self._exceeds(asked):
             self.is_full = True
             return False
@@ -258,7 +258,7 @@ class PrefillBatch:
             self.chunks.append((sequence, tokens))
         else:
             self.admitted.append(sequence)
-            self._taken += min(self._transaction.told(sequence), CLIP_MAX_NEW_TOKENS) * NewTokenRatio.UNIT
+            self._taken += min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS) * NewTokenRatio.UNIT
 
     def _is_open(self) -> bool:
         """Whether room, input and chunk are left."""
@@ -288,7 +288,7 @@ class NewTokenRatio:
         """Begin anew."""
         self._ratio, self._since = self.FIRST, decode_step
 
-    def estimate(self, generated: int, running: int, told: int, decode_step: int) -> None:
+    def estimate(self, generated: int, running: int, declared: int, decode_step: int) -> None:
         """What ``decode_step``, which retracts, finds those who are left to need."""
-        estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (told + 1)
+        estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (declared + 1)
         self._ratio, self._since = min(self.UNIT, estimate), decode_step + 1

@@ -95,5 +95,5 @@ class Tgi(Policy):
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         most = self.limits.max_model_len - workload.prompt_tokens
-        told = most if workload.max_tokens is None else workload.max_tokens
-        return blocks_of(np.minimum(workload.prompt_tokens + told - 1, self.limits.max_model_len), block_size)
+        declared = most if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + declared - 1, self.limits.max_model_len), block_size)

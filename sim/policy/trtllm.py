@@ -67,8 +67,8 @@ class TrtllmNoEvict(Policy):
         return limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        told = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
-        return blocks_of(np.minimum(workload.prompt_tokens + told, self.limits.max_model_len), block_size)
+        declared = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + declared, self.limits.max_model_len), block_size)
 
 
 class TrtllmMaxUtil(TrtllmNoEvict):

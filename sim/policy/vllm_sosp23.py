@@ -51,7 +51,7 @@ class VllmSosp23(Policy):
             return self._under_pressure(state, transaction)
         transaction.free = left
         if state.swapped:
-            return self._go_on(state, transaction, ())
+            return self._swap_in_and_admit(state, transaction, ())
         return self._admit(state, transaction, state.batch_size, (), ()) if state.waiting else CARRY_ON
 
     def _under_pressure(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -59,9 +59,11 @@ class VllmSosp23(Policy):
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
             return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
-        return self._go_on(state, transaction, preempted)
+        return self._swap_in_and_admit(state, transaction, preempted)
 
-    def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
+    def _swap_in_and_admit(
+        self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]
+    ) -> StepPlan:
         """Phases 2 and 3, where nothing was swapped out."""
         running = state.batch_size - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)

@@ -45,7 +45,7 @@ class VllmV0(VllmSosp23):
         waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
         return StepPlan(swapped_in=swapped_in, steady=waits_on, wakes=False)
 
-    _go_on = _decode
+    _swap_in_and_admit = _decode
 
     def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
         """Who is admitted, and their tokens."""

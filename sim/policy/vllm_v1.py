@@ -60,7 +60,7 @@ class VllmV1(Policy):
         transaction.free -= transaction.need
         budget = self.limits.max_num_batched_tokens - state.batch_size
         if partial is not None:
-            return self._go_on(state, transaction, budget, partial)
+            return self._continue_prefill(state, transaction, budget, partial)
         return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
 
     def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
@@ -88,7 +88,9 @@ class VllmV1(Policy):
         """Whether the decodes find what they ask for, the last of whom needs ``last_need`` of the blocks."""
         return need <= free
 
-    def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> StepPlan:
+    def _continue_prefill(
+        self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence
+    ) -> StepPlan:
         """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
         blocks = transaction.chunk_blocks(partial, tokens)
@@ -106,17 +108,17 @@ class VllmV1(Policy):
         """Those who wait; with the prefill that ended, if one did, and its tokens."""
         limits, free, wakes, steady = self.limits, transaction.free, True, True
         chunks: tuple[tuple[Sequence, int], ...] = ()
-        seats = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
+        free_seqs = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
             if not budget:
                 # The next step has a budget again, if this one did more than decode.
                 steady, wakes = not tokens, False
                 break
-            if not seats or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
+            if not free_seqs or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
                 wakes = False
                 break
-            seats -= 1
+            free_seqs -= 1
             left = sequence.start_tokens - transaction.enter(sequence, budget)
             tokens.append(min(left, budget))
             if left > budget:

@@ -106,7 +106,7 @@ def present(sequence: Sequence) -> tuple[Sequence, ...]:
     return group.members if group is not None and group.forked else (sequence,)
 
 
-def seats(sequence: Sequence) -> int:
+def num_seqs_of(sequence: Sequence) -> int:
     """Sequences that its group has or will have."""
     return 1 if sequence.group is None else len(sequence.group.members)
 

@@ -25,8 +25,8 @@ TIGHT = {"sglang": 1600, "lightllm": 1600, "vattention": 8}
 def load(**columns: Any) -> Workload:
     """A request every 2 ms, of up to 190 prompt tokens; servers are told of a longer output."""
     lengths = {"prompt_tokens": 40 + 30 * (ROWS // 4), "output_tokens": 30 + 7 * (ROWS % 5)}
-    told = {"arrival_ticks": ROWS * 2 * 10**9, "max_tokens": np.full(NUMBER, 300)}
-    return Workload("load", **told | lengths | columns)
+    defaults = {"arrival_ticks": ROWS * 2 * 10**9, "max_tokens": np.full(NUMBER, 300)}
+    return Workload("load", **defaults | lengths | columns)
 
 
 def _parents() -> Workload:

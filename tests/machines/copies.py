@@ -103,21 +103,21 @@ class Groups(InSteps):
         self.beams += [group for group in self.prefilled if group.ancestry]
         self.prefilled = []
 
-    def admit_group(self, prompt: int, output: int, extra: int, seats: int, searches: bool) -> None:
+    def admit_group(self, prompt: int, output: int, extra: int, num_seqs: int, searches: bool) -> None:
         """All of its pieces or none. The last token of an output needs no slot."""
         self.open()
         if self.refused:
             return
-        members = tuple(self.arrive(prompt, output) for _ in range(seats))
+        members = tuple(self.arrive(prompt, output) for _ in range(num_seqs))
         tokens = prompt + output - 1 + extra
-        room = self.has_places(self.slots_for(tokens), seats)
-        assert self.transaction.fits(members[0], tokens, seats) == room
+        room = self.has_places(self.slots_for(tokens), num_seqs)
+        assert self.transaction.fits(members[0], tokens, num_seqs) == room
         if not room:
             self.refuse(tokens)
             return
-        if seats > 1:
+        if num_seqs > 1:
             Group(members, Script(prompt + 100 * output + 10_000 * self.arrived) if searches else None)
-        self.transaction.place(members[0], tokens, seats)
+        self.transaction.place(members[0], tokens, num_seqs)
         grants = [Grant(tokens, self.slots_for(tokens), 0, start) for _, _, start in self.transaction.places]
         for grant in grants:
             self.take(grant)

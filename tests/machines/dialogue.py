@@ -61,13 +61,13 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             transaction = self.memory.transaction(self.state.decode_step)
             assert (transaction.free, transaction.need) == (self.room(), self.taken())
 
-    def go_on(self) -> None:
+    def reserve_decodes(self) -> None:
         """The step decodes: kept tables are given up for its blocks, and as many give way as have to."""
         self.open()
         if self.decodes:
             return
         self.decodes = True
-        self.memory.go_on(self.taken())
+        self.memory.reserve_decodes(self.taken())
         self.make_free(min(self.taken(), self.room()))
         while self.taken() > self.room():
             self.preempt([max(self.tokens, key=lambda sequence: sequence.index)])
@@ -95,7 +95,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         again, most = choice
         if self.pauses and self.decodes:
             return
-        (self.open if self.pauses else self.go_on)()
+        (self.open if self.pauses else self.reserve_decodes)()
         left, admitted = self.room() - (0 if self.pauses else self.taken()), []
         for sequence in self.heads(again)[:most]:
             self.memory.look_up(sequence, self.state.decode_step)
@@ -179,7 +179,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     @rule(pick=picks)
     def evict(self, pick):
         """One or two give way and keep nothing."""
-        self.go_on()
+        self.reserve_decodes()
         if self.tokens:
             self.preempt(chosen([*self.tokens], pick))
 
@@ -200,7 +200,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     def leap(self, steps):
         """As far as blocks reach, stopping where somebody finishes."""
         while steps and self.tokens:
-            self.go_on()
+            self.reserve_decodes()
             if self.tokens:
                 limit, free = min(steps, self.steps_to_finish()), self.memory.free
                 fits = max(n for n in range(limit + 1) if self.need(n) <= len(self.model.free))
@@ -221,7 +221,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             self.memory.tables.grow_until(self.state.decode_step + 1)
             self.model.check(self.memory.tables.pool, self.memory.tables.tables)
         assert self.memory.advance(self.state, steps) == self.meter()
-        assert self.told_cached() == self.cached() * self.memory.block_size
+        assert self.logged_cached() == self.cached() * self.memory.block_size
         for _ in range(steps - 1):
             self.write()
         self.state.decode_step += steps
@@ -231,7 +231,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         self.memory.release(finished, self.state.decode_step)
         self.leave(finished)
         if finished:
-            assert self.told_cached() == self.cached() * self.memory.block_size
+            assert self.logged_cached() == self.cached() * self.memory.block_size
 
     def write(self) -> None:
         """A token each, in order of arrival. Invariant 3: nobody else names the block that it goes to."""

@@ -114,7 +114,7 @@ class Kept(Tree, InSteps):
 
     def check_meter(self, meter: tuple[int, ...]) -> None:
         super().check_meter(meter)
-        assert self.told_cached() == self.kept_slots()
+        assert self.logged_cached() == self.kept_slots()
 
     def free_census(self) -> list[str]:
         """The ledger takes cached slots from those that are free."""

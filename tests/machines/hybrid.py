@@ -155,7 +155,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     @precondition(lambda self: self.standing)
     @rule(pick=picks)
-    def go_on(self, pick):
+    def continue_prefill(self, pick):
         """The last chunk of a prefill."""
         sequence = list(self.standing)[pick % len(self.standing)]
         if self.has_room_for(sequence, sequence.start_tokens):
@@ -192,14 +192,14 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def advance(self, steps: int) -> None:
         """Steps pass, and those who have all their tokens leave."""
-        told = self.foretold() if steps else {}
+        predicted = self.predicted_steps() if steps else {}
         if steps:
             self.begin()
         self.look()
         assert self.memory.advance(self.state, steps) == self.meter()
         self.levels = [len(self.model.free)]
         self.step_on(steps)
-        for pages, number in told.items():
+        for pages, number in predicted.items():
             first = next((number for number, level in enumerate(self.levels, 1) if level >= pages), None)
             assert number == first or (first is None and number > steps)
         finished = self.finished()
@@ -209,7 +209,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             del self.tokens[sequence]
             self.model.drop(sequence)
 
-    def foretold(self) -> dict[int, int | None]:
+    def predicted_steps(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
         free, more = self.memory.free, () if self.memory.skipped.prompts else (0, 1, 3, 8)
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}

@@ -211,7 +211,7 @@ class ChunkedMachine(PagedMachine):
 
     @precondition(lambda self: self.standing)
     @rule(pick=picks)
-    def go_on(self, pick):
+    def continue_prefill(self, pick):
         """The last chunk of a prefill, or the next token of one that stood still."""
         sequence = list(self.standing)[pick % len(self.standing)]
         if not self.has_room_for(sequence, sequence.start_tokens):
@@ -274,10 +274,10 @@ class DeferredMachine(PagedMachine):
         """Invariant 1: what is not held is free or cached, which is told beside the meter."""
         held, cached, size = sum(map(len, self.model.tables.values())), len(self.model.cached), self.memory.block_size
         assert held + cached + len(self.model.free) == self.memory.num_blocks
-        assert self.told_cached() == cached * size
+        assert self.logged_cached() == cached * size
         return sum(self.tokens.values()), held * size
 
-    def told_cached(self) -> int:
+    def logged_cached(self) -> int:
         """Cached slots by the changes that were told so far."""
         return int(self.memory.cached_level.changes.columns()["slots"].sum())
 
@@ -294,6 +294,6 @@ class DeferredMachine(PagedMachine):
         counted, model = self.memory.regions, self.model
         assert self.memory.free == len(model.free) + len(model.cached)
         assert counted.cached == self.memory.tables.regions.cached == len(model.cached)
-        assert self.told_cached() == counted.cached * self.memory.block_size
+        assert self.logged_cached() == counted.cached * self.memory.block_size
         assert [len(region) for region in counted.deferred] == [len(region) for region in model.deferred]
         assert {s: len(pages) for s, pages in counted.spare.items()} == {s: len(p) for s, p in model.spare.items()}

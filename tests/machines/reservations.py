@@ -107,7 +107,7 @@ class Counted(Served):
     def check_meter(self, meter: tuple[int, ...]) -> None:
         """Invariant 1: the buckets are those of a census of all slots, which every slot is in once."""
         live, held, growing, target, asked, finished_hold, stranded, largest_free = meter
-        told = dict.fromkeys(census([]), 0) | {
+        expected = dict.fromkeys(census([]), 0) | {
             "live": live,
             "reserved": target - live,
             "over_estimate": asked - target,
@@ -117,7 +117,7 @@ class Counted(Served):
             "free": self.slots - held - stranded,
         }
         counted = census(bucket for buckets in (self.census(), self.free_census()) for bucket in buckets)
-        assert told == counted and sum(counted.values()) == self.slots
+        assert expected == counted and sum(counted.values()) == self.slots
         assert growing == len(self.tokens)
         assert largest_free == self.largest_free()
 

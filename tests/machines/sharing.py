@@ -87,12 +87,12 @@ class SharingMachine(Served, RuleBasedStateMachine):
     @rule(request=combined(range(1, 9), range(1, 13), range(1, 5), EITHER, EITHER))
     def admit(self, request):
         """A new group, or one that was preempted; where others pause for it, in a step of its own."""
-        prompt, output, seats, searches, again = request
+        prompt, output, num_seqs, searches, again = request
         self.open()
         if self.pauses and self.stage != OPEN:
             return
         again = again and bool(self.state.waiting)
-        leader = self.state.waiting[0] if again else self.new_group(prompt, output, seats, searches)
+        leader = self.state.waiting[0] if again else self.new_group(prompt, output, num_seqs, searches)
         members = present(leader)
         blocks = sum(self.blocks(s.start_tokens) - self.shared_by(s) for s in members)
         assert self.memory.needed_blocks(members) == blocks
@@ -107,10 +107,10 @@ class SharingMachine(Served, RuleBasedStateMachine):
         if self.pauses:
             self.advance(0)
 
-    def new_group(self, prompt: int, output: int, seats: int, searches: bool) -> Sequence:
+    def new_group(self, prompt: int, output: int, num_seqs: int, searches: bool) -> Sequence:
         prompt += len(self.model.pins[0]) * self.memory.block_size
-        members = tuple(self.arrive(prompt, output) for _ in range(seats))
-        if seats > 1:
+        members = tuple(self.arrive(prompt, output) for _ in range(num_seqs))
+        if num_seqs > 1:
             Group(members, Script(prompt + 100 * output + 10_000 * self.arrived) if searches else None)
         return members[0]
 
@@ -230,9 +230,9 @@ class SharingMachine(Served, RuleBasedStateMachine):
             return 1
         limit, free = min(limit, self.steps_to_finish()), len(self.model.free)
         fits = max(steps for steps in range(limit + 1) if self.need(steps) <= free)
-        told = min(limit, self.memory.steps_with(self.state, self.memory.free, limit))
-        assert told == (1 if self.beams else fits)
-        return told
+        steps = min(limit, self.memory.steps_with(self.state, self.memory.free, limit))
+        assert steps == (1 if self.beams else fits)
+        return steps
 
     def need(self, steps: int) -> int:
         """Blocks that those who run take in so many steps."""

@@ -53,6 +53,6 @@ class Tree(Served):
         else:
             del self.to_come[0]
 
-    def told_cached(self) -> int:
+    def logged_cached(self) -> int:
         """Cached slots by the changes that were told so far."""
         return int(self.memory.cache_log.changes.columns()["slots"].sum())

@@ -166,7 +166,7 @@ class FamilySystem:
         """A family is done."""
         raise NotImplementedError
 
-    def seats(self) -> int:
+    def num_seqs(self) -> int:
         """Sequences that run, or will before long."""
         return sum(family.n for family in self.running)
 

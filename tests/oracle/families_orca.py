@@ -59,7 +59,7 @@ class GroupedOrca(FamilySystem):
             tokens += family.asked.prompt_tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
-            if self.running and self.seats() + family.n > self.limits.max_num_seqs:
+            if self.running and self.num_seqs() + family.n > self.limits.max_num_seqs:
                 break
             if not self.take(family):
                 break

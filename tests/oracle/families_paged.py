@@ -53,9 +53,9 @@ class GroupedSosp23(FamilySystem):
         """What an admission or return must leave; nothing while nobody runs."""
         return int(self.limits.watermark_fraction * self.pool.num_blocks) if self.running else 0
 
-    def has_seats(self, family: Family) -> bool:
+    def has_free_seqs(self, family: Family) -> bool:
         """Whoever is alone may have more sequences than there are seats."""
-        return not self.running or self.seats() + family.n <= self.limits.max_num_seqs
+        return not self.running or self.num_seqs() + family.n <= self.limits.max_num_seqs
 
     def keep_running(self) -> None:
         """In order of arrival: as many free blocks as sequences, or the last arrival goes, at worst itself."""
@@ -121,7 +121,7 @@ class GroupedSosp23(FamilySystem):
         """First come first served, with all blocks and one more for each sequence."""
         while self.swapped:
             need = self.host_blocks_of(self.swapped[0]) + self.swapped[0].n
-            if self.free_blocks - need < self.watermark_blocks() or not self.has_seats(self.swapped[0]):
+            if self.free_blocks - need < self.watermark_blocks() or not self.has_free_seqs(self.swapped[0]):
                 break
             self.bring_back(self.swapped.pop(0))
 
@@ -156,7 +156,7 @@ class GroupedSosp23(FamilySystem):
                 break
             if self.free_blocks - self.admission_blocks(family) < self.watermark_blocks():
                 break
-            if not self.has_seats(family):
+            if not self.has_free_seqs(family):
                 break
             self.prefill(self.waiting.pop(0))
 
@@ -227,7 +227,7 @@ class GroupedV0(GroupedSosp23):
                 break
             if self.free_blocks - self.admission_blocks(family) < self.watermark_blocks():
                 break
-            if not self.has_seats(family):
+            if not self.has_free_seqs(family):
                 break
             self.prefill(self.waiting.pop(0))
 

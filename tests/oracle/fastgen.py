@@ -15,7 +15,7 @@ class FastGen(IterationSystem):
 
     def decide(self) -> None:
         budget = self._decode(self.limits.max_num_batched_tokens)
-        budget = self._go_on(budget)
+        budget = self._continue_prefill(budget)
         self._start(budget)
         if not self.computes:
             self.preempt(self.running[-1])
@@ -32,7 +32,7 @@ class FastGen(IterationSystem):
         blocks = len(self.tables[sequence]) + len(self.free)
         return blocks * self.pool.block_size - self.computed[sequence]
 
-    def _go_on(self, budget: int) -> int:
+    def _continue_prefill(self, budget: int) -> int:
         """The prompt that was split goes on, as far as blocks are free."""
         for sequence in self.running:
             chunk = min(known(sequence) - self.computed[sequence], budget, self.room(sequence))

@@ -21,8 +21,8 @@ class LightLlm(WholePrompts):
 
     def largest_tokens(self, sequence: Sequence) -> int:
         """The peak of the sequence alone, as estimated and as it will be."""
-        told = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
-        return max(told, super().largest_tokens(sequence))
+        declared = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
+        return max(declared, super().largest_tokens(sequence))
 
     def decide(self) -> None:
         while len(self.free) < len(self.running):

@@ -56,8 +56,8 @@ class SgLang(System):
 
     def allowed(self, sequence: Sequence) -> int:
         """The max_tokens of a sequence, which the pool cuts."""
-        told = allowed_output_tokens(sequence.request, self.limits)
-        return min(told, self.pool.slots - 2 - sequence.request.prompt_tokens)
+        declared = allowed_output_tokens(sequence.request, self.limits)
+        return min(declared, self.pool.slots - 2 - sequence.request.prompt_tokens)
 
     def room(self) -> int:
         return len(self.free) + len(self.trie.evictable())

@@ -19,7 +19,7 @@ class Place(NamedTuple):
 
     tokens: int = 0
     copies: Family | None = None
-    stays_in: Family | None = None
+    takes_pieces_of: Family | None = None
     given_up: tuple[Family, ...] = ()
 
 
@@ -79,7 +79,7 @@ class TreeOrca(FamilySystem):
             tokens += family.asked.prompt_tokens - place.tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
-            if self.running and self.seats() + 1 > self.limits.max_num_seqs:
+            if self.running and self.num_seqs() + 1 > self.limits.max_num_seqs:
                 break
             self.admit(self.waiting.pop(0), place)
 
@@ -109,8 +109,8 @@ class TreeOrca(FamilySystem):
         self.families[family.index] = family
         for kept in place.given_up:
             self.give_up(kept)
-        if place.stays_in is not None:
-            self.pieces[family] = self.kept.pop(place.stays_in)
+        if place.takes_pieces_of is not None:
+            self.pieces[family] = self.kept.pop(place.takes_pieces_of)
         else:
             self.take(family)
         if place.copies is not None:

@@ -35,7 +35,7 @@ class Parents(Generic[Kept]):
         """How many requests that will be served go on from each, int64 [n]."""
         self._children = children.tolist()
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
         them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]

@@ -174,7 +174,7 @@ class ContiguousMemory(MemoryDefaults):
         """See ``Placement``; where slots are only counted, room is room wherever it lies."""
         return []
 
-    def tell_of_copy(self, source: Grant, target: Grant, slots: int) -> None:
+    def record_copy(self, source: Grant, target: Grant, slots: int) -> None:
         """The first slots of a piece are copied to another."""
         if self.moves is not None:
             self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
@@ -191,7 +191,7 @@ class ContiguousMemory(MemoryDefaults):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Nothing is found: where requests have no parents, a prompt is computed."""
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a sequence may be more in a later step: nothing ever is."""
         return False
 

@@ -171,7 +171,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         if sequence.index not in self._in_place:
             self._copied_slots += sequence.computed_tokens
             if sequence.computed_tokens:
-                self.tell_of_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
+                self.record_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
 
     def _piece_of_parent(self, sequence: Sequence) -> Grant:
         parent = self._parent[sequence.index]

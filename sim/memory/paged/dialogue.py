@@ -82,7 +82,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.tables.grow_until(decode_step)
         return super().transaction(decode_step)
 
-    def go_on(self, need: int) -> None:
+    def reserve_decodes(self, need: int) -> None:
         """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
         self._make_free(min(need, self.free))
 

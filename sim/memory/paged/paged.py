@@ -250,14 +250,14 @@ class PagedMemory(MemoryDefaults):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a waiting sequence may be more in a later step."""
         return False
 
     def promise(self, sequence: Sequence) -> None:
         """The sequence is admitted in this step: what was looked up for it stays until then."""
 
-    def go_on(self, need: int) -> None:
+    def reserve_decodes(self, need: int) -> None:
         """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
 
     def held_blocks(self, leader: Sequence, decode_step: int) -> int:

@@ -65,7 +65,7 @@ class RadixTransaction:
         self._given_up = {}
         self.room = self.memory.room
 
-    def told(self, sequence: Sequence) -> int:
+    def max_output_tokens(self, sequence: Sequence) -> int:
         """The longest output that the server is told of, as the pool lets it be."""
         return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
 

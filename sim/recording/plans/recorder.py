@@ -71,7 +71,7 @@ class Recorder:
         self._ahead, self._left = first_step, num_steps
         self._columns = PlanColumns()
         # Tokens that a reader of the plan knows each to hold, and that go on where it goes on.
-        self._told: dict[Sequence, int] = {}
+        self._recorded: dict[Sequence, int] = {}
         self._device, self._host = Contents(), Contents()
         pinned = layout.pinned_slots()
         self._device.write(pinned, names.prefix()[: len(pinned)], 0)
@@ -86,7 +86,7 @@ class Recorder:
         """Beams die and go on as copies of others, each of which holds so many tokens."""
         for dead, parent in replaced:
             self._names.replace(group.members[dead], group.members[parent], held_tokens)
-            self._told.pop(group.members[dead], None)
+            self._recorded.pop(group.members[dead], None)
 
     def step(self, start_ticks: int, ticks: int, state: State, decision: StepPlan) -> None:
         """A step is about to run."""
@@ -109,7 +109,7 @@ class Recorder:
             # The last token of an output is never stored.
             if row.context_tokens == row.sequence.target_tokens - 1:
                 self._names.forget(row.sequence)
-                self._told.pop(row.sequence, None)
+                self._recorded.pop(row.sequence, None)
 
     def _pass_window(self) -> None:
         if self._left is not None:
@@ -120,7 +120,7 @@ class Recorder:
     def _add(self, row: Row) -> None:
         layout, sequence = self._layout, row.sequence
         held, stop, tokens = row.held_tokens, row.context_tokens, self._names.of(sequence)
-        unknown = held and self._told.get(sequence) != held
+        unknown = held and self._recorded.get(sequence) != held
         self._columns.add_row(
             (sequence.index, row.query_tokens, stop, layout.start(sequence)),
             layout.table(sequence),
@@ -128,7 +128,7 @@ class Recorder:
             tokens[held:stop],
             tokens[:held] if unknown else _NOTHING,
         )
-        self._told[sequence] = stop
+        self._recorded[sequence] = stop
 
     def _carry_out(self, rows: list[Row]) -> None:
         """A step before the window leaves something in the slots."""

@@ -242,7 +242,7 @@ def test_groups_that_ask_for_fewer_blocks_than_they_have_sequences_are_found_out
     """Planted: a group may go on with one free block."""
     requests = [Asked(0, 4, 6), Asked(0, 4, 4, n=2)]
     case = FamilyCase("vllm-sosp23", requests, Pool(6, 4), Limits(96, max_num_seqs=40, watermark_fraction=0.0))
-    with mock.patch.object(sharing, "seats", lambda sequence: 1), pytest.raises(AssertionError):
+    with mock.patch.object(sharing, "num_seqs_of", lambda sequence: 1), pytest.raises(AssertionError):
         same(case)
 
 

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from calibrations import calibration
-from engine_runs import cuts_of, serve, steps_of, times_of
+from engine_runs import evictions_of, serve, steps_of, times_of
 from fragmeter.sim.cost import CalibratedCost
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import gpu, model
@@ -87,7 +87,7 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, le
         assert {name: column.tolist() for name, column in columns.items()} == {
             name: column.tolist() for name, column in others.items()
         }
-    assert cuts_of(with_ids) == cuts_of(without)
+    assert evictions_of(with_ids) == evictions_of(without)
     assert plain(with_ids.window) == plain(without.window)
 
 

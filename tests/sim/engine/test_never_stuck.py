@@ -97,10 +97,10 @@ def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):
 def flood(policy: str, count: int) -> dict:
     """The summary of requests that are all there at the start, and whose true outputs are told, over 1,401 blocks."""
     work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", count, 0, 2048), np.inf)
-    told = replace(work, max_tokens=work.output_tokens)
+    declared = replace(work, max_tokens=work.output_tokens)
     size = 1 if policy == "sglang" else 16
     pool = sim_settings(policy=policy, num_gpu_blocks_override=1401 * 16 // size, block_size=size)
-    return summary(simulate(pool, told))
+    return summary(simulate(pool, declared))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -131,5 +131,5 @@ def test_thrashing_is_reported(capsys, tmp_path):
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,40,20\n" * 2)
     small = ["--num-gpu-blocks-override", "2", "--block-size", "64", "--watermark", "0"]
     assert status(["simulate", "--trace", str(trace), *small, "--policy", "vllm-v0"]) == 0
-    told = capsys.readouterr().out
-    assert "Thrashing: " in told
+    printed = capsys.readouterr().out
+    assert "Thrashing: " in printed

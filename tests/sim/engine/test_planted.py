@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, serve, residencies_of, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import CARRY_ON
@@ -48,14 +48,14 @@ def test_nobody_is_admitted_past_one_who_was_preempted_in_the_same_step(leap):
     """
     prompts, outputs = (1, 1, 6, 7, 1), (4, 4, 4, 2, 3)
     run = serve(PAGED, swaps([Request(0, *lengths) for lengths in zip(prompts, outputs)], 16, 1), leap=leap)
-    assert stays_of(run) == [
+    assert residencies_of(run) == [
         *((0, i, prompt, 0, FRESH) for i, prompt in enumerate(prompts)),
         (2, 4, 2, 1, SWAPPED_IN),
         (4, 2, 9, 3, RECOMPUTED),
         (5, 3, 8, 1, RECOMPUTED),
         (5, 4, 3, 2, RECOMPUTED),
     ]
-    assert cuts_of(run) == [(1, 3, 0), (1, 4, 1), (3, 4, 0), (3, 2, 0)]
+    assert evictions_of(run) == [(1, 3, 0), (1, 4, 1), (3, 4, 0), (3, 2, 0)]
 
 
 # Thirteen slots, two on the host.

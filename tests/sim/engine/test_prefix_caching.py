@@ -132,9 +132,9 @@ def test_samples_find_the_prompt_of_the_first_one():
     """Ten tokens in blocks of four, three times: one computes them, and each of the others finds eight of them."""
     _, case, _ = story(*of_pieces([0], [[(7, 10)]], [0], [3]), 20)
     run = simulate(caching_settings(case), replace(case.workload, n=np.array([3])), case.cost)
-    told = summary(run)["prefix_cache"]
+    cache = summary(run)["prefix_cache"]
     assert requests_table(run)["cached_tokens"].tolist() == [8]
-    assert (told["queried_tokens"], told["hit_tokens"]) == (30, 16)
+    assert (cache["queried_tokens"], cache["hit_tokens"]) == (30, 16)
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
@@ -155,10 +155,10 @@ def test_of_several_samples_a_request_has_the_cached_tokens_of_the_last(policy, 
     assert table["cached_tokens"].tolist() == expected
     served = ~run.refused
     assert (table["cached_tokens"] < table["prompt_tokens"])[served].all()
-    told = summary(run)["prefix_cache"]
-    assert told == summary(alone)["prefix_cache"]
-    assert told["queried_tokens"] == (work.n * work.prompt_tokens)[served].sum()
-    assert told["hit_tokens"] == each["cached_tokens"].sum()
+    cache = summary(run)["prefix_cache"]
+    assert cache == summary(alone)["prefix_cache"]
+    assert cache["queried_tokens"] == (work.n * work.prompt_tokens)[served].sum()
+    assert cache["hit_tokens"] == each["cached_tokens"].sum()
 
 
 def test_what_is_said_of_the_cache():
@@ -174,13 +174,13 @@ def test_what_is_said_of_the_cache():
         [1000, 776, 890, 890, 1000, 2000],
         [],
     ]
-    told = summary(run)["prefix_cache"]
-    assert (told["queried_tokens"], told["hit_tokens"], told["hit_rate"]) == (58, 16, 16 / 58)
-    assert (told["preempted_queried_tokens"], told["preempted_hit_tokens"], told["evicted_blocks"]) == (0, 0, 5)
-    lifetime = told["vllm:kv_block_lifetime_seconds"]
+    cache = summary(run)["prefix_cache"]
+    assert (cache["queried_tokens"], cache["hit_tokens"], cache["hit_rate"]) == (58, 16, 16 / 58)
+    assert (cache["preempted_queried_tokens"], cache["preempted_hit_tokens"], cache["evicted_blocks"]) == (0, 0, 5)
+    lifetime = cache["vllm:kv_block_lifetime_seconds"]
     assert (lifetime["count"], lifetime["mean"], lifetime["median"]) == (6, 6666 / 6 / 1e12, 1000 / 1e12)
     assert lifetime["buckets"]["0.001"] == lifetime["buckets"]["+Inf"] == 6
-    assert told["vllm:kv_block_reuse_gap_seconds"] | {"buckets": {}} == {
+    assert cache["vllm:kv_block_reuse_gap_seconds"] | {"buckets": {}} == {
         "count": 0, "mean": None, "median": None, "buckets": {},
     }  # fmt: skip
     assert requests_table(run)["cached_tokens"].tolist() == [0, 8, 0, 4, 4]
@@ -233,9 +233,9 @@ def test_a_victim_frees_only_what_nobody_else_holds():
         "252+108 | run 3 4 | prefill 3:6 4:2 | live 12 reserved 4 cached 8 free 4",
         "360+120 | run 3 4 | decode 3 4 | live 14 reserved 2 cached 8 free 4",
     ]
-    told = summary(run)
-    assert told["work"]["tokens"]["recomputed"] == 5 + 1
-    cache = told["prefix_cache"]
+    results = summary(run)
+    assert results["work"]["tokens"]["recomputed"] == 5 + 1
+    cache = results["prefix_cache"]
     assert (cache["queried_tokens"], cache["hit_tokens"]) == (30, 8)
     assert (cache["preempted_queried_tokens"], cache["preempted_hit_tokens"]) == (20, 12)
     assert requests_table(run)["cached_tokens"].tolist() == [0, 0, 0, 0, 8]
@@ -329,7 +329,7 @@ def turns(tmp_path):
     return path
 
 
-def told(capsys, *tokens: object) -> str:
+def printed(capsys, *tokens: object) -> str:
     assert status(["simulate", "--trace", *map(str, tokens)]) == DONE
     return capsys.readouterr().out
 
@@ -346,11 +346,11 @@ class TestCommand:
     )
     def test_caches_where_the_trace_has_contents_and_the_policy_can(self, policy, flag, on, tmp_path, capsys):
         out = tmp_path / "out"
-        said = told(capsys, turns(tmp_path), "--policy", policy, *([flag] if flag else []), "--out", out)
+        output = printed(capsys, turns(tmp_path), "--policy", policy, *([flag] if flag else []), "--out", out)
         cache = json.loads((out / "summary.json").read_text())["prefix_cache"]
         rerun = json.loads((out / "run.json").read_text())["replica"]
         assert rerun["enable_prefix_caching"] == on == (cache is not None)
-        lines = [line.split() for line in said.splitlines() if "prefix cache hits" in line]
+        lines = [line.split() for line in output.splitlines() if "prefix cache hits" in line]
         assert [line[3] for line in lines] == ([f"{cache['hit_rate']:.1%}"] if on else [])
         assert cache is None or cache["hit_rate"] > 0.5
 
@@ -359,7 +359,7 @@ class TestCommand:
         trace = tmp_path / "pairs.csv"
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,30,30\n" * 4)
         small = ["--policy", "vllm-v1", "--num-gpu-blocks-override", 10, "--json", "-"]
-        cache = json.loads(told(capsys, trace, *small, *([flag] if flag else [])))["prefix_cache"]
+        cache = json.loads(printed(capsys, trace, *small, *([flag] if flag else [])))["prefix_cache"]
         if flag is None:
             assert cache is None
         else:
@@ -369,15 +369,15 @@ class TestCommand:
         assert (
             status(["simulate", "--trace", str(turns(tmp_path)), "--policy", "sarathi", "--enable-prefix-caching"]) == 2
         )
-        said = capsys.readouterr().err
-        assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in said
-        assert "vllm-v1" in said and len(said.splitlines()) == 1
+        output = capsys.readouterr().err
+        assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in output
+        assert "vllm-v1" in output and len(output.splitlines()) == 1
 
     def test_layers_with_a_window_cache_nothing(self, tmp_path, capsys):
         model = ["--policy", "vllm-v1", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--json", "-"]
         trace = turns(tmp_path)
-        assert json.loads(told(capsys, trace, *model))["prefix_cache"] is None
+        assert json.loads(printed(capsys, trace, *model))["prefix_cache"] is None
         assert status(["simulate", "--trace", str(trace), *model, "--enable-prefix-caching"]) == 2
         assert "give --disable-hybrid-kv-cache-manager" in capsys.readouterr().err
-        kept = told(capsys, trace, *model, "--disable-hybrid-kv-cache-manager")
+        kept = printed(capsys, trace, *model, "--disable-hybrid-kv-cache-manager")
         assert json.loads(kept)["prefix_cache"]["hit_rate"] > 0.5

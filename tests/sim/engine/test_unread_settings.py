@@ -227,11 +227,11 @@ OTHERS = (
 @pytest.mark.parametrize("field", CLUSTERS)
 def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeypatch):
     monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *asked: None)
-    told = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
+    sessions = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
     base = settings(policy="vllm-v1", num_gpu_blocks_override=100, max_model_len=600)
     value, more = CLUSTERS[field]
     shown: dict[str, bool] = {}
-    for work, others in product((told, load()), (more, *OTHERS)):
+    for work, others in product((sessions, load()), (more, *OTHERS)):
         try:
             asked, plain = cluster(**others | {field: value}), cluster(**others)
         except SettingError:

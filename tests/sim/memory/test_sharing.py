@@ -62,15 +62,15 @@ def groups(draw, policies=SHARING + COPYING):
     return what_is_read(chosen, work), work
 
 
-def told(run) -> tuple:
+def results_of(run) -> tuple:
     """All that a run says of itself."""
     return json.dumps(summary(run)), steps_of(run)
 
 
 def check_that_all_ways_agree(chosen, work):
     leapt = simulate(settings(**chosen), work)
-    assert told(leapt) == told(simulate(settings(**chosen, leap=False), work))
-    assert told(leapt) == told(simulate(settings(**chosen, ids=True), work))
+    assert results_of(leapt) == results_of(simulate(settings(**chosen, leap=False), work))
+    assert results_of(leapt) == results_of(simulate(settings(**chosen, ids=True), work))
     rows = leapt.accounts.at_rows()
     assert (sum(rows[bucket] for bucket in BUCKETS) == leapt.log.capacity_slots).all()
     assert all((rows[bucket] >= 0).all() for bucket in BUCKETS)
@@ -253,11 +253,11 @@ def test_where_groups_are_unknown_each_sequence_is_a_request_of_its_own(policy):
 def test_where_prefixes_are_cached_the_samples_of_a_request_find_its_prompt(policy, computed):
     """Of 400 tokens vLLM finds the 24 full blocks that leave the last token out, and SGLang all but the last token.
     In one step vLLM finds what it has begun to compute, and SGLang does not: here it runs one at a time."""
-    seats = 1 if policy == "sglang" else None
-    run = simulate(settings(policy=policy, max_num_seqs=seats), requests(*[(0, 400, 5, 4)] * 5))
+    max_num_seqs = 1 if policy == "sglang" else None
+    run = simulate(settings(policy=policy, max_num_seqs=max_num_seqs), requests(*[(0, 400, 5, 4)] * 5))
     assert run.log.rows["prefill_tokens"].sum() == 5 * computed
-    told = summary(run)["prefix_cache"]
-    assert told["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
+    cache = summary(run)["prefix_cache"]
+    assert cache["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
     off = simulate(settings(policy=policy, enable_prefix_caching=False), requests(*[(0, 400, 5, 4)] * 5))
     assert off.log.rows["prefill_tokens"].sum() == 5 * 4 * 400
 

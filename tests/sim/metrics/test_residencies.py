@@ -62,8 +62,8 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
             known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
             assert begun in known[ended]
     cut = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
-    told = requests["recomputed"] + requests["swapped"]
-    assert all(count <= told[request] for request, count in cut.items())
+    preempted = requests["recomputed"] + requests["swapped"]
+    assert all(count <= preempted[request] for request, count in cut.items())
 
 
 def test_a_stay_begins_with_the_first_chunk_of_its_prompt():

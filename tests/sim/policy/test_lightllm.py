@@ -35,8 +35,8 @@ def test_a_wrong_estimate_pauses_the_latest():
     residencies, evictions, end = run.log.residencies, run.log.evictions, run.log.residency_end
     assert len(evictions["decode_step"]) > 20
     for victim, decode_step in zip(evictions["index"].tolist(), evictions["decode_step"].tolist()):
-        stay_on = (residencies["start_step"] < decode_step) & (end > decode_step)
-        assert victim > residencies["index"][stay_on].max(initial=-1)
+        remaining = (residencies["start_step"] < decode_step) & (end > decode_step)
+        assert victim > residencies["index"][remaining].max(initial=-1)
 
 
 def test_under_paged_admission_it_is_paged_with_blocks_of_one_tick_for_tick():

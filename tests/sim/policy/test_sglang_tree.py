@@ -88,9 +88,9 @@ class TestTheCache:
         cost, system = case.cost, oracle.SgLang(case.pool, case.limits)
         run_oracle(system, case.requests, cost.step_ticks, cost.swap_out_ticks, cost.swap_in_ticks)
         run = serve("sglang", case, leap=leap)
-        told, found = summary(run)["prefix_cache"], requests_table(run)["cached_tokens"]
-        assert told["queried_tokens"] + told["preempted_queried_tokens"] == system.queried
-        assert told["hit_tokens"] + told["preempted_hit_tokens"] == system.hit
+        cache, found = summary(run)["prefix_cache"], requests_table(run)["cached_tokens"]
+        assert cache["queried_tokens"] + cache["preempted_queried_tokens"] == system.queried
+        assert cache["hit_tokens"] + cache["preempted_hit_tokens"] == system.hit
         assert found[~run.refused].to_dict() == system.first_hits
 
     @hypothesis_settings(max_examples=40)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, serve, residencies_of, steps_of, times_of
 from fragmeter.experiments.paper.stories import OneSecondStep, Scene, tell
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
@@ -83,9 +83,9 @@ class TestTheLog:
         assert tell(SCENE).log == LOG
 
     def test_of_vllm_v0_differs_in_what_is_cached_only(self):
-        told = tell(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
-        assert [line.split(" | live")[0] for line in told] == [line.split(" | live")[0] for line in LOG]
-        assert told != LOG and not any("cached" in line for line in told)
+        lines = tell(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
+        assert [line.split(" | live")[0] for line in lines] == [line.split(" | live")[0] for line in LOG]
+        assert lines != LOG and not any("cached" in line for line in lines)
 
     def test_of_page_groups(self):
         seen = {}
@@ -124,7 +124,7 @@ class TestDecisions:
         case = without_host(case)
         here, there = serve("vattention", case, leap=leap), serve("vllm-v0", case, leap=leap)
         assert here.log.end_ticks == there.log.end_ticks
-        for of in (steps_of, stays_of, cuts_of, times_of):
+        for of in (steps_of, residencies_of, evictions_of, times_of):
             assert of(here) == of(there)
         assert here.refused.tolist() == there.refused.tolist()
         mine, theirs = here.accounts.window(), there.accounts.window()
@@ -147,7 +147,7 @@ class TestLeaps:
         end = serve("vattention", case).log.end_ticks
         window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 999), min_size=2, max_size=2, unique=True))))
         leapt, stepped = (serve("vattention", case, window, leap=leap) for leap in (True, False))
-        for of in (steps_of, stays_of, cuts_of, times_of, summary):
+        for of in (steps_of, residencies_of, evictions_of, times_of, summary):
             assert of(leapt) == of(stepped)
         assert leapt.window == stepped.window and leapt.accounts.window() == stepped.accounts.window()
         single = by_start(stepped)

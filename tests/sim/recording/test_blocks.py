@@ -42,7 +42,7 @@ CHUNKED = ("orca-max", "orca-pow2", "orca-oracle")
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
 
-def told(run: Run) -> str:
+def results_text(run: Run) -> str:
     """All that a run says of itself."""
     return json.dumps(summary(run)) + requests_table(run).to_csv() + steps_table(run).to_csv()
 
@@ -55,7 +55,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
             record(settings, workload, cost)
         return None
     run, found = record(settings, workload, cost)
-    assert told(run) == told(plain)
+    assert results_text(run) == results_text(plain)
     steps = simulate(replace(settings, leap=False), workload, cost)
     starts, ledger = steps.log.rows["start_ticks"], steps.accounts.at_rows()
     rows = {start: place for place, start in enumerate(starts.tolist())}
@@ -190,8 +190,8 @@ def moments_held(policy: str, case: Case) -> int:
             own = moment.slots[block * size : (block + 1) * size]
             counts = Counter(own)
             most = max(BUCKETS, key=lambda bucket: (counts[bucket], -BUCKETS.index(bucket)))
-            told = int(found.bucket[column, row])
-            assert most == ("free" if told == GIVEN_UP else BUCKETS[told])
+            bucket = int(found.bucket[column, row])
+            assert most == ("free" if bucket == GIVEN_UP else BUCKETS[bucket])
             named = [index for index, blocks in holders.items() for entry in blocks if entry == block]
             assert found.sequence[column, row] == min(named, default=NOBODY)
             assert found.references[column, row] == len(named)
@@ -350,7 +350,7 @@ def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case:
         return
     with mock.patch.object(recording, "_least_ticks", return_value=0):
         recorded, found = record(replace(settings, ids=False), workload, case.cost, most_columns=most)
-    assert told(recorded) == told(simulate(replace(settings, ids=False), workload, case.cost))
+    assert results_text(recorded) == results_text(simulate(replace(settings, ids=False), workload, case.cost))
     columns, steps, end = found.num_columns, run.log.num_steps, run.log.end_ticks
     assert columns <= min(most, steps) and (columns > most // 2 or steps < most)
     assert len(set(np.diff(found.at_ticks).tolist())) <= 1 and found.at_ticks[-1] < end
@@ -377,9 +377,9 @@ def test_a_block_has_a_reference_for_each_table_and_pin_that_names_it(case, pins
         rows = range(len(plan.step(steps[start]).sequence)) if start in steps else []
         named = Counter(block for row in rows for block in plan.block_table(steps[start], row).tolist())
         named.update(pins)
-        told = found.references[column].tolist()
-        assert told == [named[block] for block in range(len(told))]
-        shared += max(told) > 1
+        references = found.references[column].tolist()
+        assert references == [named[block] for block in range(len(references))]
+        shared += max(references) > 1
     assert shared
 
 

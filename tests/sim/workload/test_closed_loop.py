@@ -221,9 +221,9 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert (kept["max_concurrency"], kept["think_time"]) == (4, 0.5)
     assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
     capsys.readouterr()
-    for flags, told in (
+    for flags, message in (
         (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
         ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
