@@ -22,7 +22,7 @@ from ..memory.paged.sharing import SharingMemory
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from ..workload.groups import Group, leads, present, num_seqs_of
+from ..workload.groups import Group, leads, num_seqs_of, present
 from ..workload.workload import Workload
 from .base import Pool, blocks_of
 from .vllm_sosp23 import Victims, VllmSosp23

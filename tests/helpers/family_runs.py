@@ -10,7 +10,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from engine_runs import evictions_of, settings_of, residencies_of, times_of
+from engine_runs import evictions_of, residencies_of, settings_of, times_of
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.metrics.host_pool import host_held_at_rows

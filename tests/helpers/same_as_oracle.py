@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine_runs import buckets_at_rows, evictions_of, serve, residencies_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.gaps import Gaps

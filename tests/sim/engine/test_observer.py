@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import evictions_of, settings_of, residencies_of, steps_of, times_of, workload_of
+from engine_runs import evictions_of, residencies_of, settings_of, steps_of, times_of, workload_of
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from engine_runs import buckets_at_rows, evictions_of, serve, residencies_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import CARRY_ON

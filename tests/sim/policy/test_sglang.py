@@ -22,7 +22,7 @@ from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import sglang as oracle
-from radix_cases import A, B, story, log_lines
+from radix_cases import A, B, log_lines, story
 
 
 class TestStories:

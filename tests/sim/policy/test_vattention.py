@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import buckets_at_rows, evictions_of, serve, residencies_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
 from fragmeter.experiments.paper.stories import OneSecondStep, Scene, tell
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings

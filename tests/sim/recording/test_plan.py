@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import evictions_of, settings_of, residencies_of, steps_of, times_of, workload_of
+from engine_runs import evictions_of, residencies_of, settings_of, steps_of, times_of, workload_of
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
