@@ -1,6 +1,6 @@
-"""What an engine does when a step changes who runs, in this order:
+"""What an engine does when a step changes the running sequences, in this order:
 
-    victims leave, and who was swapped out comes back     their blocks move between device and host
+    victims leave, and swapped sequences come back        their blocks move between device and host
     the queue is sorted                                   where the policy says how
     some stand still, others of those go on
     siblings fork
@@ -22,8 +22,8 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
-#: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
-#: and wakes. None: everything carries on.
+#: Of a step that changes the running sequences: its ticks, prefill tokens and ticks of moves, whether its plan is
+#: steady and wakes. None: everything carries on.
 Begun = tuple[int, int, int, bool, bool]
 FirstStep = Begun | None
 
@@ -32,10 +32,10 @@ class Executor:
     """Carries out plans.
 
     Args:
-        state: Whose queues change.
-        memory: Whose blocks change hands.
+        state: The queues that change.
+        memory: The blocks that change hands.
         cost: How long it takes.
-        ledger: Is told of residencies, chunks, copies and swaps.
+        ledger: Records residencies, chunks, copies and swaps.
     """
 
     def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
@@ -61,7 +61,7 @@ class Executor:
             self._stall(*stalls, now)
         if forked:
             self._fork(forked, now)
-        # Those who decode: all but the ones whose prefill ends in this step.
+        # The sequences that decode: all but those that end their prefill in this step.
         decodes = 0 if pauses else state.batch_size
         context = decodes * decode_step + state.lag_sum
         if pauses:
@@ -101,7 +101,7 @@ class Executor:
         return self._swap_ticks(swapped_out, swapped_in)
 
     def _start(self, admitted: tuple[Sequence, ...], padded: int, decode_step: int, past: bool, now: int) -> int:
-        """Sequences whose prefill ends in this step; the pairs of query and key that it computes."""
+        """Sequences that end their prefill in this step; the pairs of query and key that it computes."""
         state, memory, ledger, pairs = self._state, self._memory, self._ledger, 0
         for sequence in admitted:
             if state.prefilling and sequence in state.prefilling:

@@ -1,4 +1,4 @@
-"""Where every sequence was over time: its stays on the device, how each of them ended, and who was preempted."""
+"""Where every sequence was over time: its residencies on the device, how each of them ended, and preemptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def residencies_table(run: Run) -> pd.DataFrame:
 
     Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
     step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
-    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``,
+    ``end_ticks``; ``begun``, one of ``BEGINS``: a resumed one comes back from the host, or stood still; and ``ended``,
     one of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept
     its blocks, at least at first.
     """

@@ -20,11 +20,11 @@ class LightLLM(TrtllmMaxUtil):
     """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, and an estimate of the peak.
 
     Sequences end one after the other, so with the one that has most left to generate first, the
-    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Those who wait are
+    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Waiting sequences are
     admitted in order while the largest of these sums stays within the pool. Where the running need
     more slots than there are, because outputs were longer than estimated, the last one is paused.
 
-    While somebody waits for memory every step is decided anew: the estimate changes from step to step,
+    While a sequence waits for memory every step is decided anew: the estimate changes from step to step,
     and not in one direction.
     """
 

@@ -22,8 +22,8 @@ class OrcaPaper(Policy):
 
     First come first served, prompts and decodes in the same iteration. A request reserves the room
     of its prompt and its own ``max_tokens``, counted in slots and not rounded; it is admitted while
-    the reservations fit the slots. The first that does not fit holds up those behind it. Nobody is
-    preempted. A request of several sequences reserves for each of them, and seats them all; they begin in
+    the reservations fit the slots. The first that does not fit holds up those behind it. No sequence is
+    preempted. A request of several sequences reserves for each, and each counts towards ``max_num_seqs``; they begin in
     the step after the prompt's, with copies of it.
     """
 

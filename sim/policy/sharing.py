@@ -6,7 +6,7 @@ SOSP'23, section 4.4 and 4.5, and the rules of ``VllmSosp23`` with these in addi
       need one or not.
     - A group of several is swapped out where the host has room for it and the pool could take it back;
       else it is computed again, like a sequence that is alone.
-    - A group takes a seat for each of its sequences, from its admission on.
+    - Each sequence of a group counts towards ``max_num_seqs``, from the group's admission on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _arrival = attrgetter("order")
 
 
 class _Sharing(VllmSosp23):
-    """What both have in common: who gives way, who comes back, who is admitted."""
+    """What both have in common: preemption, swapping in, admission."""
 
     def memory(self, pool: Pool) -> PagedMemory:
         if pool.dialogue is not None:
@@ -70,7 +70,7 @@ class _Sharing(VllmSosp23):
                 host_free -= blocks
                 swapped_out += present(victim)
             else:
-                # Whoever is put in front of those who wait comes last.
+                # A sequence put at the front of the queue comes last.
                 preempted += reversed(present(victim))
         return tuple(preempted), tuple(swapped_out)
 
@@ -137,7 +137,7 @@ class _Sharing(VllmSosp23):
         )
 
     def _full(self, running: int, num_seqs: int) -> bool:
-        """Whether so many more have no seats; a group of more than there are runs alone."""
+        """Whether so many more exceed ``max_num_seqs``; a larger group runs alone."""
         return running > 0 and running + num_seqs > self.limits.max_num_seqs
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
@@ -242,7 +242,7 @@ def _prefill_tokens(members: tuple[Sequence, ...]) -> int:
 
 
 def _siblings(state: State, victims: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
-    """Who begins in this step: siblings of leaders that were prefilled and do not give way."""
+    """Sequences that begin in this step: siblings of prefilled leaders that are not preempted."""
     begin = (group for group in state.forking if group.leader not in victims)
     return tuple(sibling for group in begin for sibling in group.siblings)
 
@@ -254,7 +254,7 @@ def _siblings_back(swapped_in: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
 
 
 def _or_carry_on(plan: StepPlan, state: State, transaction: PagedTransaction) -> StepPlan:
-    """``CARRY_ON`` where that is what a plan comes to; beams and copies are told of in every step."""
+    """``CARRY_ON`` where a plan comes to it; beams and copies need a plan in every step."""
     idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
     memory = transaction.memory
     return CARRY_ON if idle and not memory.searches and not memory.due_copies else plan

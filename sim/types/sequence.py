@@ -30,7 +30,7 @@ class Sequence:
             a sequence that was swapped out brings all but the last one with it.
         computed_tokens: Of those, the ones with KV before its next prefill step: cached ones, and those of
             earlier chunks.
-        lost_tokens: Tokens whose KV was computed and given up: to compute one of them is to do it again.
+        lost_tokens: Tokens with KV that was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
         start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
         kind: What its next (or last) stay starts with, as the ledger names it.
@@ -73,14 +73,14 @@ class Sequence:
 class StepPlan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
-    Who handles one in every step unpacks it, which is quicker than to ask a tuple for names.
+    Code that handles one in every step unpacks it, which is quicker than named attributes.
 
     Attributes:
-        admitted: Sequences whose prefill ends in this step: from the head of the waiting queue, or of
-            those whose prefill goes on.
+        admitted: Sequences that end their prefill in this step: from the head of the waiting queue, or of
+            those in a chunked prefill.
         prefill_tokens: Tokens that all prefills of the step compute, padding included.
         preempted: Sequences that give up their blocks and go back to waiting.
-        swapped_out: Running sequences whose blocks go to host memory.
+        swapped_out: Running sequences that move their blocks to host memory.
         swapped_in: Sequences that come back from the head of the swapped queue and decode.
         padded_tokens: Length that static batching pads every prompt to; 0 where nothing is padded.
         steady: Whether the same decision holds in the steps that follow, as far as the policy's
@@ -88,9 +88,9 @@ class StepPlan(NamedTuple):
         wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
         chunks: Prefills that go on after this step: the sequence, and the tokens that it computes now.
             A new one leaves the head of the waiting queue.
-        stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
+        stalls: The sequences that stand still from this step on and keep their blocks, and those that go on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
-        order: The queue as the scheduler sorts it, with those whom the step admits, first, and its victims; or empty.
+        order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, from what those have computed.
     """
 
@@ -109,5 +109,5 @@ class StepPlan(NamedTuple):
     forked: tuple[Sequence, ...] = ()
 
 
-#: Everything that runs goes on, nobody waits: the commonest decision, made once.
+#: All running sequences go on and none waits: the commonest decision, made once.
 CARRY_ON = StepPlan()

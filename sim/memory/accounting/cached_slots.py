@@ -5,7 +5,7 @@ leap, and cached ones among them cease to be so: a change that no row tells. So 
 
     sum over a span = sum of change * (what is left of the span when it happens)
 
-which holds also where nobody runs, and the cache lies idle.
+which holds also where no sequence runs, and the cache lies idle.
 """
 
 from __future__ import annotations

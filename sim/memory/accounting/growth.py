@@ -67,7 +67,7 @@ def skip_moments(run_log: RunLog) -> Moments:
     """As ``growth_moments``, for the blocks that a sliding group gives back.
 
     What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
-    lets go of after it is told here.
+    gives back after it is in these columns.
     """
     size = run_log.block_size
     turn = run_log.groups.window_tokens + size - run_log.residency_lag

@@ -1,11 +1,11 @@
-"""When something happened, told by a memory, which knows neither ticks nor iterations.
+"""When something happened, as a memory notes it: memories know neither ticks nor iterations.
 
 A memory knows how many rows the ledger has, and the decode step. One number stands for each of
 
-    at_row(r)        when row r was decided: who came, who was preempted
+    at_row(r)        when row r was decided: admissions and preemptions
     after_row(r)     when row r was over, its prefill done
-    in_step(c)       in step c of the decode step: who grew
-    after_step(c)    when the clock came to c: who was done
+    in_step(c)       in step c of the decode step: growth
+    after_step(c)    when decode step c began: finishes
 
 and when the run is over the run log says which ticks and which iteration that was.
 """

@@ -24,12 +24,12 @@ class RunLog:
     Attributes:
         rows, residencies, evictions, chunks, copies, host: int64 columns by the names in ``ledger``.
         prompt_tokens, output_tokens: int64 [sequences], of the workload's sequences.
-        leader: int64 [sequences], who prefills for each: itself, where it has no siblings.
+        leader: int64 [sequences], the sequence that prefills for each: itself, where it has no siblings.
         capacity_slots, block_size: Size of the pool.
         paged: Whether memory is paged; else contiguous.
         residue: Bucket of the slots held past what was asked for.
         together: Whether sequences leave with their batch.
-        pinned_slots: Slots that are live whether anybody runs or not.
+        pinned_slots: Slots that are live whether a sequence runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
         cache_changes: int64 columns, how many slots in no table keep their contents or their mapping.
@@ -80,7 +80,7 @@ class RunLog:
 
     @cached_property
     def residency_row(self) -> np.ndarray:
-        """Row with whose first step each residency starts."""
+        """Row with the first step of each residency."""
         return self.row_at(self.residencies["start_ticks"])
 
     def row_at(self, start_ticks: np.ndarray) -> np.ndarray:
@@ -236,7 +236,7 @@ def _evicted_residency(evictions: dict[str, np.ndarray], residencies: dict[str, 
     """Which stay each cut ends; -1 where a prefill was cut short."""
     ended = evictions["start_step"] != NOT_DECODING
     order = np.argsort(residencies["index"], kind="stable")
-    # Every stay of a request but its last is cut, in order.
+    # Every residency of a request but its last ends in an eviction, in order.
     index = evictions["index"][ended]
     nth = np.zeros(len(index), dtype=np.int64)
     by_request = np.argsort(index, kind="stable")

@@ -2,7 +2,7 @@
 
 What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
 its siblings copy the prompt, and a beam that becomes another copies all that the other has. Where pieces are counted
-that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23, whose Orca pairs all
+that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23: its Orca pairs all
 blocks of both tables, also those that are still empty (``BuddyBlockSpaceManager.fork``).
 """
 

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
-    """Who decodes in a step that is about to run; in a static batch those who have not ended."""
+    """Sequences that decode in a step that is about to run; in a static batch those that have not ended."""
     if decision.pauses:
         return
     prefills = set(decision.admitted)
@@ -43,7 +43,7 @@ def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
 
 
 def prefilling(decision: StepPlan) -> Iterator[Row]:
-    """Whose prompt, or a part of it, the step computes."""
+    """Sequences with a prompt, or a part of it, that the step computes."""
     for sequence in decision.admitted:
         yield Row(sequence, sequence.start_tokens - sequence.computed_tokens, sequence.start_tokens)
     for sequence, tokens in decision.chunks:
@@ -51,7 +51,7 @@ def prefilling(decision: StepPlan) -> Iterator[Row]:
 
 
 def _padding_tokens(state: State, decision: StepPlan, decodes: int, prefill_tokens: int) -> int:
-    """Tokens that a static batch computes for nobody: the ends of short prompts, and rows that have ended."""
+    """Tokens that a static batch computes as padding: the ends of short prompts, and rows that have ended."""
     ended = 0 if decision.pauses else state.batch_size - decodes - len(decision.admitted)
     return decision.prefill_tokens - prefill_tokens + ended
 

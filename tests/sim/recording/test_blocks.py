@@ -23,7 +23,7 @@ from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.policy.static import FasterTransformer
-from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
+from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NO_SEQUENCE, BlockMap, load, record, recording
 from fragmeter.sim.recording.plans import record as record_plan
 from fragmeter.sim.recording.plans.layouts import layout_of
 from fragmeter.sim.types.errors import SettingError, UserError
@@ -65,7 +65,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
         assert sum(census.values()) >= plain.log.capacity_slots
         if start not in rows or ends[rows[start]] <= at:
             # Nobody runs.
-            assert (found.sequence[column] == NOBODY).all() and start == at
+            assert (found.sequence[column] == NO_SEQUENCE).all() and start == at
             taken = {bucket: slots for bucket, slots in census.items() if slots and bucket not in ("cached", "free")}
             assert taken == ({"live": plain.log.pinned_slots} if plain.log.pinned_slots else {})
             continue
@@ -84,7 +84,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
 
 def check_rows(found: BlockMap) -> None:
     """What a block says of itself is consistent."""
-    held = found.sequence != NOBODY
+    held = found.sequence != NO_SEQUENCE
     assert (found.references[held] > 0).all()
     assert (found.live_slots <= found.meta["block_size"]).all()
     assert not found.live_slots[found.references == 0].any()
@@ -126,7 +126,7 @@ def test_a_pinned_prefix_stays_where_nobody_runs():
     sparse = Workload("sparse", arrivals, np.array([9, 9]), np.array([6, 6]), np.array([6, 6]))
     pool = {"model": "toy-opt", "block_size": 4, "num_gpu_blocks_override": 20, "max_model_len": 32}
     found = check(Settings(**pool, policy="vllm-sosp23", shared_prefix_tokens=8), sparse)
-    idle = (found.sequence == NOBODY).all(axis=1)
+    idle = (found.sequence == NO_SEQUENCE).all(axis=1)
     assert idle.any() and set(found.census_slots[idle, BUCKETS.index("live")]) == {8}
 
 
@@ -193,7 +193,7 @@ def moments_held(policy: str, case: Case) -> int:
             bucket = int(found.bucket[column, row])
             assert most == ("free" if bucket == GIVEN_UP else BUCKETS[bucket])
             named = [index for index, blocks in holders.items() for entry in blocks if entry == block]
-            assert found.sequence[column, row] == min(named, default=NOBODY)
+            assert found.sequence[column, row] == min(named, default=NO_SEQUENCE)
             assert found.references[column, row] == len(named)
             assert found.live_slots[column, row] == counts["live"]
     return seen
@@ -211,7 +211,7 @@ def test_a_story_of_six_blocks():
     """A row a step, a cell a block: who holds it, and how many tokens; ``!!`` is free since a preemption."""
     _, found = record(*story())
     cells = [
-        "!!" if bucket == GIVEN_UP else ".." if holder == NOBODY else f"{'ABC'[holder]}{live}"
+        "!!" if bucket == GIVEN_UP else ".." if holder == NO_SEQUENCE else f"{'ABC'[holder]}{live}"
         for holder, bucket, live in zip(found.sequence.ravel(), found.bucket.ravel(), found.live_slots.ravel())
     ]
     assert [" ".join(row) for row in zip(*[iter(cells)] * 6)] == [
@@ -363,7 +363,7 @@ def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case:
         assert found.references[column].tolist() == [named[block] for block in found.block_ids.tolist()]
         for row, block in enumerate(found.block_ids.tolist()):
             holders = [index for index, table in tables.items() if block in table]
-            assert found.sequence[column, row] == min(holders, default=NOBODY)
+            assert found.sequence[column, row] == min(holders, default=NO_SEQUENCE)
 
 
 @pytest.mark.parametrize(("case", "pins"), [(swapping_case, [0]), (caching_case, [])])
@@ -387,7 +387,7 @@ def test_free_runs_are_those_of_the_free_blocks():
     """Counted one by one."""
     _, found = record(*story())
     for column in range(found.num_columns):
-        held = "".join("." if held == NOBODY else "x" for held in found.sequence[column])
+        held = "".join("." if held == NO_SEQUENCE else "x" for held in found.sequence[column])
         lengths = [len(run) for run in held.replace("x", " ").split()]
         assert found.largest_free_blocks[column] == max(lengths, default=0)
         for power in range(4):
