@@ -1,9 +1,9 @@
 """A workload served by several replicas, to the last request, and what it leaves.
 
 All replicas live on one clock. Where the router looks at them, one process lets requests arrive and asks it, and the
-engines' leaps are cut (``routed``); where it does not, each request's replica is known beforehand, and every replica leaps as
-if it were alone. Each replica numbers its requests for itself, in the order in which they arrive there, so that what
-it leaves is a run like any other, of the requests that it was sent.
+engines' leaps are cut (``routed``); where it does not, each request's replica is known beforehand, and every replica
+leaps as if it were alone. Each replica numbers its requests for itself, in the order in which they arrive there, so
+that what it leaves is a run like any other, of the requests that it was sent.
 """
 
 from __future__ import annotations

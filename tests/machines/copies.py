@@ -20,7 +20,7 @@ from .served import Script
 
 
 class InSteps(Counted):
-    """Whoever is admitted in a step asks one transaction."""
+    """Admissions of one step ask one transaction."""
 
     def __init__(self, *memory: Any) -> None:
         super().__init__(*memory)
@@ -36,7 +36,7 @@ class InSteps(Counted):
             assert self.transaction.free_slots == self.free_slots
 
     def refuse(self, tokens: int) -> None:
-        """Nobody behind it is admitted in this step."""
+        """No sequence behind it is admitted in this step."""
         self.refused = True
         self.transaction.refuse(tokens)
         self.blocked = self.blocked_by(tokens)
@@ -50,7 +50,7 @@ class InSteps(Counted):
         super().advance(steps)
 
     def leap(self, steps: int) -> None:
-        """Stopping where somebody finishes."""
+        """Stopping where a sequence finishes."""
         while steps and self.tokens:
             self.open()
             reach = min(steps, self.steps_to_finish(), self.longest())
@@ -79,7 +79,7 @@ class PlacedInSteps(InSteps, InChunks):
 
 
 class Groups(InSteps):
-    """Groups whose leader takes the pieces of all, and whose siblings copy its prompt in the step after."""
+    """Groups with a leader that takes the pieces of all; its siblings copy the prompt in the step after."""
 
     def __init__(self, *memory: Any) -> None:
         super().__init__(*memory)
@@ -133,7 +133,7 @@ class Groups(InSteps):
         return 1 if self.beams or self.just_prefilled() else super().longest()
 
     def just_prefilled(self) -> list[Group]:
-        """Groups whose siblings begin in the next step."""
+        """Groups with siblings that begin in the next step."""
         groups = (s.group for s in self.tokens if s.group is not None and not s.group.forked)
         return [group for group in groups if group.leader.output_tokens > 1]
 

@@ -66,7 +66,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         groups = PageGroups(full, sliding, window, num_pages)
         self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
         self.model = GroupTables(num_pages, block_size, groups)
-        # Tokens computed of those whose prefill goes on.
+        # Computed tokens of each chunked prefill.
         self.standing: dict[Sequence, int] = {}
         # Pages that the coming step takes, less those that it gives back, once it has begun.
         self.exchanged = 0
@@ -75,7 +75,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return sorted(self.tokens, key=lambda sequence: sequence.index)
 
     def step_fits(self) -> bool:
-        """Whether everybody who runs finds the pages for the coming step."""
+        """Whether every running sequence finds the pages for the coming step."""
         free = len(self.model.free)
         for sequence in self.in_order():
             back, taken = self.model.exchange(sequence, self.tokens[sequence], self.tokens[sequence] + 1)
@@ -85,7 +85,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return True
 
     def begin(self) -> None:
-        """Each who runs gives back what its window has passed, and takes what its next token needs."""
+        """Each running sequence gives back what its window has passed, and takes what its next token needs."""
         if not self.begun:
             before = len(self.model.free)
             super().begin()
@@ -94,7 +94,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             self.exchanged = before - len(self.model.free)
 
     def has_room_for(self, sequence: Sequence, tokens: int, pauses: bool = False) -> bool:
-        """Whether the tables of a sequence can come to hold so many tokens, once those who run have theirs."""
+        """Whether the tables of a sequence can come to hold so many tokens, once running ones have theirs."""
         free = len(self.model.free)
         if not (self.begun or pauses):
             if not self.step_fits():
@@ -123,7 +123,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         self.start(sequence, pauses)
         self.model.reach(sequence, computed, sequence.start_tokens)
         if not pauses and (sequence.start_tokens - 1) % self.memory.block_size == 0:
-            # The slot of its last token counts as that of whoever runs.
+            # The slot of its last token counts as a running sequence's.
             self.exchanged += self.memory.groups.number
 
     @precondition(lambda self: not self.may_pause)
@@ -178,7 +178,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens or self.begun)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as pages reach, stopping where somebody finishes."""
+        """As far as pages reach, stopping where a sequence finishes."""
         if not self.tokens:
             self.advance(0)
             return
@@ -191,7 +191,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             steps -= reach
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
+        """Steps pass, and finished sequences leave."""
         predicted = self.predicted_steps() if steps else {}
         if steps:
             self.begin()
@@ -215,7 +215,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:
-        """Within a leap everybody finds pages, whoever takes first."""
+        """Within a leap every sequence finds pages, in any order."""
         for _ in range(steps - 1):
             self.begun = False
             taken = sum(self.model.exchange(s, tokens, tokens + 1)[1] for s, tokens in self.tokens.items())
@@ -236,7 +236,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return live, held, tail, skipped
 
     def look(self) -> None:
-        """The tables, as whoever looks at them now finds them. Invariants 2 and 3: a page is in one entry, or free."""
+        """The tables, as a look finds them now. Invariants 2 and 3: a page is in one entry, or free."""
         kept = self.memory.group_tables
         kept.grow_until(self.state.decode_step + self.begun)
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
@@ -248,7 +248,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     @invariant()
     def holds(self):
         self.look()
-        # ``free`` is told without the exchange of the coming step.
+        # ``free`` does not include the exchange of the coming step.
         assert self.memory.free == len(self.model.free) + (self.exchanged if self.begun else 0)
         if not self.begun:
             self.check_transaction()

@@ -3,8 +3,9 @@
 Here a *family* is one request with its sequences (``members``), the first of which prefills for all. They are
 admitted and leave together, and gain a token each in every step that computes them.
 
-A *decode step* moves the decode step on; a step that only prefills while who runs stands still (vllm-v0), or in
-which blocks are only swapped out, does not. A residency is a sequence on the device, from a step on; a cut ends one early.
+A *decode step* moves the decode step on; a step that only prefills while running sequences stand still (vllm-v0), or in
+which blocks are only swapped out, does not. A residency is a sequence on the device, from a step on; an eviction ends
+one early.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Family:
 @dataclass
 class Decided:
     """What one schedule did. ``prefilled``: member, tokens that were there, tokens with KV afterwards. ``began``:
-    member, tokens generated before, kind. ``pauses``: who ran before stands still."""
+    member, tokens generated before, kind. ``pauses``: the sequences that ran before stand still."""
 
     prefilled: list[tuple[Member, int, int]] = field(default_factory=list)
     decoded: list[Member] = field(default_factory=list)
@@ -172,7 +173,7 @@ class FamilySystem:
 
 
 def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOutcome:
-    """Decide, log, wait, complete, until nobody is left."""
+    """Decide, log, wait, complete, until no request is left."""
     families, first = [], 0
     for index, asked in enumerate(requests):
         families.append(Family(index, asked, [Member(first + place) for place in range(asked.n)]))
@@ -187,7 +188,7 @@ def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOu
         system.decided = decided = Decided()
         system.decide()
         if not (decided.families or decided.victims):
-            raise AssertionError(f"at tick {now} nobody runs, is admitted or gives way, and somebody waits")
+            raise AssertionError(f"at tick {now} no sequence runs, is admitted or gives way, and one waits")
         step = _logged(system, costs, now, decode_step)
         outcome.steps.append(step)
         _note(outcome, decided, decode_step)
@@ -235,7 +236,7 @@ def _note(outcome: FamilyOutcome, decided: Decided, decode_step: int) -> None:
 
 
 def _complete(system: FamilySystem, now: int) -> None:
-    """A token for each sequence; who has all of them leaves."""
+    """A token for each sequence; finished ones leave."""
     for family in sorted(system.decided.families, key=lambda family: family.index):
         family.generated += 1
         if family.first_token_ticks is None:

@@ -1,4 +1,4 @@
-"""Orca: iteration-level first come first served, nobody preempted, all memory taken at admission.
+"""Orca: iteration-level first come first served, no preemption, all memory taken at admission.
 
 ``BuddyOrca`` is Orca as the SOSP'23 paper runs it, a buddy chunk a sequence; ``CountedOrca`` as its own paper has it.
 """

@@ -1,6 +1,6 @@
-"""SGLang: every token that was computed stays in a trie, and who finds most of its prompt there comes first.
+"""SGLang: every computed token stays in a trie, and the request that finds most of its prompt there comes first.
 
-A token's slot is named by the tables of those who run, by the trie, or by nobody; a census looks at every one.
+A token's slot is named by the tables of running sequences, by the trie, or not at all; a census looks at every one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED, ALIKE = 16_3
 
 
 class SgLang(System):
-    """``running`` decodes, in the order of its prefills; ``chunked`` is the sequence whose prefill goes on."""
+    """``running`` decodes, in the order of its prefills; ``chunked`` is the sequence in a chunked prefill."""
 
     def __init__(self, pool: Pool, limits: Limits) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class SgLang(System):
             self.waiting.sort(key=lambda s: found[s], reverse=True)
 
     def fill(self) -> None:
-        """Choose who prefills in this step."""
+        """Choose the sequences that prefill in this step."""
         reserved = sum(min(self.allowed(s) - s.generated, LONGEST_OUTPUT) for s in self.running) * self.ratio
         chunk, inputs = self.limits.max_num_batched_tokens, INPUT_TOKENS
         if self.chunked:
@@ -203,7 +203,7 @@ class SgLang(System):
         return retracted
 
     def complete(self, now_ticks: int) -> None:
-        """The trie takes what was computed; who has computed all it knows gets a token, and some are done."""
+        """The trie takes what was computed; one that has computed all it knows gets a token, and some finish."""
         if not self.prefills:
             for sequence in list(self.running):
                 sequence.add_token(now_ticks)

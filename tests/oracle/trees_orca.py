@@ -1,7 +1,7 @@
-"""The Orca policies over dialogue trees: pieces of parents that are done are kept for those who go on from them.
+"""The Orca policies over dialogue trees: pieces of finished parents are kept for their children.
 
-A fork copies the parent's tokens into a piece of its own. Who rolls back stays in the parent's piece, if that is
-kept, long enough, and copied by nobody else in this step; otherwise it copies too.
+A fork copies the parent's tokens into a piece of its own. A rollback stays in the parent's piece, if that is
+kept, long enough, and copied by no other request in this step; otherwise it copies too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .model import Limits, Pool
 
 
 class Place(NamedTuple):
-    """How an admission finds room: the tokens that it finds, in the piece in which it stays, and who is given up for it."""
+    """How an admission finds room: the tokens that it finds, the piece that it takes over, and the pieces given up."""
 
     tokens: int = 0
     copies: Family | None = None
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class TreeOrca(FamilySystem):
     """Pieces counted in slots, as its own paper has it.
 
-    ``kept`` are the pieces of who is done, the one used longest ago first; ``copied`` those copied in this step.
+    ``kept`` are the pieces of finished requests, the one used longest ago first; ``copied`` those copied in this step.
     """
 
     def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:
@@ -63,7 +63,7 @@ class TreeOrca(FamilySystem):
         del self.kept[family]
 
     def decide(self) -> None:
-        """Who runs goes on; then the queue, up to the first that does not fit."""
+        """Running sequences go on; then the queue, up to the first that does not fit."""
         self.copied = set()
         stored = {family: family.leader.computed_tokens for family in self.running}
         for family in self.running:
@@ -126,7 +126,7 @@ class TreeOrca(FamilySystem):
         self.decided.families.append(family)
 
     def release(self, family: Family) -> None:
-        """Kept while somebody who is not done goes on from it; what it went on from, no longer than that."""
+        """Kept while an unfinished request goes on from it; what it went on from, no longer than that."""
         self.undone.discard(family.index)
         self.kept[family] = self.pieces.pop(family)
         parent = self.families.get(family.asked.parent)
