@@ -36,7 +36,7 @@ def seconds_of(ticks: int) -> float:
 
 
 def workload_of(requests: list[Request], max_model_len: int, content: PromptContent | None = None) -> Workload:
-    """The oracle's requests as columns; who is told nothing may run to the model's end."""
+    """The oracle's requests as columns; those that declare nothing may run to the model's end."""
     declared = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
     undeclared = all(request.max_tokens is None for request in requests)
     return Workload(
@@ -63,7 +63,7 @@ def settings_of(
     """
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
-        # A budget below the seats is refused.
+        # A budget below ``max_num_seqs`` is refused.
         tokens = max(tokens, seqs or 0)
     if policy == "sglang":
         # And so are pages of more than a token.

@@ -208,7 +208,7 @@ def tree_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
 
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
-    """Few seats and small budgets, or plenty."""
+    """Small ``max_num_seqs`` and small budgets, or plenty."""
     return Limits(
         LENGTH,
         max_num_batched_tokens=draw(st.sampled_from([5, 12, 45, 2560])),

@@ -18,8 +18,8 @@ A, B = 1, 2
 
 
 def story(requests: list[tuple[int, int, list[tuple[int, int]]]], slots: int, **limits) -> Case:
-    """A case of requests as (arrival, output, pieces of the prompt as (kind, tokens)), told their outputs; a kind below
-    nought is nobody else's."""
+    """A case of requests as (arrival, output, pieces of the prompt as (kind, tokens)), outputs declared; a kind below
+    nought is in no other request."""
     filled, ids, tokens, offsets = [], [], [], [0]
     for index, (arrival, output, pieces) in enumerate(requests):
         prompt = tuple((kind, place) for kind, length in pieces for place in range(length))
@@ -51,7 +51,7 @@ def check(case: Case, outcome: Outcome) -> None:
 @st.composite
 def shared_cases(draw: st.DrawFn) -> Case:
     """Requests that begin alike, over a pool that their tokens overfill: prompts of a few pieces, or turns of sessions;
-    or short prompts one after the other, whose outputs turn out to be longer than what is reserved for them.
+    or short prompts one after the other, with outputs that turn out to be longer than what is reserved for them.
 
     The oracle is given every token, the simulator what its traces say.
     """

@@ -79,7 +79,7 @@ def same_steps(run, outcome: Outcome, calls: list[tuple[int, ...]]) -> None:
 
 
 def same_decisions(run, outcome: Outcome, case: Case) -> None:
-    """Who came and went, when, why and with how many tokens, in the same order."""
+    """The sequences that came and went, when, why and with how many tokens, in the same order."""
     residencies, evictions, decode_step = [], [], 0
     for step in outcome.steps:
         generated = {i: sum(t <= step.start_ticks for t in r["token_ticks"]) for i, r in enumerate(outcome.requests)}

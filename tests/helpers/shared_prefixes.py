@@ -20,7 +20,7 @@ from strategies import Case, limits, small_costs
 
 @dataclass(frozen=True)
 class SharedCase(Case):
-    """A case whose requests have texts, and what the engine is told of them."""
+    """A case with texts for its requests, and what the engine knows of them."""
 
     content: PromptContent
 

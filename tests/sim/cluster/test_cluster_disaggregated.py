@@ -183,7 +183,7 @@ SLOW = {"kv_transfer_bandwidth": SLOT_BYTES * 1e12 / 100 / 1e9, "kv_transfer_lat
 
 
 def apart_story(requests: list[Request], pool: Pool, **more: Any) -> ClusterRun:
-    """With a link that carries a token in 100 ticks, and 7 ticks of latency; sarathi, whose pool has no null block."""
+    """With a link that carries a token in 100 ticks, and 7 ticks of latency; sarathi has no null block in its pool."""
     case = Case(requests, pool, Limits(50, watermark_fraction=0.0), LineCost())
     return serve_apart("sarathi", case, link=SLOW, **more)
 
@@ -212,7 +212,7 @@ def test_a_request_of_one_token_goes_nowhere():
     assert cluster_summary(run)["completed"] == 1
 
 
-def test_who_waits_for_memory_waits_for_a_transfer():
+def test_a_request_that_waits_for_memory_waits_for_a_transfer():
     """Two prompts of 12, of which the pool holds one: the second begins when the first one's KV is where it goes."""
     run = apart_story([Request(0, 12, 3), Request(1, 12, 3)], Pool(4, 4))
     prefill, transfer = 101 + 7 * 12, 12 * 100 + 7
@@ -230,7 +230,7 @@ def test_prompts_that_are_done_together_are_sent_one_after_the_other():
     assert run.transfers["end_ticks"].tolist() == [ready + 207, ready + 507]
 
 
-def test_who_is_preempted_where_it_decodes_is_computed_again_there():
+def test_a_sequence_preempted_where_it_decodes_is_recomputed_there():
     """Both fit with their prompts, and not with their outputs: the later one gives way, and when it comes again computes
     its prompt and what it generated, there; nothing is transferred twice."""
     run = apart_story([Request(0, 6, 12), Request(0, 6, 12)], Pool(6, 4))
@@ -264,8 +264,8 @@ MISTAKES = {
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
     ),
-    "a link of nobody": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
-    "a router of nobody": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
+    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
+    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
     "no bandwidth": ({"kv_transfer_bandwidth": 0}, "kv_transfer_bandwidth = 0"),
 }
 

@@ -65,7 +65,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
 @settings(max_examples=40)
 @given(n=st.integers(1, 12), batch=st.integers(1, 5), prompt=st.integers(1, 30), output=st.integers(1, 30))
 def test_equal_lengths_waste_nothing_in_static_batches(policy, n, batch, prompt, output):
-    """Nobody is padded and nobody waits for another's end: every slot asked for is filled at last."""
+    """Without padding and without waits for another's end: every slot asked for is filled at last."""
     requests = [Request(0, prompt, output, output)] * n
     pool = Pool(batch * (prompt + output), 1)
     cost = LineCost()

@@ -129,7 +129,7 @@ def test_a_group_that_is_computed_again_finds_the_full_blocks_of_its_prompt():
 
 def test_of_two_that_roll_back_in_one_step_the_last_one_writes_in_place():
     """Blocks of two. B names A's first block. C rolls A back to one token of it, D rolls B back: C copies the block,
-    four ticks, since B names it; then nobody but D does."""
+    four ticks, since B names it; then only D does."""
     story(
         "vllm-v0",
         [
@@ -157,7 +157,7 @@ def test_two_forks_of_one_step_count_the_blocks_that_both_name_once():
     )
 
 
-def test_a_step_that_only_prefills_gives_up_nothing_for_those_who_stand_still():
+def test_a_step_that_only_prefills_gives_up_nothing_for_paused_sequences():
     """At 844 the running request is about to ask for a block, and none is in no table. But it stands still while the
     child is prefilled, which finds its parent and computes one token."""
     story(
@@ -213,7 +213,7 @@ def test_beams_find_their_parents_after_a_prefill_in_which_the_clock_stood_still
     assert outcome.times[0][3] == 2
 
 
-def test_a_table_whose_blocks_all_run_is_not_given_up():
+def test_a_table_with_only_running_blocks_is_not_given_up():
     """At 625, where no block is free for it, and at 847, where an earlier request takes one, the child gives way.
     Nothing is cached before it does, so nothing is given up; then its parent's two blocks are, and are found again."""
     story(

@@ -1,4 +1,4 @@
-"""What observers are told, and what they may ask: the run is the one that nobody observes."""
+"""What observers see, and what they may ask: the run is the one without observers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_story_of_two_requests():
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "static", "sglang"])
 @hypothesis_settings(max_examples=6)
 @given(case=st.one_of(crowded_cases(), small_cases()), every_step=st.booleans())
-def test_observers_are_told_of_all_time_and_change_nothing(policy, case: Case, every_step: bool):
+def test_observers_see_all_time_and_change_nothing(policy, case: Case, every_step: bool):
     chosen = settings_of(policy, case.pool, case.limits)
     work, log = workload_of(case.requests, case.limits.max_model_len), Log(every_step)
     run, plain = simulate(chosen, work, case.cost, observers=[log]), simulate(chosen, work, case.cost)

@@ -82,7 +82,7 @@ def test_leap_and_step_are_the_same_bits(case, data):
 
 
 def story(requests, content, num_blocks: int, **limits) -> tuple[list[str], SharedCase, Run]:
-    """The oracle's log of a case in blocks of four, once the engine has told the same, in steps."""
+    """The oracle's log of a case in blocks of four, once the engine has the same, in steps."""
     case = SharedCase(
         requests, Pool(num_blocks, 4), Limits(100, max_num_seqs=64, **limits), schedulers.StoryCost(), content
     )
@@ -188,10 +188,10 @@ def test_what_is_said_of_the_cache():
     assert summary(plain)["prefix_cache"] is None and "cached_tokens" not in requests_table(plain)
 
 
-def test_who_waits_is_let_in_by_a_block_that_somebody_fills():
+def test_a_waiting_request_is_let_in_by_a_block_that_a_running_one_fills():
     """Five usable blocks: two for 0, two for 1, one free. 2 begins with what 1 says: it needs three blocks. At 111 it
     finds one in a table, and the two others are too many. At 231 1 fills its second one, which 2 finds as well. A leap
-    would pass over that: nobody is done before 472, and there is a block for everybody's growth. In the end 1 grows
+    would pass over that: none is done before 472, and there is a block for all growth. In the end 1 grows
     into a block that 0 left cached, in the middle of a leap."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
     lines, case, run = story(requests, content, 6)
@@ -220,7 +220,7 @@ def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
             story(requests, content, 6)
 
 
-def test_a_victim_frees_only_what_nobody_else_holds():
+def test_a_victim_frees_only_what_no_other_table_holds():
     """Seven usable blocks: one each for 0, 1 and 2, three for 3, of which 4, admitted in the same step, finds two and
     takes one more. At 122 0, 1 and 2 want a block each. 4 gives up one; the two that it shares are held by 3, which
     has to go as well. At 252 3 finds the first block of the two again, and 4 the second too, which 3 computes."""
@@ -254,7 +254,7 @@ class CacheWalk:
         self.engine = Engine(self.env, source, replica.policy, replica.memory, replica.cost, leap=leap)
 
     def moments(self):
-        """When, for how long, whether somebody runs, and the slots that are in no table, by bucket, and live."""
+        """When, for how long, whether a sequence runs, and the slots that are in no table, by bucket, and live."""
         while True:
             self.env.step()
             if not self.engine.process.is_alive:
@@ -355,7 +355,7 @@ class TestCommand:
         assert cache is None or cache["hit_rate"] > 0.5
 
     @pytest.mark.parametrize("flag", [None, "--enable-prefix-caching"])
-    def test_without_contents_only_who_was_preempted_finds_anything(self, flag, tmp_path, capsys):
+    def test_without_contents_only_preempted_requests_find_anything(self, flag, tmp_path, capsys):
         trace = tmp_path / "pairs.csv"
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,30,30\n" * 4)
         small = ["--policy", "vllm-v1", "--num-gpu-blocks-override", 10, "--json", "-"]
@@ -365,7 +365,7 @@ class TestCommand:
         else:
             assert cache["hit_tokens"] == 0 < cache["preempted_hit_tokens"]
 
-    def test_who_cannot_cache_says_who_can(self, tmp_path, capsys):
+    def test_a_policy_that_cannot_cache_names_those_that_can(self, tmp_path, capsys):
         assert (
             status(["simulate", "--trace", str(turns(tmp_path)), "--policy", "sarathi", "--enable-prefix-caching"]) == 2
         )

@@ -114,7 +114,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
 
     Args:
         everywhere: Whether to try all scenes in which it is said not to be read, and to compare all tables; else the
-            one that shows the setting best, and those of which it is known that nobody reads it there.
+            one that shows the setting best, and those in which it is known not to be read.
     """
     cases = [
         (place, value, why(policy, scene, field, value))
@@ -187,8 +187,8 @@ def test_defaults_and_what_asks_for_nothing_are_never_refused(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_max_tokens_are_read_by_who_reserves(policy):
-    """``--max-tokens`` is of the requests: the same load, told and not."""
+def test_max_tokens_are_read_by_policies_that_reserve(policy):
+    """``--max-tokens`` belongs to the requests: the same load, with and without."""
     scenes = [scene for scene in SCENES if scene.name in ("sessions", "grown")]
     changed = any(
         outcome(scene.settings(policy), scene.work, False)
@@ -239,7 +239,7 @@ def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeyp
             continue
         if asked == plain:
             continue
-        # The name of the router is told, and no result.
+        # The summary names the router; that is no result.
         summaries = [cluster_summary(simulate_cluster(base, work, each)) | {"router": None} for each in (asked, plain)]
         if why_unread_in_cluster(field, asked, work) is None:
             shown[str(others)] = shown.get(str(others), False) or summaries[0] != summaries[1]

@@ -1,4 +1,4 @@
-"""Groups of sequences: what they share, what they copy, and who gives way."""
+"""Groups of sequences: what they share, what they copy, and which give way."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_tables_in_many_cases(case):
 
 
 def test_a_copy_on_write_that_is_forgotten_breaks_invariant_3():
-    """Planted: nobody notices that a block is shared, so that siblings write into one."""
+    """Planted: a shared block is not noticed, so that siblings write into one."""
     chosen = settings(num_gpu_blocks_override=20, block_size=4, ids=True)
     with mock.patch.object(BlockPool, "is_shared", lambda pool, block: False):
         with pytest.raises(AssertionError, match="invariant 3"):
@@ -202,7 +202,7 @@ def test_a_group_that_the_host_cannot_hold_is_computed_again():
     assert summary(group)["preemptions"] == {"recompute": 1, "swap": 0}
 
 
-def test_a_group_takes_a_seat_for_each_of_its_sequences():
+def test_each_sequence_of_a_group_counts_towards_max_num_seqs():
     chosen = {"num_gpu_blocks_override": 100, "max_num_seqs": 4}
     three, two = (simulate(settings(**chosen), requests((0, 8, 9, n), (0, 8, 9, 2))) for n in (3, 2))
     scheduled = [
@@ -262,7 +262,7 @@ def test_where_prefixes_are_cached_the_samples_of_a_request_find_its_prompt(poli
     assert off.log.rows["prefill_tokens"].sum() == 5 * 4 * 400
 
 
-def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():
+def test_a_pinned_prefix_is_live_always_and_never_computed():
     """Prefix of 10 tokens in blocks of 4: two blocks. Two prompts of 12 compute 4 tokens each."""
     chosen = settings(num_gpu_blocks_override=10, block_size=4, shared_prefix_tokens=10, leap=False)
     late = 10**12

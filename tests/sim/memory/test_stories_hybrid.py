@@ -79,9 +79,9 @@ def test_a_prompt_longer_than_its_window_gives_back_in_the_step_after():
     ]
 
 
-def test_a_page_serves_whoever_is_behind_it_and_not_whoever_is_before():
+def test_a_page_serves_sequences_behind_the_one_that_frees_it_and_not_those_before():
     """Five pages, all held in step 2. There 0 needs one, and 1 is to give one back; but 0 goes first, and 1 gives
-    way with all that it has. With a page more nobody does."""
+    way with all that it has. With a page more none does."""
     requests, groups = [Request(0, 5, 3), Request(0, 4, 3)], Groups(full=0, sliding=1, window=4)
     assert log_lines("vllm-v1", requests, Pool(6, 2), groups) == [
         "0+109 | run 0 1 | prefill 0:5 1:4 | live 9 reserved 1",

@@ -84,7 +84,7 @@ def test_the_time_ledger_accounts_for_every_tick_and_token(case, policy):
 
 
 def padding_by_hand(run) -> int:
-    """Tokens that static batches compute for nobody: each member's share of its batch, less its own."""
+    """Tokens that static batches compute as padding: each member's share of its batch, less its own."""
     if not run.log.together:
         return 0
     run_log, prompts = run.log, run.workload.prompt_tokens[run.log.residencies["index"]]

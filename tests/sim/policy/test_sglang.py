@@ -30,7 +30,7 @@ class TestStories:
     QUEUE = [(0, 2, [(A, 4), (-1, 2)]), (10, 1, [(-2, 5)]), (20, 2, [(A, 4), (-3, 1)])]
 
     def test_the_longest_prefix_goes_first(self):
-        """2 finds four tokens of its five, computes one, and leaves the other three of 0 to who will evict them. With its
+        """2 finds four tokens of its five, computes one, and leaves the other three of 0 to be evicted. With its
         finish the batch is looked at at once, as nothing runs."""
         assert log_lines(story(self.QUEUE, 24, max_num_seqs=1)) == [
             "0+106 | run 0 | prefill 0:6 | live 6 free 18",
@@ -70,10 +70,10 @@ class TestStories:
             "459+110 | run 2 | decode 2 | live 6 cached 4 free 20",
         ]
 
-    def test_who_is_retracted_finds_its_prompt_again(self):
-        """0 and 1 have one prompt. Of those who generated least 0 and 1 have the longest, and 1 was admitted last. What 0
-        locks cannot be evicted, so that of the 11 tokens that 1 knows by then 3 are found; the other 8 take nine slots,
-        the end of 0's string, which is older than 2's."""
+    def test_a_retracted_request_finds_its_prompt_again(self):
+        """0 and 1 have one prompt. Of those with the fewest generated tokens 0 and 1 have the longest, and 1 was
+        admitted last. What 0 locks cannot be evicted, so that of the 11 tokens that 1 knows by then 3 are found; the
+        other 8 take nine slots, the end of 0's string, which is older than 2's."""
         prompt = [(A, 3)]
         lines = log_lines(story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 28))
         assert lines[-5:] == [
@@ -84,8 +84,9 @@ class TestStories:
             "1564+110 | run 1 | decode 1 | live 12 cached 11 free 5",
         ]
 
-    def test_whose_prefix_another_one_computes_is_put_off(self):
-        """Two may run. 1 begins with 32 tokens of 0, so that 2 goes first; when 1's turn comes they are there. 31 are too few."""
+    def test_a_request_is_put_off_while_another_one_computes_its_prefix(self):
+        """Two may run. 1 begins with 32 tokens of 0, so that 2 goes first; when 1's turn comes they are there. 31 are
+        too few."""
         shared = [(A, 32)]
         lines = log_lines(story([(0, 1, shared), (0, 1, [*shared, (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
         assert lines == [
@@ -113,7 +114,7 @@ class TestStories:
             "1315+110 | run 2 | decode 2 | live 14 cached 4 free 6",
         ]
 
-    def test_of_equals_who_was_admitted_last_is_retracted(self):
+    def test_of_equals_the_last_admitted_is_retracted(self):
         """2 finds what 0 left, and is admitted before 1. Both have generated eight tokens when two slots are left for
         three, and both have longer prompts than 3: 1 goes."""
         lines = log_lines(
@@ -127,7 +128,7 @@ class TestStories:
             "1218+120 | run 2 3 | preempt 1 | decode 2 3 | live 21 free 10",
         ]
 
-    def test_of_who_finish_at_once_the_first_admitted_is_the_longest_ago(self):
+    def test_of_two_that_finish_at_once_the_first_admitted_is_the_longest_ago(self):
         """2 finds what 0 left, is admitted before 1, and leaves with it. 3 needs six slots and finds four. The end of 2's
         string goes, what was before it and what was 0's: four tokens; then 1's last one, and its prompt of three."""
         assert log_lines(
@@ -139,10 +140,10 @@ class TestStories:
             "326+106 | run 3 | prefill 3:6 | live 6 free 6",
         ]
 
-    def test_who_finishes_with_its_prefill_is_no_finish_of_a_decode(self):
-        """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its prefill:
-        2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which does; but
-        nobody has finished with a decode, and the batch residencies full to 0's end."""
+    def test_a_finish_with_its_prefill_is_no_finish_of_a_decode(self):
+        """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its
+        prefill: 2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which
+        does; but none has finished with a decode, and the batch remains full to 0's end."""
         quick = NewTokenRatio.DECAY * 100
         with (
             mock.patch.object(NewTokenRatio, "DECAY", quick),
@@ -207,7 +208,7 @@ def test_the_ratio_falls_with_every_decode_and_not_below_its_least():
     assert ratio.at(950) == ratio.FIRST
 
 
-def test_above_128_that_wait_nobody_is_sorted():
+def test_a_queue_above_128_is_not_sorted():
     """All but the first begin as the second last; in a queue of 129 it does not help."""
 
     def first_two(waiting: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""vAttention: decisions are those of vllm-v0; pages stay mapped until somebody needs them."""
+"""vAttention: decisions are those of vllm-v0; pages stay mapped until a sequence needs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strategies import Case, crowded_cases, long_cases, medium_cases, small_case
 # Six page groups of four tokens. Prompt + true output: S1 11, S2 11, S3 11, S4 18, S5 4.
 # 3: S3 needs two groups and takes over S1's three: the third is spare. 5: S2 grows, into one of the two unmapped
 # groups, as the spare one is S3's. 7: S3 grows into it. 9: S2 grows into the last unmapped group, S3's three are
-# deferred. 11: S4 needs four. Nobody left so many; it takes S3's three, of equals the one left first, and as nothing
+# deferred. 11: S4 needs four. No region left so many; it takes S3's three, of equals the one left first, and as nothing
 # is unmapped one of S2's three is. 15: S4 grows, again at the cost of S2's. 16: S5 needs one: S2's last one will do.
 LOG = (
     "1: prefill S1:9 S2:2 | live 11 reserved 4 block_tail 1 free 8",
@@ -106,7 +106,7 @@ class TestTheLog:
 
 
 def watched(look: Callable[[DeferredMemory, State, int], None], run: Callable[[], Run]) -> Run:
-    """A run whose memory is looked at whenever steps have passed."""
+    """A run with looks at its memory whenever steps have passed."""
     advance = DeferredMemory.advance
 
     def watch(memory: DeferredMemory, state: State, steps: int):
@@ -159,7 +159,7 @@ class TestLeaps:
 
     def test_end_where_mapped_pages_change_hands(self):
         """The scene above: before S3 grows into its spare group in 7, and before S4 takes a group of S2's in 15; else
-        at prefills (no steps, as nobody decodes) and at finishes."""
+        at prefills (no steps, as none decodes) and at finishes."""
         run = simulate(SCENE.settings, SCENE.workload, OneSecondStep())
         assert run.log.rows["steps"].tolist() == [0, 1, 0, 3, 2, 2, 0, 3, 1, 0]
 

@@ -64,7 +64,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
         census = dict(zip(BUCKETS, found.census_slots[column].tolist()))
         assert sum(census.values()) >= plain.log.capacity_slots
         if start not in rows or ends[rows[start]] <= at:
-            # Nobody runs.
+            # No sequence runs.
             assert (found.sequence[column] == NO_SEQUENCE).all() and start == at
             taken = {bucket: slots for bucket, slots in census.items() if slots and bucket not in ("cached", "free")}
             assert taken == ({"live": plain.log.pinned_slots} if plain.log.pinned_slots else {})
@@ -120,7 +120,7 @@ def test_families_add_up_to_the_ledger(policy, data):
     check(settings_for(case), family_workload(case.requests), case.cost, addressed=policy != "orca")
 
 
-def test_a_pinned_prefix_stays_where_nobody_runs():
+def test_a_pinned_prefix_is_kept_where_no_sequence_runs():
     """Two blocks of four slots, between requests that come a second apart."""
     arrivals = np.array([0, 10**12])
     sparse = Workload("sparse", arrivals, np.array([9, 9]), np.array([6, 6]), np.array([6, 6]))
@@ -157,7 +157,7 @@ def blocks_of(moment: Moment, size: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("policy", ["vllm-sosp23", *BATCHES, *CHUNKED])
 def test_every_block_is_what_the_walk_finds(policy):
-    """The bucket that most of its slots are in, the first of those who hold it, its tokens and references."""
+    """The bucket that most of its slots are in, its first holder, its tokens and references."""
     seen = 0
 
     @hypothesis_settings(max_examples=8)
@@ -208,7 +208,7 @@ def story() -> tuple[Settings, Workload]:
 
 
 def test_a_story_of_six_blocks():
-    """A row a step, a cell a block: who holds it, and how many tokens; ``!!`` is free since a preemption."""
+    """A row a step, a cell a block: its holder, and how many tokens; ``!!`` is free since a preemption."""
     _, found = record(*story())
     cells = [
         "!!" if bucket == GIVEN_UP else ".." if holder == NO_SEQUENCE else f"{'ABC'[holder]}{live}"

@@ -169,7 +169,7 @@ def test_what_families_find_in_a_cache_is_theirs(policy, data, shuffle):
     check(*recorded(settings, family_workload(case.requests), case.cost, shuffle_ids=shuffle))
 
 
-def test_nobody_is_served():
+def test_no_request_is_served():
     """The pool holds none of them."""
     settings, workload = swapping_case()
     run, plan = recorded(replace(settings, num_gpu_blocks_override=3), workload)

@@ -39,7 +39,7 @@ def fails(plan: Plan) -> bool:
 
 
 def rows_of_two_blocks(plan: Plan) -> list[int]:
-    """Rows whose first two blocks hold something."""
+    """Rows with something in their first two blocks."""
     return np.flatnonzero(plan.context_lens > plan.meta["block_size"]).tolist()
 
 
