@@ -10,7 +10,7 @@ had the arrival been known:
 
 Nothing has to be undone, as what a leap does to the memory is done when it ends. And a router that looks at the
 replica in the middle of a leap sees the last boundary before: what is counted there follows from the number of
-steps that are over, as ``width * steps`` tokens, and blocks from where sequences stand in theirs.
+steps that are over, as ``batch_size * steps`` tokens, and blocks from where sequences stand in theirs.
 
 Simultaneous events: requests arrive first, each sees those before it; then come the boundaries of the replicas, in
 the order of their numbers. So a request that arrives at a boundary is there when that step is decided, and a router

@@ -42,7 +42,7 @@ class Executor:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
-        """Blocks change hands, sequences change queues, the ledger opens and cuts their residencies.
+        """Blocks change hands, sequences change queues, the ledger opens and ends their residencies.
 
         Returns:
             What the step takes and computes; no ticks where it neither computes nor moves anything.
@@ -89,7 +89,7 @@ class Executor:
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
-            ledger.cut(preempted, swapped_out, decode_step, now)
+            ledger.evict(preempted, swapped_out, decode_step, now)
             state.preempt(preempted, swapped_out)
         for sequence in swapped_in:
             state.swapped.popleft()

@@ -14,14 +14,14 @@ A memory says which sequence holds which slots of the pool on the device. It con
 One step of an engine calls it in this order:
 
     transaction                 the policy decides; what it grants is tentative
-    evict, swap_in, stall     the executor: sequences leave the device, come back, stand still
+    evict, swap_in, stall       the executor: sequences leave the device, come back, stand still
     admit, prefill              the executor: sequences start to decode, prefills go on
     copied_slots                the executor: what the step copies before it writes
-    advance                  the engine, when a leap is over: decoding sequences grow
+    advance                     the engine, when a leap is over: decoding sequences grow
     release                     the engine: finished sequences leave
 
-Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the decode
-clock, the number of decode steps that are over.
+Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the number
+of decode steps that are over.
 
 A policy sees more than this of the kind of memory that it needs, by the transaction of that kind and its ``memory``:
 ``PagedTransaction`` and ``PagedMemory``, ``ContiguousTransaction`` and ``ContiguousMemory``, ``RadixTransaction`` and
@@ -201,7 +201,7 @@ class Memory(Protocol):
         """Open the tentative grants of ``decode_step``; the last ones are void."""
 
     def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow by ``steps`` tokens each, from step ``state.clock`` on.
+        """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on.
 
         Args:
             steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.

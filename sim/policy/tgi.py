@@ -36,7 +36,7 @@ class Tgi(Policy):
 
     def __init__(self, limits: Limits, options: TgiOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        # Decode step at the last prefill: decode steps since then are the clock's difference.
+        # Decode step at the last prefill: the difference to now counts those since.
         self._prefill_step = 0
         # Whether that prefill paused running sequences.
         self._has_paused = False

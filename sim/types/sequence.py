@@ -25,7 +25,7 @@ class Sequence:
         index: Row of the sequence in the workload.
         order: Its place in the order of arrival: the same number, unless users decide when requests are sent.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
-        start_tokens: Tokens with KV after the first step of its next (or last) stay on the device: the
+        start_tokens: Tokens with KV after the first step of its next (or last) residency on the device: the
             prompt, and after a preemption also what had been generated. A prefill computes them all;
             a sequence that was swapped out brings all but the last one with it.
         computed_tokens: Of those, the ones with KV before its next prefill step: cached ones, and those of
@@ -33,9 +33,9 @@ class Sequence:
         lost_tokens: Tokens with KV that was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
         start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
-        kind: What its next (or last) stay starts with, as the ledger names it.
+        kind: What its next (or last) residency starts with, as the ledger names it.
         lag: ``start_tokens - start_step``, so that the tokens computed, with those of ``decode_step``,
-            are ``clock + lag``.
+            are ``decode_step + lag``.
         finish_step: Decode step at which its last token is out.
         grant: What a memory of reservations gave it; other memories set none.
         group: The sequences of one request that share its prompt, where there are several, else None.

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 class State:
     """The scheduler's queues over the decode step.
 
-    The clock counts steps. A running sequence gains one token a step, so the tokens computed by
-    all of them in ``decode_step`` are ``width * clock + lag_sum``, and the step after which each
-    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish clock.
+    ``decode_step`` counts steps. A running sequence gains one token a step, so the tokens computed by
+    all of them in ``decode_step`` are ``batch_size * decode_step + lag_sum``, and the step after which each
+    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish step.
 
     Args:
         preempted_first: Whether a preempted sequence goes to the front of the queue, and not to its
             place by arrival.
 
     Attributes:
-        clock: Steps begun and ended so far; the step being decided has this number.
+        decode_step: Steps begun and ended so far; the step being decided has this number.
         waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
         prefilling: Sequences in a prefill over several steps, in the order in which they began.
         running: Those that decode, in the order in which their prefills ended.
         stalled: Those that stand still and keep their blocks.
         swapped: Out in host memory, first to come back first.
-        width: Sequences that a step computes. In static batching ended ones count until the batch is over.
+        batch_size: Sequences that a step computes. In static batching ended ones count until the batch is over.
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
         forking: Groups with siblings that begin in the next step that decodes; where sequences are alone, none.
     """

@@ -136,13 +136,13 @@ def buckets_at_rows(run: Run) -> list[dict[str, int]]:
 
 
 def residencies_of(run: Run) -> list[tuple[int, ...]]:
-    """(start clock, request, tokens computed in it or before, tokens generated before, kind) of every residency."""
+    """(start step, request, tokens computed in it or before, tokens generated before, kind) of every residency."""
     residencies = run.log.residencies
     return [*zip(*(residencies[n].tolist() for n in ("start_step", "index", "tokens", "generated_tokens", "kind")))]
 
 
 def evictions_of(run: Run) -> list[tuple[int, int, int]]:
-    """(clock, request, whether swapped out) of every residency that was cut short."""
+    """(decode step, request, whether swapped out) of every eviction."""
     evictions, index = run.log.evictions, run.log.residencies["index"]
     return [
         *zip(evictions["decode_step"].tolist(), index[evictions["residency"]].tolist(), evictions["swapped"].tolist())

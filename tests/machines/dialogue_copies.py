@@ -45,8 +45,8 @@ class Kept(Tree, InSteps):
         self.memory.look_up(sequence, self.state.decode_step)
         assert sequence.computed_tokens == self.found(sequence)
         own = self.kept.get(parent) if self.rolls_back[sequence.index] and parent not in self.counted else None
-        residencies = own is not None and self.slots_for(tokens) <= own.slots
-        victims = [] if residencies else self.victims(sequence, self.slots_for(tokens))
+        fits_own = own is not None and self.slots_for(tokens) <= own.slots
+        victims = [] if fits_own else self.victims(sequence, self.slots_for(tokens))
         assert self.transaction.fits(sequence, tokens, 1) == (victims is not None)
         if victims is None:
             self.refuse(tokens)
@@ -56,7 +56,7 @@ class Kept(Tree, InSteps):
         assert sequence.computed_tokens == self.found(sequence)
         self.transaction.place(sequence, tokens, 1)
         self.take_head(again=False)
-        if residencies:
+        if fits_own:
             grant = self.kept.pop(parent)._replace(tokens=tokens)
         else:
             self.count_on(sequence, parent)

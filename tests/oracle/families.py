@@ -44,7 +44,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class FamilyStep:
-    """One step. ``decode_step`` is its place among the decode steps, None where the clock stands still; ``batch_size`` counts
+    """One step. ``decode_step`` is its place among the decode steps, None where it stands still; ``batch_size`` counts
     sequences that compute; ``move_ticks`` is the part of ``ticks`` that swaps and copies take. Then slots."""
 
     start_ticks: int
@@ -64,9 +64,9 @@ class FamilyStep:
 class FamilyOutcome:
     """What a simulation leaves.
 
-    ``residencies`` are (start clock, sequence, tokens with those of its first step, tokens generated before it, kind), and
-    ``evictions`` (clock, sequence, whether swapped out); ``times`` (first scheduled, first token, finish, recomputed,
-    swapped) by request, of those not refused.
+    ``residencies`` are (start step, sequence, tokens with those of its first step, tokens generated before it, kind),
+    and ``evictions`` (decode step, sequence, whether swapped out); ``times`` (first scheduled, first token, finish,
+    recomputed, swapped) by request, of those not refused.
     """
 
     steps: list[FamilyStep] = field(default_factory=list)
@@ -228,7 +228,7 @@ def _logged(system: FamilySystem, costs: Costs, now: int, decode_step: int) -> F
 
 
 def _note(outcome: FamilyOutcome, decided: Decided, decode_step: int) -> None:
-    """Stays and cuts. A prefill while the clock stands still counts as done in the decode step before it."""
+    """Residencies and evictions. A prefill in a pause counts as done in the decode step before it."""
     for swapped, members in enumerate((decided.recomputed, decided.swapped_out)):
         outcome.evictions.extend((decode_step, member.index, swapped) for member in members)
     start = decode_step - decided.pauses

@@ -97,9 +97,9 @@ class TreeOrca(FamilySystem):
         given_up = self.given_up_for(slots, self.copied)
         return None if given_up is None else Place(given_up=given_up)
 
-    def given_up_for(self, slots: int, residency: set[Family]) -> tuple[Family, ...] | None:
+    def given_up_for(self, slots: int, spared: set[Family]) -> tuple[Family, ...] | None:
         """Those used longest ago, until there is room; None where all would not do."""
-        candidates = [family for family in self.kept if family not in residency]
+        candidates = [family for family in self.kept if family not in spared]
         for count in range(len(candidates) + 1):
             if self.room_without(candidates[:count], slots):
                 return tuple(candidates[:count])

@@ -44,10 +44,10 @@ class KeepingBlocks(Blocks):
     def give_up_oldest(self) -> None:
         """The table used longest ago, but for the blocks at its start that admissions count on."""
         for family, table in self.kept.items():
-            residencies = table[: self.wanted.get(family, 0)]
-            if len(residencies) < len(table):
-                self.kept[family] = residencies
-                if not residencies:
+            counted_on = table[: self.wanted.get(family, 0)]
+            if len(counted_on) < len(table):
+                self.kept[family] = counted_on
+                if not counted_on:
                     del self.kept[family]
                 return
         raise AssertionError("no kept table can be given up")

@@ -192,14 +192,14 @@ class Accounts:
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
 
 
-def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
-    """Sum of the amounts that have come and not gone by each clock."""
+def _level(decode_steps: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    """Sum of the amounts that have come and not gone by each decode step."""
     here = come < go
-    level = np.zeros(len(clocks), dtype=np.int64)
+    level = np.zeros(len(decode_steps), dtype=np.int64)
     for at, sign in ((come, 1), (go, -1)):
         order = np.argsort(at[here], kind="stable")
         running = np.concatenate([[0], np.cumsum(amount[here][order])])
-        level += sign * running[np.searchsorted(at[here][order], clocks, side="right")]
+        level += sign * running[np.searchsorted(at[here][order], decode_steps, side="right")]
     return level
 
 

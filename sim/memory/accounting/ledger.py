@@ -47,9 +47,9 @@ DERIVED = (
 )
 #: Columns of a residency: a sequence on the device from an admission (or swap-in) on.
 RESIDENCY = ("index", "start_step", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
-#: Columns of a cut: a residency that ended before its sequence did.
+#: Columns of an eviction: a residency that ended before its sequence did.
 EVICTION = ("index", "start_step", "decode_step", "ticks", "swapped")
-#: What ``swapped`` says of a cut: the sequence is recomputed, comes back from the host, or stands still.
+#: What ``swapped`` says of an eviction: the sequence is recomputed, comes back from the host, or stands still.
 STALLED = 2
 #: Columns of a chunk: part of a prefill that goes on after its step.
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
@@ -146,7 +146,7 @@ class Ledger:
         """A sequence computes nothing from ``decode_step`` on, and keeps its blocks."""
         self.evictions.append((sequence.index, sequence.start_step, decode_step, now, STALLED))
 
-    def cut(
+    def evict(
         self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int, now: int
     ) -> None:
         """Sequences leave the device ``now``, before ``decode_step``, and have to come back."""

@@ -17,7 +17,7 @@ Deferred and spare pages are *cached*: no table names them, and they can be had.
 in, so decisions are those of plain paged memory. In a leap ``cached`` may change in the first step
 only: the policy's horizon ends at the next step in which a sequence grows into a spare page, or in
 which one grows while nothing is left unmapped. Once all pages were mapped that is each step in which
-a sequence grows, so that a leap is some ``block_size / width`` steps long, and there are about as many
+a sequence grows, so that a leap is some ``block_size / batch_size`` steps long, and there are about as many
 leaps as page groups are filled.
 """
 

@@ -55,7 +55,7 @@ class HybridTables:
         """A prefill ends in ``decode_step``: from the next one on the tables grow, and windows move on."""
         start, size = sequence.start_tokens, self._size
         self.reach(sequence, sequence.computed_tokens, start)
-        # Before step s it holds start + s - clock - 1 tokens.
+        # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
         self._givers[(decode_step + self._groups.window_tokens - start) % size].add(sequence)
         self._prompts.add(sequence)

@@ -2,9 +2,9 @@
 
 A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks. While it decodes it needs a new
 block in the steps in which the tokens held before are a multiple of the block size. With
-``c = clock + lag`` after ``decode_step``, that is when ``clock = 1 - lag (mod block_size)``: its
+``c = decode_step + lag`` after ``decode_step``, that is when ``decode_step = 1 - lag (mod block_size)``: its
 *phase*, fixed from admission to leaving. So the blocks needed in ``decode_step`` are the number of
-running sequences of phase ``clock mod block_size``, and a histogram of phases tells the need of any
+running sequences of phase ``decode_step mod block_size``, and a histogram of phases tells the need of any
 span of steps at a cost that does not grow with the number of sequences:
 
     phase      0  1  2  3          block size 4, seven sequences
@@ -302,7 +302,7 @@ class BlockTables:
     """Physical ids behind the counts: a block table for every sequence on the device or the host.
 
     Tables grow when sequences come, go or are looked at: a look in ``decode_step`` first calls
-    ``grow_until(clock + 1)``, which changes nothing but the tables.
+    ``grow_until(decode_step + 1)``, which changes nothing but the tables.
 
     Attributes:
         moves: Where blocks with contents that change place are noted; None without a recording.

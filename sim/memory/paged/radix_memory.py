@@ -71,7 +71,7 @@ class RadixTransaction:
 
     def left_before(self, decode_step: int) -> int:
         """The decode step, below ``decode_step``, at which a sequence last finished with a decode; -1 if none did."""
-        latest, earlier = self.memory.left_clocks
+        latest, earlier = self.memory.finish_steps
         return latest if latest < decode_step else earlier
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
@@ -128,7 +128,7 @@ class RadixMemory(MemoryDefaults):
         tree: What was computed, locked or not.
         holdings: What the sequences that run or prefill have in the tree, in order of admission.
         free: Slots that are neither in the tree nor held by one sequence.
-        left_clocks: The last two decode steps at which a sequence finished with a decode, the last one first.
+        finish_steps: The last two decode steps at which a sequence finished with a decode, the last one first.
         log: What was looked up, and when slots were cached or not.
         cache_log: The log, where anything is kept for others.
         evicted_blocks: Slots that were evicted.
@@ -146,7 +146,7 @@ class RadixMemory(MemoryDefaults):
         self.num_blocks = self.capacity_slots = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
-        self.left_clocks = (-1, -1)
+        self.finish_steps = (-1, -1)
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
         self._batch: list[tuple[Sequence, int]] = []
         # Strings of sequences that wait, prefill or run, by their tokens: they are looked up again and again.
@@ -291,8 +291,8 @@ class RadixMemory(MemoryDefaults):
         A sequence that left with its prefill is in the tree already.
         """
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        if decoded and decode_step > self.left_clocks[0]:
-            self.left_clocks = (decode_step, self.left_clocks[0])
+        if decoded and decode_step > self.finish_steps[0]:
+            self.finish_steps = (decode_step, self.finish_steps[0])
         if len(decoded) > 1:
             places = {sequence: place for place, sequence in enumerate(self.holdings)}
             decoded.sort(key=places.__getitem__)

@@ -35,7 +35,7 @@ class SkippedBlocks:
             blocks that their prefill's chunks gave back.
     """
 
-    __slots__ = ("_clocks", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
+    __slots__ = ("_due_steps", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
 
     def __init__(self, groups: PageGroups, block_size: int) -> None:
         self._groups, self._size = groups, block_size
@@ -44,7 +44,7 @@ class SkippedBlocks:
         self._phases = [0] * (2 * block_size)
         # Sequences with a turn in a step that is not settled yet; its decode steps, in order.
         self._turns: dict[int, int] = {}
-        self._clocks: list[int] = []
+        self._due_steps: list[int] = []
         self._settled = -1
 
     def of(self, tokens: int) -> int:
@@ -81,8 +81,8 @@ class SkippedBlocks:
     def settle(self, decode_step: int) -> None:
         """Sequences with a turn up to ``decode_step`` give back blocks in phase from now on."""
         self._settled = decode_step
-        while self._clocks and self._clocks[0] <= decode_step:
-            turn = heappop(self._clocks)
+        while self._due_steps and self._due_steps[0] <= decode_step:
+            turn = heappop(self._due_steps)
             self._change(turn, self._turns.pop(turn))
 
     def cycle(self, decode_step: int) -> list[int]:
@@ -94,7 +94,7 @@ class SkippedBlocks:
         """Steps from ``decode_step`` on of which ``cycle`` tells the truth; at least one."""
         if self.prompts:
             return 1
-        return self._clocks[0] - decode_step if self._clocks else _FOR_EVER
+        return self._due_steps[0] - decode_step if self._due_steps else _FOR_EVER
 
     def advance(self, decode_step: int, steps: int) -> tuple[int, int]:
         """Let a leap pass, which ``steps_alike`` bounds: blocks given back by its first step, and by all."""
@@ -123,7 +123,7 @@ class SkippedBlocks:
         turn = self._turn(lag)
         if turn > self._settled and turn not in self._turns:
             self._turns[turn] = 0
-            heappush(self._clocks, turn)
+            heappush(self._due_steps, turn)
         self._change(turn, 1)
 
     def _change(self, turn: int, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Groups of sequences and dialogue trees against an independent oracle: every step, stay, cut and time."""
+"""Groups of sequences and dialogue trees against an independent oracle: every step, residency, eviction and time."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class StoryCost(LineCost):
 
 
 def story(policy: str, requests: list[Asked], pool: Pool, *steps: tuple) -> None:
-    """Both are held to steps worked out by hand: (start, ticks, clock, width, prefill tokens, ticks of moves, and
-    slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
+    """Both are held to steps worked out by hand: (start, ticks, decode step, batch size, prefill tokens, ticks of
+    moves, and slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
     case = FamilyCase(policy, requests, pool, Limits(96, max_num_seqs=40, watermark_fraction=0.0), cost=StoryCost())
     outcome = same(case)
     assert rows_of(run_of(case, leap=False)) == [RowSlots(*step) for step in steps]

@@ -112,7 +112,7 @@ def test_the_largest_chunk_holds_a_model_that_ends_within_a_block(leap):
 def test_a_window_has_its_own_fragmentation(leap, window, over_iterations, over_time):
     """Catches: a step that starts as the window ends counts, the time before the window counts, the window is ignored.
 
-    Four chunks of a block, of which the second residencies when the first step, 129 ticks long, is over. In two more of 114
+    Four chunks of a block, of which the second remains when the first step, 129 ticks long, is over. In two more of 114
     ticks three blocks are free, two of them together. A step belongs to the window in which it starts."""
     requests = [Request(0, 1, output) for output in (1, 3, 1, 1)]
     run = serve("orca-oracle", Case(requests, Pool(4, 4), Limits(64), LineCost()), window, leap=leap)

@@ -134,7 +134,7 @@ def test_a_copy_that_is_not_counted_is_found_in_the_tables():
 
 
 def log(chosen: dict, work: Workload) -> list[tuple]:
-    """(clock, tables by sequence) of every step."""
+    """(decode step, tables by sequence) of every step."""
     return [(moment.decode_step, moment.tables) for moment in SharingWalk(settings(**chosen, ids=True), work).moments()]
 
 

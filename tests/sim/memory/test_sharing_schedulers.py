@@ -11,7 +11,7 @@ SHARING = ("vllm-sosp23", "vllm-v0")
 
 
 def starts(run) -> list[list[int]]:
-    """Decode clocks at which each sequence started; a prefill that others wait for counts as the decode step before."""
+    """Decode steps at which each sequence started; a prefill that others wait for counts as the decode step before."""
     residencies = run.log.residencies
     return [
         residencies["start_step"][residencies["index"] == index].tolist()

@@ -61,9 +61,9 @@ def test_residencies_are_what_a_watched_engine_does(policy, case: Case):
             # A stalled sequence may be flushed later.
             known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
             assert begun in known[ended]
-    cut = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
+    evicted = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
     preempted = requests["recomputed"] + requests["swapped"]
-    assert all(count <= preempted[request] for request, count in cut.items())
+    assert all(count <= preempted[request] for request, count in evicted.items())
 
 
 def test_a_residency_begins_with_the_first_chunk_of_its_prompt():

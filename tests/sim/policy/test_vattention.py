@@ -233,7 +233,7 @@ def cached_blocks(run: Run) -> list[int]:
             ends,
         )
     )
-    end_clock = {}
+    end_step = {}
 
     def need(index: int) -> int:
         return -(-tokens[index] // size)
@@ -257,7 +257,7 @@ def cached_blocks(run: Run) -> list[int]:
         for index in mapped:
             tokens[index] = decode_step - 1 + lag[index]
         while residencies and residencies[0][0] <= start and (steps == 0) and rows["prefill_tokens"][len(levels)]:
-            _, index, lag[index], end_clock[index] = residencies.pop(0)
+            _, index, lag[index], end_step[index] = residencies.pop(0)
             tokens[index] = decode_step - 1 + lag[index]
             enough = [pages for pages in left if pages >= need(index)]
             mapped[index] = min(enough) if enough else max(left, default=0)
@@ -269,6 +269,6 @@ def cached_blocks(run: Run) -> list[int]:
         for index in mapped:
             grow(index)
         levels.append(sum(left) + sum(mapped.values()) - sum(map(need, mapped)))
-        for index in sorted(index for index in mapped if end_clock[index] == decode_step + steps):
+        for index in sorted(index for index in mapped if end_step[index] == decode_step + steps):
             left.append(mapped.pop(index))
     return levels
