@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# mypy takes the name of the package from its folder: a link by that name stands for a checkout of any name.
+TYPES := $(VENV)/types
 # As many workers as cores; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile
 
@@ -20,7 +22,7 @@ test test-all: export OMP_NUM_THREADS = 1
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
-	@echo "make check        lint, formatting, and words that are not used; make format mends what can be mended"
+	@echo "make check        lint, formatting, types, and words that are not used; make format repairs the formatting"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     the long ones too"
 	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
@@ -49,6 +51,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python tests/helpers/words.py
+	mkdir -p $(TYPES)
+	ln -sfn '$(CURDIR)' $(TYPES)/fragmeter
+	cd $(TYPES) && ../bin/mypy --config-file fragmeter/pyproject.toml --cache-dir cache
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -109,6 +114,8 @@ screenshots: $(VENV)/.test
 	$(BIN)/fragmeter simulate --n 2 --request-rate 1 --num-prompts 1 --record-plan --out out/samples
 	$(BIN)/fragmeter report out/samples --out out/tables.html
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
+	$(BIN)/python examples/own_policy.py out/own-policy
+	$(BIN)/python docs/screenshots.py out/own-policy/own_policy.html docs/images
 
 clean:
 	rm -rf .venv .venv-* out build dist *.egg-info

@@ -8,7 +8,9 @@
 ``run`` runs every command below with the ``fragmeter`` that Python imports: each policy on loads that preempt, share,
 swap and cache, clusters, sweeps, plans, comparisons, reports, traces, and every figure of ``reproduce all`` (with one seed;
 ``--all-seeds`` takes each figure's own). ``compare`` compares file by file; in JSON, hashes of 64 digits count as equal,
-since the hash of the code is among them, and ``--json`` output that differs is shown key by key.
+since the hash of the code is among them, and ``--json`` output that differs is shown key by key. ``compare --values``
+looks into JSON and Parquet files that differ: values of keys and columns that both have must be equal, and keys and columns
+that one side lacks are counted. It knows the names of the schema version before.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
 
 POLICIES = (
     "static", "fastertransformer", "orca", "orca-max", "orca-pow2", "orca-oracle", "vllm-sosp23", "vllm-v0", "vllm-v1",
@@ -163,24 +169,33 @@ def content(path: Path) -> bytes:
     return HASH.sub(b"#", data) if path.suffix in (".json", ".html", ".txt") else data
 
 
-def compare(before: Path, after: Path) -> int:
-    """Print the files that differ; the exit status is 1 where some do."""
+def compare(before: Path, after: Path, values: bool = False) -> int:
+    """Print the files that differ; the exit status is 1 where some do.
+
+    Args:
+        values: Whether files that hold equal values under the names that both have count as equal.
+    """
+    lacking: Counter[str] = Counter()
     sides = [
         {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         for folder in (before, after)
     ]
     names = [{known_by(name, path): path for name, path in side.items()} for side in sides]
+    if values:
+        names[0] = {name.replace("/stays.parquet", "/residencies.parquet"): path for name, path in names[0].items()}
     differing = []
     for name in sorted(names[0].keys() | names[1].keys()):
         paths = [side.get(name) for side in names]
         if None in paths:
             differing.append(f"{name}: only {'after' if paths[0] is None else 'before'}")
-        elif content(paths[0]) != content(paths[1]):
+        elif content(paths[0]) != content(paths[1]) and not (values and same_values(*paths, lacking)):
             differing.append(f"{name}: {first_difference(*paths)}")
     digest = hashlib.sha256(
         b"".join(name.encode() + content(path) for name, path in sorted(names[0].items()))
     ).hexdigest()
     print(*differing, sep="\n")
+    for text, count in sorted(lacking.items()):
+        print(f"{text}: in {count} files")
     print(f"{len(names[0])} files before, {len(names[1])} after, {len(differing)} differ (before: {digest[:12]})")
     return int(bool(differing))
 
@@ -188,6 +203,41 @@ def compare(before: Path, after: Path) -> int:
 def known_by(name: str, path: Path) -> str:
     """The name of a file; of one that is named by the hash of what it follows from, that of its content in its place."""
     return HASH.sub(hashlib.sha256(content(path)).hexdigest()[:12].encode(), name.encode()).decode()
+
+
+def same_values(before: Path, after: Path, lacking: Counter[str]) -> bool:
+    """Whether a JSON or Parquet file holds equal values under all names that both sides have.
+
+    Args:
+        lacking: Is counted up for each name that one side lacks.
+    """
+    if before.suffix == ".json":
+        one, other = (json.loads(HASH.sub(b"a hash", path.read_bytes())) for path in (before, after))
+        return _same_json(one, other, "", lacking)
+    if before.suffix != ".parquet":
+        return False
+    # ``run`` must work with any version that Python imports.
+    from fragmeter.sim.metrics.result import FORMER_COLUMNS
+
+    tables = [pq.read_table(path).to_pandas() for path in (before, after)]
+    tables[0] = tables[0].rename(columns={former: now for now, former in FORMER_COLUMNS.items()})
+    both = [column for column in tables[0] if column in tables[1]]
+    for side, table in zip(("before", "after"), tables):
+        lacking.update(f"column {column}, only {side}" for column in table if column not in both)
+    return tables[0][both].equals(tables[1][both])
+
+
+def _same_json(before: Any, after: Any, name: str, lacking: Counter[str]) -> bool:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for side, one, other in (("before", before, after), ("after", after, before)):
+            lacking.update(f"key {name}{key}, only {side}" for key in one.keys() - other.keys())
+        both = before.keys() & after.keys()
+        same = [_same_json(before[key], after[key], f"{key}.", lacking) for key in both]
+        return all(same)
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        same = [_same_json(*pair, name, lacking) for pair in zip(before, after)]
+        return all(same)
+    return before == after or name == "schema_version."
 
 
 def first_difference(before: Path, after: Path) -> str:
@@ -216,10 +266,11 @@ def main() -> int:
     comparing = actions.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    comparing.add_argument("--values", action="store_true", help="look into JSON and Parquet files that differ")
     asked = parser.parse_args()
     if asked.action == "run":
         return run(asked.folder.resolve(), asked.all_seeds, asked.only)
-    return compare(asked.before, asked.after)
+    return compare(asked.before, asked.after, asked.values)
 
 
 if __name__ == "__main__":

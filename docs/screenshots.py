@@ -19,6 +19,7 @@ PICTURES = {
         "blocks.png": ("The block map", ".screens"),
         "memory.png": ("Memory over time", "div:has(> figure)"),
     },
+    "own_policy.html": {"own-policy.png": ("Waste bars", "div")},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
 }
 #: What is done before the picture is taken.
@@ -78,7 +79,9 @@ def picture_of(driver: webdriver.Chrome, element: WebElement) -> bytes:
     place = driver.execute_script(PLACE, element)
     clip = {"x": place["x"] - MARGIN_PX, "y": place["y"] - MARGIN_PX, "scale": 1}
     clip |= {side: place[side] + 2 * MARGIN_PX for side in ("width", "height")}
-    return b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})["data"])
+    return b64decode(
+        driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})["data"]
+    )
 
 
 def is_drawn(section: WebElement) -> bool:

@@ -110,5 +110,5 @@ def attend(device: Device, rows: Rows, out: Tensor, query: Tensor, keys: Tensor,
     if rows.query_start_loc is None:
         device.decode_attention(out, query, *blocks, rows.block_tables, rows.context_lens, *held)
         return
-    lens = (rows.query_start_loc, rows.context_lens, rows.block_size, rows.max_query_len, rows.max_context_len)
-    device.prefill_attention(out, query, *blocks, rows.block_tables, *lens)
+    lens = (rows.block_size, rows.max_query_len, rows.max_context_len)
+    device.prefill_attention(out, query, *blocks, rows.block_tables, rows.query_start_loc, rows.context_lens, *lens)

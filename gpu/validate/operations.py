@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -37,8 +36,8 @@ BESIDE = ("embedding", "elementwise", "kv_write", "step")
 AHEAD_CYCLES = 100_000_000
 
 
-#: Times by name; of a name that never ran, 0.
-Microseconds = defaultdict[str, float]
+#: Times by name; a name that never ran is left out.
+Microseconds = dict[str, float]
 
 
 class Clock(Protocol):
@@ -59,13 +58,13 @@ class CpuClock:
 
     def begin(self) -> None:
         """As :class:`Clock` has it."""
-        self._us: Microseconds = defaultdict(float)
+        self._us: Microseconds = {}
 
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """As :class:`Clock` has it."""
         start = time.thread_time_ns()
         found = call(*arguments)
-        self._us[name] += (time.thread_time_ns() - start) / 1e3
+        self._us[name] = self._us.get(name, 0.0) + (time.thread_time_ns() - start) / 1e3
         return found
 
     def read(self) -> Microseconds:
@@ -93,9 +92,9 @@ class CudaClock:
     def read(self) -> Microseconds:
         """As :class:`Clock` has it; waits for the device."""
         torch.cuda.synchronize()
-        found: Microseconds = defaultdict(float)
+        found: Microseconds = {}
         for name, start, end in self._spans:
-            found[name] += start.elapsed_time(end) * 1e3
+            found[name] = found.get(name, 0.0) + start.elapsed_time(end) * 1e3
         return found
 
 
@@ -116,7 +115,7 @@ class TimedStep:
         batch = batch_of(plan, step)
         self._clock.timed("whole", lambda: self._forward(self._skeleton.stager.inputs(batch, self._skeleton.place)))
         us = self._clock.read()
-        in_layers = sum(us[name] for name in ("gemm", "kv_write", "decode_attention", "prefill_attention"))
+        in_layers = sum(us.get(name, 0.0) for name in ("gemm", "kv_write", "decode_attention", "prefill_attention"))
         beside = us.pop("whole") - us["layer"] - us["head"] - us["embedding"]
         if not self._on_gpu:
             us["step"] = beside
@@ -164,11 +163,13 @@ def operations_compared(
     sides: dict[str, list[tuple[float, float]]] = {}
     for step, counted in samples.items():
         predicted = predicted_us(calibration, skeleton.model, plan, step)
-        measured = {name: float(np.quantile([one[name] for one in counted[1:]], quantile)) for name in counted[0]}
+        measured = {
+            name: float(np.quantile([one.get(name, 0.0) for one in counted[1:]], quantile)) for name in counted[0]
+        }
         for one in (predicted, measured):
-            one["beside"] = sum(one[name] for name in BESIDE if name in measured)
+            one["beside"] = sum(one.get(name, 0.0) for name in BESIDE if name in measured)
         for name, us in measured.items():
-            sides.setdefault(name, []).append((predicted[name], us))
+            sides.setdefault(name, []).append((predicted.get(name, 0.0), us))
     return {name: compared(*np.transpose(both)) for name, both in sides.items()}
 
 
@@ -178,9 +179,9 @@ def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: i
     lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
     calls = points.operations_of_step(model, lens, contexts, block_size)
     calls += [(1, points.move(name, model, len(pairs), block_size)) for name, pairs in moves_of(plan, found).items()]
-    us: Microseconds = defaultdict(float)
+    us: Microseconds = {}
     for count, point in [*calls, (1, points.step(len(lens)))]:
-        us[point["op"]] += count * _point_us(calibration, point)
+        us[point["op"]] = us.get(point["op"], 0.0) + count * _point_us(calibration, point)
     return us
 
 

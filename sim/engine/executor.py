@@ -49,34 +49,31 @@ class Executor:
         """
         state = self._state
         decode_step, pairs, moves = state.decode_step, 0, 0
-        (
-            admitted, prefill, preempted, swapped_out, swapped_in, padded, steady, wakes, chunks, pauses, stalls, order,
-            forked,
-        ) = plan  # fmt: skip
-        if preempted or swapped_out or swapped_in:
-            moves = self._displace(preempted, swapped_out, swapped_in, now)
-        if order:
-            state.waiting = deque(order)
-        if stalls:
-            self._stall(*stalls, now)
-        if forked:
-            self._fork(forked, now)
-        # The sequences that decode: all but those that end their prefill in this step.
-        decodes = 0 if pauses else state.batch_size
+        if plan.preempted or plan.swapped_out or plan.swapped_in:
+            moves = self._displace(plan.preempted, plan.swapped_out, plan.swapped_in, now)
+        if plan.order:
+            state.waiting = deque(plan.order)
+        if plan.stalls:
+            self._stall(*plan.stalls, now)
+        if plan.forked:
+            self._fork(plan.forked, now)
+        # Sequences that decode: all but those that end their prefill in this step.
+        decodes = 0 if plan.pauses else state.batch_size
         context = decodes * decode_step + state.lag_sum
-        if pauses:
+        if plan.pauses:
             # Afterwards all is as if they had started in the last step that decoded.
             decode_step -= 1
-        if admitted:
-            pairs = self._start(admitted, padded, decode_step, pauses, now)
-        if chunks:
-            pairs += self._prefill(chunks, decode_step, now)
+        if plan.admitted:
+            pairs = self._start(plan.admitted, plan.padded_tokens, decode_step, plan.pauses, now)
+        if plan.chunks:
+            pairs += self._prefill(plan.chunks, decode_step, now)
         if state.shares:
-            moves += self._copy(now, not pauses)
+            moves += self._copy(now, not plan.pauses)
+        prefill = plan.prefill_tokens
         if decodes or prefill:
             ticks = moves + self._cost.step_ticks(decodes, context if decodes else 0, prefill, pairs)
-            return ticks, prefill, moves, steady, wakes
-        return moves, 0, moves, False, wakes
+            return ticks, prefill, moves, plan.steady, plan.wakes
+        return moves, 0, moves, False, plan.wakes
 
     def _displace(
         self,

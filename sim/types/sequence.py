@@ -73,8 +73,6 @@ class Sequence:
 class StepPlan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
-    Code that handles one in every step unpacks it, which is quicker than named attributes.
-
     Attributes:
         admitted: Sequences that end their prefill in this step: from the head of the waiting queue, or of
             those in a chunked prefill.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fragmeter.sim import Settings, Workload
+from fragmeter.sim.policy.options import FITTED_BEAM_SURVIVAL
 from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.workload.content import PromptContent
 
@@ -29,7 +30,7 @@ def swapping_case(beams: bool = True) -> tuple[Settings, Workload]:
         shared_prefix_tokens=5,
         watermark=0,
         use_beam_search=beams,
-        beam_survival=0.8 if beams else Settings.beam_survival,
+        beam_survival=0.8 if beams else FITTED_BEAM_SURVIVAL,
         seed=3,
     )
     n = np.array([2, 1, 3, 1, 1, 2, 1, 1])

@@ -153,6 +153,8 @@ def with_files(folder: Path) -> None:
         for turn in range(80)
     ]
     (folder / "my-sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sessions))
+    for own in (ROOT / "examples" / "extending").glob("*.py"):
+        shutil.copy(own, folder)
     (folder / "my-bench.json").write_text(json.dumps(BENCHMARK))
     (folder / "my-metrics.txt").write_text('vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1\n')
 

@@ -121,6 +121,14 @@ def test_package_data_is_declared():
             assert matches, f"{path.relative_to(ROOT)} would not be installed"
 
 
+def test_the_package_ships_its_types():
+    """PEP 561: type checkers read a package's annotations where it ships this file."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert "py.typed" in config["options.package_data"]["fragmeter"].split()
+    assert (ROOT / "py.typed").is_file()
+
+
 def test_every_requirement_has_one_lower_bound():
     """`make test-lowest` installs these; CUDA's packages are pinned to a series instead."""
     assert [line for line in requirements() if "==" not in line and not lowest([line])] == []

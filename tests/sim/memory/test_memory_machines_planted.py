@@ -167,7 +167,7 @@ PLANTED = [
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
     ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
-    ("BestFitArena", BestFitArena, "_choose", FirstFitArena._choose),
+    ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
     ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
     ("ChunkedMemory", ChunkedMemory, "admit", PagedMemory.admit),

@@ -20,7 +20,7 @@ from fragmeter.sim.types.errors import SettingError
 from paths import ROOT
 
 SJF = "shortest_prompt:ShortestPromptFirst"
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "examples" / "extending"
 
 
 @pytest.fixture(autouse=True)

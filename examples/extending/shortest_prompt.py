@@ -1,6 +1,6 @@
 """A scheduler of your own: shortest prompt first, over paged memory, without preemption.
 
-PYTHONPATH=examples fragmeter simulate --policy shortest_prompt:ShortestPromptFirst --max-wait-steps 200
+PYTHONPATH=examples/extending fragmeter simulate --policy shortest_prompt:ShortestPromptFirst --max-wait-steps 200
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An allocator of your own: contiguous reservations, each cut from the longest free run.
 
-PYTHONPATH=examples fragmeter simulate --policy orca-oracle --arena first-fit --allocator worst_fit:WorstFit
+PYTHONPATH=examples/extending fragmeter simulate --policy orca-oracle --arena first-fit --allocator worst_fit:WorstFit
 """
 
 from __future__ import annotations
