@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.memory import BUCKETS
-from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..style.labels import Numbers
 from ..style.look import blank
@@ -67,9 +67,9 @@ def block_map(
 
 
 def request_of(found: BlockMap, requests: np.ndarray | None) -> np.ndarray:
-    """The request that holds each block at each moment, or ``NOBODY``; int64 [columns, rows]."""
+    """The request that holds each block at each moment, or ``NO_SEQUENCE``; int64 [columns, rows]."""
     sequence = found.sequence.astype(np.int64)
-    return sequence if requests is None else np.where(sequence == NOBODY, NOBODY, requests[sequence])
+    return sequence if requests is None else np.where(sequence == NO_SEQUENCE, NO_SEQUENCE, requests[sequence])
 
 
 def seconds(ticks: int) -> float:
@@ -160,7 +160,7 @@ def _spread(count: int, most: int) -> list[int]:
 def _told(found: BlockMap, holders: np.ndarray, column: int, row: int) -> str:
     """What a block is at a moment, in words."""
     request, kind = int(holders[column, row]), KIND_LABELS[KINDS[found.bucket[column, row]]]
-    if request == NOBODY:
+    if request == NO_SEQUENCE:
         return kind
     tokens, references = int(found.live_slots[column, row]), int(found.references[column, row])
     held = f"{tokens} of {found.meta['block_size']} slots hold tokens"

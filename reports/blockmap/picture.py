@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...sim.recording.blocks import NOBODY, BlockMap
+from ...sim.recording.blocks import NO_SEQUENCE, BlockMap
 from .palette import indices, palette, plain_palette
 from .png import paletted_png
 
@@ -54,7 +54,7 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
     """The finest picture of a map that takes at most so many bytes.
 
     Args:
-        requests: int64 [columns, rows], the request that holds each block, or ``NOBODY``.
+        requests: int64 [columns, rows], the request that holds each block, or ``NO_SEQUENCE``.
     """
     residency = mean_residency(requests)
     for parts, is_shaded in _choices(found.num_columns, residency):
@@ -68,7 +68,7 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
 
 def mean_residency(requests: np.ndarray) -> float:
     """For how many columns in a row the same request holds a block, on average; 0 where nobody holds any."""
-    held = requests != NOBODY
+    held = requests != NO_SEQUENCE
     begins = held.copy()
     begins[1:] &= requests[1:] != requests[:-1]
     return float(held.sum() / max(begins.sum(), 1))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..style.look import note
 from ..style.packing import packed
@@ -70,7 +70,7 @@ class PlayedMap:
             "holder": place,
             "sample": self._samples()[columns],
             "live": (found.live_slots - (found.bucket == KINDS.index("live")) * found.meta["block_size"])[columns],
-            "references": (found.references - (found.sequence != NOBODY))[columns],
+            "references": (found.references - (found.sequence != NO_SEQUENCE))[columns],
         }
         return {
             "name": self.name,
@@ -89,11 +89,11 @@ class PlayedMap:
         }
 
     def _holders(self) -> np.ndarray:
-        """The request that holds each block, or gave it up in a preemption, or ``NOBODY``; int64 [columns, rows]."""
+        """The request that holds each block, or gave it up in a preemption, or ``NO_SEQUENCE``; int64 [columns, rows]."""
         requests = request_of(self.found, self.requests)
-        last = np.full(requests.shape[1], NOBODY)
+        last = np.full(requests.shape[1], NO_SEQUENCE)
         for held, kind in zip(requests, self.found.bucket, strict=True):
-            last = np.where(held == NOBODY, last, held)
+            last = np.where(held == NO_SEQUENCE, last, held)
             held[kind == GIVEN_UP] = last[kind == GIVEN_UP]
         return requests
 
@@ -101,7 +101,7 @@ class PlayedMap:
         """Which of its request's sequences holds each block, from 0."""
         first = np.searchsorted(self.requests, np.arange(len(self.requests)))
         held = self.found.sequence
-        return np.where(held == NOBODY, 0, held - first[self.requests[held]])
+        return np.where(held == NO_SEQUENCE, 0, held - first[self.requests[held]])
 
 
 class Player:

@@ -18,7 +18,7 @@ from fragmeter.reports.figures.figures import block_map
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.reports.style.palette import contrast
 from fragmeter.sim import Settings
-from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from played import PIXELS, play, set_time
 
@@ -43,7 +43,7 @@ def busy(found: BlockMap, residency: int) -> tuple[BlockMap, np.ndarray]:
     """2048 blocks at 2000 moments, free for one in ``stay`` and else with a request; and who holds them."""
     rng, shape = np.random.default_rng(0), (2000, 2048)
     is_free = rng.random(shape) < 1 / residency
-    requests = np.where(is_free, NOBODY, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
+    requests = np.where(is_free, NO_SEQUENCE, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
     kind = np.where(is_free, KINDS.index("free"), 0).astype(np.uint8)
     ticks = np.arange(2000)
     return replace(found, at_ticks=ticks, start_ticks=ticks, block_ids=np.arange(2048), bucket=kind), requests
@@ -74,9 +74,9 @@ class TestBytes:
 
     def test_how_long_a_block_stays_with_a_request(self):
         """Row by row 3 and 1, 2 and 2, and 1: nine moments of five residencies."""
-        holders = np.array([[7, 7, 7, NOBODY, 8], [1, 1, 2, 2, NOBODY], [NOBODY] * 4 + [5]]).T
+        holders = np.array([[7, 7, 7, NO_SEQUENCE, 8], [1, 1, 2, 2, NO_SEQUENCE], [NO_SEQUENCE] * 4 + [5]]).T
         assert mean_residency(holders) == 9 / 5
-        assert mean_residency(np.full((4, 3), NOBODY)) == 0
+        assert mean_residency(np.full((4, 3), NO_SEQUENCE)) == 0
 
     def test_columns_are_those_in_the_middle_of_what_they_stand_for(self):
         assert middles(6, 6).tolist() == [0, 1, 2, 3, 4, 5]
@@ -127,9 +127,9 @@ def test_a_coarse_picture_still_says_whose_each_block_is(driver, page, coarse):
             said = chosen(driver, row)
             kind, holder = int(found.bucket[column, row]), int(found.sequence[column, row])
             if kind == GIVEN_UP:
-                holder = next(held for held in found.sequence[column::-1, row] if held != NOBODY)
+                holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
             assert KIND_LABELS[KINDS[kind]] in said
-            assert re.findall(r"request (\d+)", said) == ([] if holder == NOBODY else [str(holder)])
+            assert re.findall(r"request (\d+)", said) == ([] if holder == NO_SEQUENCE else [str(holder)])
             told_of.add(kind)
     assert len(told_of) > 2
 

@@ -16,7 +16,7 @@ from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim import Settings
-from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from plan_cases import swapping_case
 from played import PIXELS, meaning, play, plots, seconds, set_time, state
@@ -150,7 +150,7 @@ def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
             # Of columns that show the same step any will do.
             kind, holder = int(found.bucket[column, block]), int(found.sequence[column, block])
             assert KIND_LABELS[KINDS[kind]] in said
-            if holder != NOBODY:
+            if holder != NO_SEQUENCE:
                 tokens, references = found.live_slots[column, block], found.references[column, block]
                 assert f"request {holder}, " in said and f"{tokens} of 16 slots hold tokens, {references} ref" in said
 
@@ -158,7 +158,7 @@ def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
 def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
     found = maps["vllm-sosp23"]
     column, row = (int(place) for place in np.argwhere(found.bucket == GIVEN_UP)[0])
-    holder = next(held for held in found.sequence[column::-1, row] if held != NOBODY)
+    holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
     assert holder in found.preempted_sequence
     play(driver, page)
     told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
@@ -247,8 +247,8 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
     request = plane_of(data["requests"])[first[:-1, None] + planes["holder"] - 1]
     for column, place in enumerate(planes["holder"][1:], start=1):
         request[column] = np.where(place == 0, request[column - 1], request[column])
-    held = found.sequence != NOBODY
-    assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all()
+    held = found.sequence != NO_SEQUENCE
+    assert (request[~held & (found.bucket != GIVEN_UP)] == NO_SEQUENCE).all()
     assert (planes["live"] + 4 * (found.bucket == KINDS.index("live")) == found.live_slots).all()
     assert (planes["references"] + held == found.references).all() and planes["references"].any()
     own = np.concatenate([np.arange(count) for count in work.num_sequences])

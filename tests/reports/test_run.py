@@ -37,7 +37,7 @@ from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.metrics.objectives import objectives
 from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import memory_table, requests_table
-from fragmeter.sim.recording.blocks import NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import NO_SEQUENCE, BlockMap, record
 from fragmeter.sim.types.ticks import PER_SECOND
 from plan_cases import swapping_case
 from strategies import Case, crowded_cases, medium_cases
@@ -113,7 +113,7 @@ def swapped() -> BlockMap:
 
 def test_free_blocks_and_their_longest_run(swapped):
     free, longest = largest_free_run(swapped, "Free").data
-    held = (swapped.sequence != NOBODY) | (swapped.references > 0)
+    held = (swapped.sequence != NO_SEQUENCE) | (swapped.references > 0)
     assert free.y.tolist() == (~held).sum(axis=1).tolist()
     assert longest.y.tolist() == swapped.largest_free_blocks.tolist()
     assert (longest.y <= free.y).all() and (longest.y < free.y).any()
@@ -135,7 +135,7 @@ def test_the_pointer_is_told_what_was_recorded(swapped):
         for place, at in enumerate(layer.x):
             column, said = columns[at], layer.text[row][place]
             holder = int(swapped.sequence[column, block])
-            if holder == NOBODY:
+            if holder == NO_SEQUENCE:
                 assert "request" not in said
             else:
                 tokens, references = swapped.live_slots[column, block], swapped.references[column, block]
@@ -255,8 +255,10 @@ def hold_to_map(lines: list[list[str]], result: Result) -> None:
         seen[row, begin:end] += 1
         assert {KIND_LABELS[KINDS[bucket]] for bucket in found.bucket[begin:end, row]} == {kind}
         holders = found.sequence[begin:end, row]
-        assert {str(request[one]) if one != NOBODY else "" for one in holders} == {who}
-        first = {str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NOBODY else "" for one in holders}
+        assert {str(request[one]) if one != NO_SEQUENCE else "" for one in holders} == {who}
+        first = {
+            str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NO_SEQUENCE else "" for one in holders
+        }
         assert first == {sample}
         assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, who, sample])
         last = [block, *span, kind, who, sample]

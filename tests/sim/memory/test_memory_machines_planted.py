@@ -95,7 +95,7 @@ def sees_no_window_fill(skipped: SkippedBlocks, decode_step: int) -> int:
     return 1 << 40
 
 
-def counts_whoever_left(skipped: SkippedBlocks, sequence, decode_step: int) -> int:
+def counts_all_that_left(skipped: SkippedBlocks, sequence, decode_step: int) -> int:
     blocks = skipped.so_far(sequence, decode_step)
     skipped.prompts.pop(sequence, None)
     return blocks
@@ -149,7 +149,7 @@ def keeps_the_pieces_of_a_trial(transaction: ContiguousTransaction, slots: int, 
     return all(memory.has_place(slots) and memory.take_place(slots) is not None for _ in range(pieces))
 
 
-def spares_nobody(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
+def spares_none(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
     return [parent for parent in memory.kept if parent not in memory._promised]
 
 
@@ -175,7 +175,7 @@ PLANTED = [
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
     ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
     ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
-    ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
+    ("HybridMemory", SkippedBlocks, "leave", counts_all_that_left),
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
@@ -187,7 +187,7 @@ PLANTED = [
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
     ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
-    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_nobody),
+    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
     ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),
