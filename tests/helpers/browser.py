@@ -62,7 +62,7 @@ def emulate(driver: object, scheme: str, width_px: int = 1280, height_px: int = 
     """Shows the page as on a screen of that size to a reader who prefers the ``light`` or the ``dark`` scheme."""
     feature = {"name": "prefers-color-scheme", "value": scheme}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    size = {"batch_size": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
+    size = {"width": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
