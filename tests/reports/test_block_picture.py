@@ -139,7 +139,7 @@ def test_the_page_says_what_it_leaves_out(crowded, coarse):
     said = coarse.figure().layout.title.subtitle.text
     residency = f"{mean_residency(crowded.sequence):.1f}"
     assert "400 moments. Drawn: 50 of the moments" in said
-    assert f"requests have no shades, as a block stays with one for {residency} moments (mean)" in said
+    assert f"requests have no shades, as a block belongs to one for {residency} moments (mean)" in said
     whole = block_map(crowded, "All").layout.title.subtitle.text
     assert "Drawn" not in whole and "each request has its own shade" in whole
 
