@@ -121,7 +121,7 @@ class Validation:
             drift.look()
             runs[-1]["drift"] = drift.between
             yield "runs", runs
-        yield "drift", drift.told()
+        yield "drift", drift.as_dict()
         yield "operations", self._operations()
         yield "allocation", self._allocation()
         yield "start_up", self._start_up()

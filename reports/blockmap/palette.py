@@ -1,6 +1,6 @@
-"""The colours of the block map: what is of use is cool, waste is warm, and every request has its own shade.
+"""The colours of the block map: used slots are cool, waste is warm, and every request has its own shade.
 
-A pixel's palette index says what the block is, and where a request holds it also whose:
+A pixel's palette index gives the state of the block, and the shade of the request that holds it:
 
     held      index = kind * SHADES + shade       live, reserved, over_estimate, block_tail, round_up, finished_hold
               shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ

@@ -1,13 +1,13 @@
-"""What a page needs to play block maps: pictures, and beside them what the pixels leave out.
+"""Data of a page's player of block maps: pictures, and planes with the values that pixels do not show.
 
-The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
-[rows, columns], deflated and written as base64, which the page's script inflates. Planes have the columns that the
-picture has, and tell what is new:
+The picture has the state of each block. Its holder, tokens and references are in *planes*: integers [rows, columns],
+deflated and written as base64, which the page's script inflates. Planes have the columns of the picture, and hold
+differences:
 
-    holder        0 where the holder is that of the column before, else 1 + which of the requests of its column
-                  (few: hardly a request of a long run is there for two columns, so that its number would not be short);
-                  of a block that a preemption freed, who had it
-    live          tokens beyond a full live block's, or an empty one's
+    holder        0 where the holder is that of the column before, else 1 + the place of the request in its column
+                  (a small number: few requests of a long run span two columns, and request numbers would be long);
+                  for a block that a preemption freed, its last holder
+    live          tokens beyond those of a full live block, or of an empty one
     references    beyond the holder's
 """
 
@@ -116,8 +116,8 @@ class Player:
         for figure, played in zip(self.figures, self.data, strict=True):
             figure.update_xaxes(range=[0, longest_s])
             if played["end_s"] < _MUCH_SOONER * longest_s:
-                told = f"all served<br>after {played['end_s']:,.0f} s"
-                note(figure, told, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
+                label = f"all served<br>after {played['end_s']:,.0f} s"
+                note(figure, label, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
         self.constants = {"block_colours": json.dumps(_colours())}
 
 

@@ -1,4 +1,4 @@
-"""How the answers hang on the one fitted number: the scale of the step time."""
+"""Sensitivity of the results to the one fitted number, the scale of the step time."""
 
 from __future__ import annotations
 

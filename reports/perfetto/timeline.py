@@ -5,7 +5,7 @@
     │   └── lane 1          a slice a request, from arrival to end; within it what it did (queued, prefill, decode, ...)
     ├── steps               a slice a leap, with what ``steps.parquet`` says of it
     ├── preemptions         an instant each
-    ├── memory              a counter a bucket of the ledger, in slots, all free where nobody runs
+    ├── memory              a counter a bucket of the ledger, in slots, all free where no sequence runs
     └── sequences           counters: those on the device, and requests that wait
 
 There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of one
@@ -70,7 +70,7 @@ def _replicas(result: Result) -> Iterator[tuple[Result, pd.DataFrame]]:
     if "replica" not in result.steps:
         yield result, spans
         return
-    # Who was refused was sent to none.
+    # A refused request has no replica.
     replica_of = result.requests["replica"].fillna(0).to_numpy(dtype=np.int64)
     for replica in range(int(result.steps["replica"].max()) + 1):
         names = ("residencies", "steps", "memory", "preemptions")

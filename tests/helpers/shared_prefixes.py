@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
+from oracle.clock import run as run_oracle
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
@@ -13,7 +14,6 @@ from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Outcome, Pool, Request
-from oracle.clock import run as run_oracle
 from oracle.vllm_v1_caching import CachingVllmV1
 from strategies import Case, limits, small_costs
 

@@ -40,7 +40,7 @@ def crowded() -> BlockMap:
 
 
 def busy(found: BlockMap, residency: int) -> tuple[BlockMap, np.ndarray]:
-    """2048 blocks at 2000 moments, free for one in ``stay`` and else with a request; and who holds them."""
+    """2048 blocks at 2000 moments, one in ``residency`` free and the others held; and the requests that hold them."""
     rng, shape = np.random.default_rng(0), (2000, 2048)
     is_free = rng.random(shape) < 1 / residency
     requests = np.where(is_free, NO_SEQUENCE, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
@@ -72,7 +72,7 @@ class TestBytes:
         finest = [(drawn.is_shaded, len(drawn.columns)) for drawn in shown]
         assert finest == sorted(finest) and {True, False} == {shaded for shaded, _ in finest}
 
-    def test_how_long_a_block_stays_with_a_request(self):
+    def test_mean_residency_of_a_block(self):
         """Row by row 3 and 1, 2 and 2, and 1: nine moments of five residencies."""
         holders = np.array([[7, 7, 7, NO_SEQUENCE, 8], [1, 1, 2, 2, NO_SEQUENCE], [NO_SEQUENCE] * 4 + [5]]).T
         assert mean_residency(holders) == 9 / 5
@@ -116,10 +116,10 @@ def test_pixels_of_a_coarse_picture_are_what_was_recorded_then(driver, page, coa
     assert kinds == [int(coarse.found.bucket[8 * column + 4, row]) for column, row in places]
 
 
-def test_a_coarse_picture_still_says_whose_each_block_is(driver, page, coarse):
+def test_a_coarse_picture_still_names_the_holder_of_each_block(driver, page, coarse):
     play(driver, page)
     driver.execute_script("document.querySelector('.time').step = 'any'")
-    found, told_of = coarse.found, set()
+    found, seen = coarse.found, set()
     for place in range(0, 50, 3):
         column = 8 * place + 4
         set_time(driver, (place + 0.5) / 50)
@@ -130,8 +130,8 @@ def test_a_coarse_picture_still_says_whose_each_block_is(driver, page, coarse):
                 holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
             assert KIND_LABELS[KINDS[kind]] in said
             assert re.findall(r"request (\d+)", said) == ([] if holder == NO_SEQUENCE else [str(holder)])
-            told_of.add(kind)
-    assert len(told_of) > 2
+            seen.add(kind)
+    assert len(seen) > 2
 
 
 def chosen(driver, row: int) -> str:
@@ -148,7 +148,7 @@ def test_the_page_says_what_it_leaves_out(crowded, coarse):
     said = coarse.figure().layout.title.subtitle.text
     residency = f"{mean_residency(crowded.sequence):.1f}"
     assert "400 moments. Drawn: 50 of the moments" in said
-    assert f"requests have no shades, as a block stays with one for {residency} moments (mean)" in said
+    assert f"requests have no shades, as a block belongs to one for {residency} moments (mean)" in said
     whole = block_map(crowded, "All").layout.title.subtitle.text
     assert "Drawn" not in whole and "each request has its own shade" in whole
 
@@ -163,8 +163,8 @@ class TestColours:
 
     @pytest.mark.parametrize("is_dark", [False, True])
     @pytest.mark.parametrize("blind", ["protan", "deutan"])
-    def test_use_and_waste_are_told_apart_by_the_colour_blind(self, is_dark, blind):
-        """Every shade of what is of use, or free, against every shade of what is wasted: as a dichromat sees them,
+    def test_the_colour_blind_can_distinguish_use_and_waste(self, is_dark, blind):
+        """Every shade of used or free slots against every shade of waste: as a dichromat sees them,
         six times farther apart than what is just noticeable (2.3 in CIE 1976 L*a*b*)."""
         useful = of_kinds(is_dark, blind, "live", "reserved", "free")
         wasted = of_kinds(is_dark, blind, "over_estimate", "block_tail", "round_up", "finished_hold", "given_up")

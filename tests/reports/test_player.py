@@ -128,7 +128,7 @@ return Math.round(yaxis.p2l(window.pointedAt - plot.getBoundingClientRect().top 
 """
 
 
-def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
+def test_the_pointer_shows_the_holder_of_a_block(driver, page, maps):
     from selenium.webdriver.common.action_chains import ActionChains
 
     play(driver, page)
@@ -155,14 +155,14 @@ def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
                 assert f"request {holder}, " in said and f"{tokens} of 16 slots hold tokens, {references} ref" in said
 
 
-def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
+def test_a_block_that_a_preemption_freed_names_its_last_holder(driver, page, maps):
     found = maps["vllm-sosp23"]
     column, row = (int(place) for place in np.argwhere(found.bucket == GIVEN_UP)[0])
     holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
     assert holder in found.preempted_sequence
     play(driver, page)
-    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
-    assert told.startswith("block 0: ")
+    text = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert text.startswith("block 0: ")
     end_s = max(other.meta["end_ticks"] for other in maps.values())
     share = found.at_ticks[column] / end_s
     driver.execute_script("document.querySelector('.time').step = 'any'; document.querySelector('.time').max = 1e6")
@@ -176,8 +176,8 @@ def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
         "slider.dispatchEvent(new Event('input', { bubbles: true }))",
         float(share),
     )
-    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
-    assert told == f"block {row}: free since a preemption of request {holder}"
+    text = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert text == f"block {row}: free since a preemption of request {holder}"
     driver.refresh()
 
 
