@@ -21,16 +21,16 @@ test test-all: export OMP_NUM_THREADS = 1
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
-	@echo "make claims       put to the test what is said of paged attention, write docs/claims.md"
-	@echo "make check        lint, formatting, types, and words that are not used; make format repairs the formatting"
+	@echo "make claims       test the claims about paged attention, write docs/claims.md"
+	@echo "make check        lint, formatting, types, and the word list; make format repairs the formatting"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
-	@echo "make test-all     the long ones too"
-	@echo "make test-lowest  the tests of make test, on the lowest versions that setup.cfg allows"
-	@echo "make smoke        the main commands once, without what the tests need; smoke-lowest: on the lowest versions"
-	@echo "make release-check  build wheel and sdist into dist, try both in clean environments outside the checkout"
-	@echo "make benchmark    how fast the simulator is, on one core"
-	@echo "make docs         docs/reproduction.md anew; TRACE=FILE puts the paper's own length pairs beside"
-	@echo "make screenshots  the pictures of the README, from pages made afresh"
+	@echo "make test-all     run the slow tests too"
+	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
+	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
+	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
+	@echo "make benchmark    measure the speed of the simulator on one core"
+	@echo "make docs         write docs/reproduction.md again; TRACE=FILE adds the paper's own length pairs"
+	@echo "make screenshots  take the pictures of the README from new pages"
 
 # A virtual environment of its own, installed anew when setup.cfg changes.
 $(VENV)/.core: setup.cfg pyproject.toml

@@ -87,8 +87,8 @@ def measure(kind: str, count: int, rate: float) -> dict[str, float]:
 def apart(kind: str, count: int, rate: float) -> dict[str, float]:
     """The quickest of some measurements, each in a process of its own: what neighbours on the machine do only adds."""
     command = [sys.executable, __file__, "--measure", kind, "--count", str(count), "--rate", repr(rate)]
-    told = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(TRIES))
-    return min(map(json.loads, told), key=lambda run: run["seconds"])
+    outputs = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(TRIES))
+    return min(map(json.loads, outputs), key=lambda run: run["seconds"])
 
 
 def command_seconds(count: int, rate: float) -> float:

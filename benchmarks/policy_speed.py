@@ -3,7 +3,7 @@
     python benchmarks/policy_speed.py                 every policy
     python benchmarks/policy_speed.py vllm-v1 tgi     some
 
-ShareGPT-like requests (embedded set) whose clients tell the true output, OPT-13B on an A100-40GB, at 80 % of what the
+ShareGPT-like requests (embedded set) that declare the true output, OPT-13B on an A100-40GB, at 80 % of what the
 policy serves when all requests are there at the start. CPU seconds without drawing the workload, the ledger's
 integrals included, the best of three.
 """

@@ -69,8 +69,8 @@ def measure(work: Workload, policy: str, block_size: int, caching: bool) -> dict
 def apart(trace: Path | None, place: int) -> dict[str, float]:
     """The quickest of some measurements, each in a process of its own: what neighbours on the machine do only adds."""
     command = [sys.executable, __file__, "--measure", str(place), *(["--trace", str(trace)] if trace else [])]
-    told = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(TRIES))
-    return min(map(json.loads, told), key=lambda run: run["seconds"])
+    outputs = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(TRIES))
+    return min(map(json.loads, outputs), key=lambda run: run["seconds"])
 
 
 def report(trace: Path | None) -> None:

@@ -262,7 +262,7 @@ def main() -> int:
     running = actions.add_parser("run")
     running.add_argument("folder", type=Path)
     running.add_argument("--all-seeds", action="store_true")
-    running.add_argument("--only", default="", help="commands whose name has this (a regular expression)")
+    running.add_argument("--only", default="", help="commands with a name that matches this regular expression")
     comparing = actions.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.telling import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
-from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_told
+from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_text
 
 Document = dict[str, Any]
 _HEAD = """# The paper, rerun
@@ -105,7 +105,7 @@ def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[st
     cells += [number(metric, row["published"]), row.get("how") or "", number(metric, row["simulated"])]
     cells += [
         "" if low is None else f"{number(metric, low)} to {number(metric, high)}",
-        step_told(row),
+        step_text(row),
         difference(row),
     ]
     if with_pairs:

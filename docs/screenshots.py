@@ -22,14 +22,14 @@ PICTURES = {
     "own_policy.html": {"own-policy.png": ("Waste bars", "div")},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
 }
-#: What is done before the picture is taken.
+#: Scripts that run before a picture is taken.
 FIRST = {
     "tables.png": "document.querySelector('.tables .copy').click()",
     # Both pools are busy after a quarter of the time.
     "blocks.png": "const slider = document.querySelector('.time'); slider.value = slider.max / 4;"
     "slider.dispatchEvent(new Event('input', { bubbles: true }))",
 }
-#: Nobody can press or unfold anything in a picture.
+#: Hides controls and folded text, which have no use in a picture.
 STYLE = """
 const style = document.createElement("style");
 style.textContent = ".player .controls, .chosen, .numbers, figcaption p { display: none }";
@@ -43,7 +43,7 @@ return { x: place.x + scrollX, y: place.y + scrollY, width: place.width, height:
 """
 MARGIN_PX = 12
 WIDTH_PX, HEIGHT_PX = 1000, 5000
-#: Of a page whose maps stand side by side.
+#: Widths of pages with maps side by side.
 WIDE_PX = {"report.html": 1180}
 
 

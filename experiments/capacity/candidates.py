@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 from pydantic import ConfigDict
@@ -153,7 +153,7 @@ def _remedy(found: Started) -> str:
     return "" if first is None else f" With {first.flag} {first.value} it would."
 
 
-def _under(policy: str, found: Started, flags: dict) -> Settings:
+def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
     """Another policy with the same KV cache, in its own blocks, and with its own limits where none are asked for."""
     own = {} if "max-num-seqs" in flags else {"max_num_seqs": None}
     own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}

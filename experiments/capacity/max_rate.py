@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, inf, lgamma, log, sqrt
 from statistics import NormalDist, fmean, stdev
+from typing import Any
 
 from ...sim.cost import StepCost
 from ...sim.engine.run import simulate
@@ -156,7 +157,7 @@ def max_rate(
     return MaxRate.of(ahead, [searched[seed] for seed in others if seed in searched])
 
 
-def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more) -> tuple[int, SeedRate]:
+def _numbered(settings: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> tuple[int, SeedRate]:
     """Results come in any order."""
     return seed, follow(settings, load, goal, seed, *more)
 

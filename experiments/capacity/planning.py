@@ -199,7 +199,9 @@ class Planner:
         outcomes = self._stage("verify", {(chosen, seed): (rate,) for seed in seeds})
         return sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
 
-    def _stage(self, stage: str, jobs: Mapping[tuple[Settings, int], tuple]) -> dict[tuple[Settings, int], Outcome]:
+    def _stage(
+        self, stage: str, jobs: Mapping[tuple[Settings, int], tuple[Any, ...]]
+    ) -> dict[tuple[Settings, int], Outcome]:
         """Carry out what the store has not, and keep it."""
         keys = {job: self._key(stage, *job, *more) for job, more in jobs.items()}
         found = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .claim import NOT_TESTABLE, Judged, Probe, Values
 from .runs import Trial
@@ -15,7 +15,7 @@ def nothing(trial: Trial) -> Values:
     return {}
 
 
-def _because(gives: str, why: str):
+def _because(gives: str, why: str) -> Callable[[Mapping[str, float]], Judged]:
     def judge(values: Mapping[str, float]) -> Judged:
         return Judged((), gives, why)
 

@@ -7,7 +7,7 @@ that is full.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import isqrt, log
@@ -150,7 +150,7 @@ def _square_root(trial: Trial) -> Values:
     }
 
 
-def _exponent(needed, short: int, long: int) -> float:
+def _exponent(needed: Callable[[int], float], short: int, long: int) -> float:
     """The power of n with which something grows from one length to another."""
     return log(needed(long) / needed(short)) / log(long / short)
 

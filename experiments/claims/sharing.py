@@ -18,8 +18,9 @@ from ...sim.workload.workload import Workload
 from ..paper.figures import fig14
 from ..paper.paper import ALPACA_SET, FIG15, Source
 from ..paper.rate_sweep.panels import ORACLE, VLLM
-from ..paper.rate_sweep.rate_sweep import Crossing, Search, crossing_of, stretched
+from ..paper.rate_sweep.rate_sweep import Search, crossing_of, stretched
 from ..paper.sharing import SAVED, SharingCase, measure
+from ..runs.crossing import Crossing
 from .claim import PARTIAL, PASS, Foreseen, Judged, Part, Probe, Values
 from .plan_contents import wrong_rows
 from .runs import Trial, few

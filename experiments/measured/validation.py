@@ -121,7 +121,7 @@ class Validation:
             drift.look()
             runs[-1]["drift"] = drift.between
             yield "runs", runs
-        yield "drift", drift.told()
+        yield "drift", drift.as_dict()
         yield "operations", self._operations()
         yield "allocation", self._allocation()
         yield "start_up", self._start_up()
@@ -206,7 +206,7 @@ class Validation:
         measured = validate.step_us(self.skeleton, plan, self._scale.rounds, self._watching(subject))
         return plan.ticks / _PER_US, measured
 
-    def _watching(self, subject: str) -> Callable:
+    def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)
 
     def steps_csv(self) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
@@ -75,7 +75,7 @@ def _cores() -> int:
     return _at_most.get() or joblib.cpu_count()
 
 
-def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[Result]:
+def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple[Any, ...]]) -> Iterator[Result]:
     """What a function of a module returns for each job's arguments, in their order, whatever core it comes from."""
     workers = min(_cores(), len(jobs) // _CASES_WORTH_A_WORKER)
     if workers < 2:
@@ -85,7 +85,7 @@ def in_parallel(call: Callable[..., Result], jobs: Sequence[tuple]) -> Iterator[
 
 
 def as_they_finish(
-    call: Callable[..., Result], jobs: Iterable[tuple], total: int, workers: Workers
+    call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], total: int, workers: Workers
 ) -> Iterator[Result]:
     """What a function of a module returns for each job's arguments, as soon as it has.
 
@@ -108,11 +108,13 @@ def as_they_finish(
             yield from _on_cores(call, jobs, cores, "generator_unordered")
 
 
-def _calls(call: Callable[..., Result], jobs: Iterable[tuple]) -> Iterator[tuple]:
+def _calls(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     return (joblib.delayed(call)(*job) for job in jobs)
 
 
-def _on_cores(call: Callable[..., Result], jobs: Iterable[tuple], cores: int, return_as: str) -> Iterator[Result]:
+def _on_cores(
+    call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], cores: int, return_as: str
+) -> Iterator[Result]:
     _cancel_quietly()
     with _interrupts_held():
         pool = joblib.Parallel(
@@ -134,7 +136,7 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
+def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], workers: Workers) -> Iterator[Result]:
     """Dask itself gives the work of a worker that dies to another."""
     try:
         from distributed import Client
@@ -151,7 +153,7 @@ def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple], workers: Worker
         yield from results
 
 
-def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple], workers: Workers) -> Iterator[Result]:
+def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], workers: Workers) -> Iterator[Result]:
     """Ray's backend hands out no results before all of a round are there; so the rounds are short."""
     try:
         import ray

@@ -16,7 +16,7 @@ MIB, GIB = 2**20, 2**30
 #: Bytes of a copy: enough to be in no cache, and for the start not to count.
 COPY_BYTES = {"cpu": 64 * MIB, "cuda": 2 * GIB}
 ROUNDS = 9
-#: Presets whose data sheet is that of a device, by the device's own name.
+#: GPU presets by the device's own name; their data sheets give its bandwidth.
 DATA_SHEETS = {
     "NVIDIA A100-SXM4-40GB": "a100-40gb",
     "NVIDIA A100-SXM4-80GB": "a100-80gb",

@@ -44,8 +44,8 @@ FITTED: dict[OpName, Which] = {
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
     "prefill_attention": lambda points: (points.column("head_dim") <= 256) & (points.column("keys") >= 8),
 }
-#: Rows whose errors are told, and in words.
-TOLD: dict[OpName, tuple[str, Which]] = {
+#: Domain of the held-out errors of an operation: a description, and the rows in it.
+REPORTED: dict[OpName, tuple[str, Which]] = {
     "gemm": ("n and k from 512", lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)),
     "decode_attention": (
         "1 to 256 sequences of 512 to 32k tokens",
@@ -98,8 +98,8 @@ def _fitted(table: tables.Table, sheet: GpuSpec) -> dict[str, Any]:
     limits = {"flops_per_s": sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     impossible = int((~is_possible(table.points, limits)).sum())
     points = table.points.take(FITTED[operation](table.points))
-    domain, told = TOLD[operation]
-    entry = describe(points, limits, told)
+    domain, reported = REPORTED[operation]
+    entry = describe(points, limits, reported)
     rows = {
         "table": table.path,
         "rows": table.rows,

@@ -1,8 +1,8 @@
 """From measured points to models of operations: a robust fit, then a small table of what it leaves.
 
 Both are least squares in the logarithm of time, so that a call of 10 us counts as much as one of 10 ms,
-with points far off weighing less (``soft_l1``). Errors are told held out: whole columns of the grid
-that was measured (all points of one ``m``, one batch, one length) are left out of the fit and predicted.
+with points far off weighing less (``soft_l1``). Errors are held out: whole columns of the measured
+grid (all points of one ``m``, one batch, one length) are left out of the fit and predicted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...sim.types.errors import MissingExtra, UserError
 #: Logarithmic error beyond which a point counts for less.
 OUTLIER = 0.1
 #: Knots of the residual tables: so many doublings apart, or these; operations that are not here have none.
-#: FlashAttention-2 splits the context of no sequence whose KV heads serve one query head each: a group of 1 is apart.
+#: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
 KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
@@ -112,18 +112,18 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
 
 
 def describe(
-    points: Points, limits: Mapping[str, float] | None = None, told: Callable[[Points], np.ndarray] | None = None
+    points: Points, limits: Mapping[str, float] | None = None, reported: Callable[[Points], np.ndarray] | None = None
 ) -> dict[str, Any]:
     """One operation's entry of a calibration file: its model, and how far off it is.
 
     Args:
-        told: bool [n] of the points whose errors are told held out; None: all of them.
+        reported: bool [n] of the points that the held-out errors cover; None: all of them.
     """
     possible = points.take(is_possible(points, limits))
     model = fit_model(possible, limits)
     report: dict[str, Any] = {"points": len(possible.us), "impossible": len(points.us) - len(possible.us)}
     report |= errors(possible, model.us(possible.work))
-    within = told(possible) if told else None
+    within = reported(possible) if reported else None
     held = {name: held_out(possible, name, limits, within) for name in COLUMNS.get(points.operation, ())}
     report["held_out"] = {name: found for name, found in held.items() if found}
     entry: dict[str, Any] = {"coefficients": _plain(model.coefficients)}
@@ -236,27 +236,27 @@ def held_out(
     """Errors at points that were left out of the fit, a third of the inner columns of ``by`` at a time.
 
     Args:
-        within: bool [n]: of which points the errors are told.
+        within: bool [n] of the points that the errors cover.
     """
     column = points.column(by)
     inner = np.unique(column)[1:-1]
     if len(inner) < 2:
         return {}
-    told, modelled = np.zeros(len(column), bool), np.zeros(len(column))
+    covered, modelled = np.zeros(len(column), bool), np.zeros(len(column))
     for fold in range(min(FOLDS, len(inner))):
         out = np.isin(column, inner[fold::FOLDS])
         modelled[out] = fit_model(points.take(~out), limits).us(points.take(out).work)
-        told |= out
-    told &= True if within is None else within
-    return {"points": int(told.sum()), **errors(points.take(told), modelled[told])} if told.any() else {}
+        covered |= out
+    covered &= True if within is None else within
+    return {"points": int(covered.sum()), **errors(points.take(covered), modelled[covered])} if covered.any() else {}
 
 
 def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
     """Of modelled over measured time, less one: median, mean and 95th percentile of its size, and its mean."""
     off = points.ratios(modelled) - 1
     size = np.abs(off)
-    told = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
-    return {name: round(float(value), 4) for name, value in told.items()}
+    sizes = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
+    return {name: round(float(value), 4) for name, value in sizes.items()}
 
 
 def _plain(model: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Grid:
         tokens: Rows of GEMMs, of the KV write, the layers' elementwise work and the embedding.
         head_rows: Rows of the output head.
         batches, contexts: Sequences that decode, and about how many tokens each of them holds.
-        ragged: (sequences, mean tokens) whose lengths differ widely.
+        ragged: (sequences, mean tokens) of batches with widely different lengths.
         block_sizes: Besides the model's own; each for ``ragged``, with lengths about alike.
         chunks, prefixes: New tokens of one prompt, and those before them.
         prompts: (prompts, tokens) that are prefilled in one call.

@@ -92,7 +92,7 @@ class Probes:
             yield from self._moves(blocks)
 
     def steps(self) -> Iterator[StepProbe]:
-        """Whole steps, whose parts are among the operations."""
+        """Whole steps; their operations are measured one by one too."""
         yield from (self._step(lens, contexts) for lens, contexts in self._step_shapes())
 
     def _step_shapes(self) -> Iterator[tuple[list[int], list[int]]]:
@@ -142,7 +142,7 @@ class Probes:
         return Probe(points.kv_write(self._model, tokens), work)
 
     def _elementwise(self, tokens: int) -> Probe:
-        """A layer whose GEMMs and attention give back what lies ready."""
+        """A layer without the time of its GEMMs and attention, which return prepared tensors."""
         hidden = self._random(tokens, self._model.hidden_size)
         ready = {matrix.weight.shape: self._random(tokens, len(matrix.weight)) for matrix in self._matrices()[:-1]}
         layers, (_, rotary) = self._skeleton.weights.layers, self._skeleton.weights.embed(*self._new_tokens(tokens))

@@ -36,7 +36,7 @@ class Case:
 class Host:
     """Makes numpy arrays."""
 
-    #: Where table entries past a sequence's end point: far outside, the CPU build names who reads them.
+    #: Block id of table entries past a sequence's end: far outside the pool, so that the CPU build reports a read.
     wild_block: int | None = 2**30
 
     def __init__(self, seed: int = 0) -> None:
@@ -124,8 +124,8 @@ def case(
         contexts: Tokens that each sequence holds.
         seed: Of ids and values.
         query_lens: New tokens of each sequence, which are its last; one each by default, as in decoding.
-        num_blocks: Of the cache, the last of which is held; as few as will do by default. What nobody holds is
-            zeros in one of a stated size: it may be larger than memory.
+        num_blocks: Size of the cache, with its last block held; by default as few as suffice. With a given size the
+            slots that no sequence holds are zeros, as the cache may be larger than memory.
         make: What makes the arrays; numpy's by default.
     """
     make = make or Host(seed)
@@ -150,7 +150,7 @@ def _tables(
     blocks = [-(-context // block_size) for context in contexts]
     pool = num_blocks or sum(blocks) + 2
     ids = rng.permutation(pool)
-    # Else block 0 is nobody's, so that who reads from the cache's beginning in place of nothing reads NaNs.
+    # Without num_blocks no sequence holds block 0: a kernel that wrongly reads from the start of the cache gets NaNs.
     swapped = [0, int(np.argmax(ids))] if num_blocks else [-1, int(np.argmin(ids))]
     ids[swapped] = ids[swapped[::-1]]
     unheld = int(ids[-1]) if wild is None else wild

@@ -33,11 +33,11 @@ def _report(given: argparse.Namespace) -> bool:
     from .graph_checks import CHECKS
 
     checks = [check(device) for check in CHECKS]
-    told = [check.as_dict() for check in checks]
-    target.write({"schema_version": SCHEMA_VERSION, "device": device.describe(), "checks": told})
+    results = [check.as_dict() for check in checks]
+    target.write({"schema_version": SCHEMA_VERSION, "device": device.describe(), "checks": results})
     for check in checks:
-        verdict = "passes" if check.passes else "FAILED"
-        print(f"{verdict} {check.name}: error {check.error:.1e}, allowed {check.tolerance:.0e}")
+        outcome = "passes" if check.passes else "FAILED"
+        print(f"{outcome} {check.name}: error {check.error:.1e}, allowed {check.tolerance:.0e}")
     return all(check.passes for check in checks)
 
 

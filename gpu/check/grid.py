@@ -38,7 +38,7 @@ RAGGED = (64, 70, 0, 1, 33)
 LONG = (8192, 1, 4097, 0, 255)
 #: Around every power of two from 1 to 8192.
 EDGES = tuple(sorted({2**power + near for power in range(14) for near in (-1, 0, 1)} - {8193}))
-#: A pool whose last block begins past 2**31 scalars.
+#: A pool with its last block past 2**31 scalars.
 FAR = Point("decode_attention", "float16", (16, 8), 128, 64, (130,), num_blocks=32769)
 
 
@@ -99,8 +99,8 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """As data."""
-        told = {"error": self.error, "tolerance": self.point.tolerance, "passes": self.passes, "fault": self.fault}
-        return asdict(self.point) | told | {"seconds": round(self.seconds, 4)}
+        outcome = {"error": self.error, "tolerance": self.point.tolerance, "passes": self.passes, "fault": self.fault}
+        return asdict(self.point) | outcome | {"seconds": round(self.seconds, 4)}
 
 
 def tried(point: Point, make: Make) -> Outcome:
@@ -162,7 +162,7 @@ def _report(given: argparse.Namespace) -> bool:
     for point in _watched(asked):
         outcomes.append(tried(point, make))
         if len(outcomes) % KEPT_EVERY == 0 or len(outcomes) == len(asked):
-            # Whoever stops it has what was done.
+            # An interrupted run keeps the points done so far.
             target.write(_document(outcomes, device, given.subset))
     _tell(summary(outcomes), outcomes)
     return all(outcome.passes for outcome in outcomes)

@@ -35,7 +35,7 @@ class Mismatch:
         layer: Of the model.
         error: Relative L2 error of attention, of the worst head of a new token.
         limit: What was allowed.
-        position: The first token of the sequence whose key or value is another's; None where all are its own.
+        position: The first token of the sequence with another token's key or value; None where all are right.
     """
 
     step: int
@@ -72,7 +72,7 @@ class Checked:
     mismatches: list[Mismatch] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """As data; an error that is NaN, as of slots that nobody wrote, is null."""
+        """For JSON; a NaN error, which comes from unwritten slots, is null."""
         found = asdict(self)
         for one in (found, *found["mismatches"]):
             one.update({name: None for name, value in one.items() if value != value})
@@ -119,7 +119,7 @@ def _look(executor: Executor, step: int, row: int, out: list[Tensor], checked: C
 
 
 def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) -> tuple[float, int | None]:
-    """The error of a row's attention, and the first position whose key or value is not its own."""
+    """The error of a row's attention, and the first position with another token's key or value."""
     names = executor.plan.logical_tokens(step, row)
     tokens = executor.place(names), executor.place(np.arange(len(names)))
     query, keys, values = (executor.drawn(kind, layer, *tokens) for kind in (QUERY, KEY, VALUE))

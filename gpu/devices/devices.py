@@ -112,7 +112,7 @@ def open(name: str) -> Device:
 
 
 def open_timed(name: str) -> Device:
-    """The device of a name, whose times mean something.
+    """The device of a name, if its times are meaningful.
 
     Raises:
         UserError: As :func:`open`, or it is the kernels' CPU build.

@@ -67,7 +67,7 @@ class CudaDevice(_KernelDevice):
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def free_bytes(self) -> int:
-        """What the GPU has free, and what torch holds and nobody uses."""
+        """Free memory of the GPU, and memory that torch has reserved and does not use."""
         cuda = self._torch.cuda
         held = cuda.memory_reserved(self._number) - cuda.memory_allocated(self._number)
         return cuda.mem_get_info(self._number)[0] + held

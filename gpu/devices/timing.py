@@ -1,13 +1,14 @@
-"""How long something takes on a device, as independently of the rest of the machine as can be told.
+"""Times of calls on a device, as independent of the rest of the machine as possible.
 
-On the CPU the clock is the time that a core spent on this thread. Two cores with four busy processes beside made the
-wall clock of a step 1.5 to 3 times as long, even the shortest of ten tries, and the core's own time 5 to 12 %; alone on
-the machine the two agree to 1 %. What is left of others (caches, memory, frequency) only ever adds: the lower quartile
-is taken. On a GPU a graph of some calls is replayed between two events, and the median taken; no GPU has run this yet.
+On the CPU the clock is the CPU time of this thread. Beside four busy processes on two cores the wall-clock time of a
+step grew by a factor of 1.5 to 3, even in the shortest of ten tries, and the CPU time by 5 to 12 %; on an idle machine
+the two agree to 1 %. The remaining influence of other processes (caches, memory, frequency) only adds time, so the result
+is the lower quartile. On a GPU a graph of some calls is replayed between two events, and the result is the median; no
+GPU has run this yet.
 
-A call is told its number, by which it moves on to other buffers: more than the last cache holds, see
-:attr:`Stopwatch.cold_bytes`. Warming up comes first and is not counted. Whoever measures several things samples them
-in turns (:func:`interleaved`): a slow second then costs each a sample, and none its figure.
+A call receives its number and selects its buffers by it: together they exceed the last cache, see
+:attr:`Stopwatch.cold_bytes`. Warm-up calls come first and do not count. Several operations are sampled in turns
+(:func:`interleaved`), so a slow second affects one sample of each and no result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from .devices import Device
 
-#: What is timed: one call, which is told how many came before it.
+#: A timed call; its argument is the number of calls before it.
 Work = Callable[[int], object]
 #: Takes one sample: microseconds a call.
 Sampler = Callable[[], float]

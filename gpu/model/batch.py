@@ -48,7 +48,7 @@ class Batch(NamedTuple):
         tables: Sequence[Ints] | np.ndarray,
         block_size: int,
     ) -> Batch:
-        """Rows whose tables are lists of block ids; the slots of the new tokens follow from them."""
+        """Rows with lists of block ids as tables; the slots of the new tokens follow from them."""
         padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
         for row, table in zip(padded, tables, strict=True):
             row[: len(table)] = table
@@ -213,7 +213,7 @@ class Stager:
         )
 
     def _consecutive(self, starts: np.ndarray, contexts: np.ndarray) -> tuple[int, np.ndarray]:
-        """Contiguous rows as tables of consecutive blocks, of the largest size on whose multiples all rows start."""
+        """Contiguous rows as tables of consecutive blocks, of the largest size that divides the start of every row."""
         block_size = math.gcd(MOST_CONTIGUOUS_BLOCK, self._num_slots, *map(int, starts))
         blocks = np.arange(-(-int(contexts.max()) // block_size))
         return block_size, starts[:, None] // block_size + blocks

@@ -1,7 +1,7 @@
 """Carries out a recorded plan on a device: moves, writes and attention, by the plan's own block tables.
 
-What is written is no model's: each token's keys, values and queries follow from its id and position alone
-(:mod:`replay_values`), so what attention must give is known without any table. Slots that nobody wrote are NaN.
+No model computes the values: each token's keys, values and queries follow from its id and position alone
+(:mod:`replay_values`), so the right output of attention is known without any table. Unwritten slots are NaN.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Executor:
     """The caches of a plan on a device.
 
     Args:
-        plan: What is carried out, from its first step on.
-        model: Whose layers, heads and head_dim the caches have; any that is small enough serves.
-        device: What computes, from ``devices.open``.
+        plan: The recorded steps, executed from the first one on.
+        model: Gives the caches their layers, heads and head_dim; any model that is small enough works.
+        device: The device that computes, from ``devices.open``.
         dtype: fp32, fp16 or bf16.
 
     Raises:

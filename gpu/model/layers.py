@@ -86,7 +86,7 @@ class Layer:
         Args:
             rotary: Cosines and sines of the tokens' positions; None where positions are learned.
             attend: From query, key and value ``[tokens, heads, head_dim]`` to an output like the query.
-            multiply: The GEMM. Whoever times the rest of a layer puts something in its place.
+            multiply: The GEMM; replaced to time the rest of a layer.
         """
         stacked = multiply(normalise(hidden, self.attention_norm), self.qkv)
         query, key, value = stacked.unflatten(1, (sum(self.heads), -1)).split(self.heads, dim=1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KvPool:
-    """Random keys and values in every slot: a slot that nobody wrote changes no time, and is no zero.
+    """Random keys and values in every slot, so that unwritten slots take the usual time and are not zero.
 
     Attributes:
         keys, values: A cache a layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``. As contiguous caches

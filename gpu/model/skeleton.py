@@ -82,7 +82,7 @@ class Skeleton:
         return tensor
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """A step whose inputs lie on the device."""
+        """A step with its inputs on the device."""
         hidden, rotary = self.weights.embed(inputs.token_ids, inputs.positions)
         for number, layer in enumerate(self.weights.layers):
             hidden = layer.forward(hidden, rotary, functools.partial(self.attend, number, inputs))

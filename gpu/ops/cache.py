@@ -10,7 +10,8 @@ import numpy as np
 from ...sim.types.errors import SettingError
 from . import source
 from .arrays import Array, from_host, on_host, view, views
-from .launching import Span, kernels_for
+from .cpu_kernels import Span
+from .launching import kernels_for
 
 #: Threads of a block: a row of 4,096 bytes in one go.
 THREADS = 256

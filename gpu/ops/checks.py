@@ -15,8 +15,8 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
     """Shapes and dtypes of queries ``[any, num_heads, head_dim]`` and caches ``[*slots, num_kv_heads, head_dim]``.
 
     Raises:
-        SettingError: One that does not fit; ``num_heads`` is no multiple of ``num_kv_heads``; an array whose memory does
-            not begin at a multiple of 16 bytes, which the kernels read at once.
+        SettingError: A shape or dtype does not fit; ``num_heads`` is no multiple of ``num_kv_heads``; an array does
+            not begin at a multiple of 16 bytes, the size that the kernels read at once.
     """
     query.expect((None, None, None), *source.SCALARS)
     _, num_heads, head_dim = query.shape

@@ -1,4 +1,4 @@
-"""Who runs the kernels of an array: the GPU that it lies on, or the CPU."""
+"""Selects the kernels for an array: those of its GPU, or the CPU build."""
 
 from __future__ import annotations
 

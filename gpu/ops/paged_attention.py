@@ -172,7 +172,7 @@ class Decode:
         places = kernels.places(decode, THREADS, shared_bytes)
         tokens = partition_tokens or partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // tokens))
-        # With one partition nobody writes these.
+        # One partition needs no buffers for partial results.
         rows = batch * heads * partitions if partitions > 1 else 0
         states = empty("partial_states", (rows, 2), "float32", self.query)
         values = empty("partial_values", (rows, head_dim), "float32", self.query)

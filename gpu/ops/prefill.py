@@ -166,7 +166,7 @@ class Call:
             places = kernels.places(attention, THREADS, tile.shared_bytes)
             partition_tokens = partition_size(self.max_context_len, batch * columns, places)
         partitions = max(1, -(-self.max_context_len // partition_tokens))
-        # With one partition nobody writes these.
+        # One partition needs no buffers for partial results.
         rows = tokens * heads * partitions if partitions > 1 else 0
         states = empty("partial_states", (rows, 2), "float32", self.query)
         values = empty("partial_values", (rows, head_dim), "float32", self.query)

@@ -134,8 +134,8 @@ def _earlier(out: Path) -> dict[str, Outcome]:
     """
     found = out / "run.json"
     try:
-        told = json.loads(found.read_text())["parts"] if found.exists() else []
-        return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in told}
+        parts = json.loads(found.read_text())["parts"] if found.exists() else []
+        return {part["name"]: Outcome(**part | {"files": tuple(part["files"])}) for part in parts}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{found}: tells of no GPU day; take another folder, or move it away") from None
 

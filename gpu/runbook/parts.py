@@ -127,10 +127,10 @@ def _validate(device: str, model: str, *more: str) -> Part:
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:
-    """A verb of the command line, whose data is the part's file."""
-    told = f"{name}.json"
-    program = ("-m", "fragmeter", verb or name, *flags, "--json", f"{{out}}/{told}")
-    return Part(name, program, (told, *files), budget_s)
+    """A command of the command line; the part's file is its JSON output."""
+    result = f"{name}.json"
+    program = ("-m", "fragmeter", verb or name, *flags, "--json", f"{{out}}/{result}")
+    return Part(name, program, (result, *files), budget_s)
 
 
 def _measuring(name: str, device: str, *more: str, budget_s: float = 60) -> Part:

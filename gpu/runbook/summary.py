@@ -16,16 +16,16 @@ Found = dict[str, Any]
 def summary(out: Path) -> str:
     """The page."""
     run = not_none(_read(out, "run"))
-    told = [_told(name, found) for name in SECTIONS if (found := _read(out, name))]
-    return "\n\n".join([_heading(run, _device(out)), _parts(run), *told]) + "\n"
+    sections = [_section(name, found) for name in SECTIONS if (found := _read(out, name))]
+    return "\n\n".join([_heading(run, _device(out)), _parts(run), *sections]) + "\n"
 
 
-def _told(name: str, found: Found) -> str:
-    """A part's section. What was measured counts more than its page: one that cannot be told is named."""
+def _section(name: str, found: Found) -> str:
+    """A part's section. A fault in formatting it must not hide the other parts, so the section names the fault instead."""
     try:
         return SECTIONS[name](found)
     except Exception as error:
-        return f"## {name}\n\n{name}.json is there and cannot be told: {type(error).__name__}: {error}"
+        return f"## {name}\n\n{name}.json exists and cannot be shown: {type(error).__name__}: {error}"
 
 
 def _read(out: Path, name: str) -> Found | None:
@@ -82,11 +82,11 @@ def _modules(found: Found) -> str:
         for row in kernels
         if row["error"] or row["local_bytes"]
     ]
-    told = f"## Kernels\n\n{len(kernels)} compiled in {found['compile_s']:.0f} s and loaded"
+    text = f"## Kernels\n\n{len(kernels)} compiled in {found['compile_s']:.0f} s and loaded"
     if not rows:
-        return f"{told}; none fails or needs local memory."
+        return f"{text}; none fails or needs local memory."
     headings = ("kernel", "registers", "local bytes", "error")
-    return f"{told}; those that fail or need local memory:\n\n" + _table(headings, rows)
+    return f"{text}; those that fail or need local memory:\n\n" + _table(headings, rows)
 
 
 def _graphs(found: Found) -> str:
@@ -99,16 +99,16 @@ def _graphs(found: Found) -> str:
 
 def _replay(found: Found) -> str:
     rows = f"{found['checked_rows']:,} rows of {found['checked_steps']:,} steps of a {found['plan']['policy']} plan"
-    told = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {_scientific(found['worst_error'])}."
+    summary = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {_scientific(found['worst_error'])}."
     wrong = "".join(f"\n- {mismatch}" for mismatch in found["mismatches"])
-    return f"## The simulator's own block tables\n\n{told}\n{wrong}".rstrip()
+    return f"## The simulator's own block tables\n\n{summary}\n{wrong}".rstrip()
 
 
 def _ceiling(found: Found) -> str:
     rows = [(copy["kind"], f"{copy['bytes_per_s'] / 1e9:.1f}") for copy in found["copies"]]
     sheet = found["data_sheet_bytes_per_s"]
-    told = f"\n\nData sheet: {sheet / 1e9:.0f} GB/s." if sheet else ""
-    return "## Copies\n\n" + _table(("kind", "GB/s"), rows) + told
+    sheet_line = f"\n\nData sheet: {sheet / 1e9:.0f} GB/s." if sheet else ""
+    return "## Copies\n\n" + _table(("kind", "GB/s"), rows) + sheet_line
 
 
 def _bench(found: Found) -> str:
@@ -135,10 +135,10 @@ def _validation(found: Found) -> str:
         "allocation": _allocation,
         "attention": _attention,
     }
-    told = [section(found[name]) for name, section in sections.items() if name in found]
+    shown = [section(found[name]) for name, section in sections.items() if name in found]
     if "start_up" in found:
-        told.append(_start_up(found["start_up"]))
-    return "\n\n".join([f"## Validation: {found['model']}, predicted against measured", *told])
+        shown.append(_start_up(found["start_up"]))
+    return "\n\n".join([f"## Validation: {found['model']}, predicted against measured", *shown])
 
 
 def _runs(runs: Iterable[Found]) -> str:

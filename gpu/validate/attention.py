@@ -1,6 +1,6 @@
 """Decode attention by block tables against the same over contiguous pieces: what paging costs a kernel, measured.
 
-The comparison of the paper's Fig 18a. Both read the same tokens of the same pool, whose blocks the tables name in a
+The comparison of the paper's Fig 18a. Both read the same tokens of the same pool; the tables list its blocks in a
 random order.
 """
 

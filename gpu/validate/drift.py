@@ -1,7 +1,7 @@
 """Whether a machine still is what it was when it was calibrated: some calls of the calibration, measured again.
 
-Others at work, a warmer chip or another clock make every prediction wrong alike. That is no fault of the model of a
-step, and nothing is corrected by it; who reads a report should know.
+Other processes, a warmer chip or another clock frequency make every prediction wrong by the same factor. That is no fault
+of the step model. Nothing is corrected by it; the report only states it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Drift:
         if len(now_us):
             self._looks.append(float(np.median(now_us / self._then_us)) - 1)
 
-    def told(self) -> dict[str, Any]:
-        """``calls``, how many are compared, and by which share they took longer: at each look, and in the median."""
+    def as_dict(self) -> dict[str, Any]:
+        """``calls``: how many are compared; ``looks`` and ``median``: the share by which they took longer."""
         looks = [round(look, 4) for look in self._looks]
         return {"calls": len(self._samplers), "looks": looks, "median": float(np.median(looks)) if looks else None}

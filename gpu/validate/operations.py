@@ -146,7 +146,12 @@ class TimedStep:
 
 
 def operations_compared(
-    skeleton: Skeleton, plan: Plan, calibration: Calibration, steps: Sequence[int], rounds: int, watch: Callable
+    skeleton: Skeleton,
+    plan: Plan,
+    calibration: Calibration,
+    steps: Sequence[int],
+    rounds: int,
+    watch: Callable[..., Any],
 ) -> dict[str, dict[str, Any]]:
     """Errors of each operation, over those of the steps that have it; ``beside`` is :data:`BESIDE` together.
 

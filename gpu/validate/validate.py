@@ -63,7 +63,7 @@ def warm_up(skeleton: Skeleton, plan: Plan) -> None:
 
 
 def batch_of(plan: Plan, step: int) -> Batch:
-    """What a step computes, with what a static batch computes for nobody."""
+    """What a step computes, including the padding of a static batch."""
     found = batch(plan, step)
     padding = int(plan.padding_tokens[step])
     return found if not padding else padded(found, padding, decodes=bool(plan.decodes[step]))
@@ -72,9 +72,8 @@ def batch_of(plan: Plan, step: int) -> Batch:
 def padded(found: Batch, padding: int, decodes: bool) -> Batch:
     """A step of a static batch with its padding.
 
-    Sequences that have ended go on as rows that are as long as the longest and write nowhere. Prompts are filled
-    up to the longest by a row for each, whose tokens attend to each other: the padding of one prompt, without what
-    it sees of the prompt itself.
+    An ended sequence remains as a row as long as the longest one, and writes nowhere. The padding of each prompt up to the
+    longest is one row; its tokens attend to each other, and not to the prompt itself.
     """
     longest = int(found.context_lens.max())
     lens = np.ones(padding, np.int64) if decodes else _missing(found.context_lens, longest)

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...sim.memory import BUCKETS
-from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..style.labels import Numbers
 from ..style.look import blank
@@ -67,9 +67,9 @@ def block_map(
 
 
 def request_of(found: BlockMap, requests: np.ndarray | None) -> np.ndarray:
-    """The request that holds each block at each moment, or ``NOBODY``; int64 [columns, rows]."""
+    """The request that holds each block at each moment, or ``NO_SEQUENCE``; int64 [columns, rows]."""
     sequence = found.sequence.astype(np.int64)
-    return sequence if requests is None else np.where(sequence == NOBODY, NOBODY, requests[sequence])
+    return sequence if requests is None else np.where(sequence == NO_SEQUENCE, NO_SEQUENCE, requests[sequence])
 
 
 def seconds(ticks: int) -> float:
@@ -79,21 +79,23 @@ def seconds(ticks: int) -> float:
 
 def _subtitle(found: BlockMap, drawn: Picture) -> str:
     blocks, rows = found.meta["num_blocks"], len(found.block_ids)
-    told = [f"{blocks:,} blocks of {found.meta['block_size']} slots, {found.num_columns:,} moments."]
+    sentences = [f"{blocks:,} blocks of {found.meta['block_size']} slots, {found.num_columns:,} moments."]
     if rows < int(found.block_ids[-1]) + 1:
-        told.append(f"Drawn: {rows:,} of the blocks, evenly spaced.")
+        sentences.append(f"Drawn: {rows:,} of the blocks, evenly spaced.")
     if found.meta["layout"] == "counted":
-        told.append("The policy counts slots without addresses: each piece is drawn in the lowest room that holds it.")
-    if len(drawn.columns) < found.num_columns:
-        told.append(f"Drawn: {len(drawn.columns):,} of the moments, evenly spaced.")
-    told.append("A block is what most of its slots are;")
-    if drawn.is_shaded:
-        told.append("each request has its own shade.")
-    else:
-        told.append(
-            f"requests have no shades, as a block stays with one for {drawn.residency_columns:.1f} moments (mean)."
+        sentences.append(
+            "The policy counts slots without addresses: each piece is drawn in the lowest free range that holds it."
         )
-    return " ".join(told)
+    if len(drawn.columns) < found.num_columns:
+        sentences.append(f"Drawn: {len(drawn.columns):,} of the moments, evenly spaced.")
+    sentences.append("A block is what most of its slots are;")
+    if drawn.is_shaded:
+        sentences.append("each request has its own shade.")
+    else:
+        sentences.append(
+            f"requests have no shades, as a block belongs to one for {drawn.residency_columns:.1f} moments (mean)."
+        )
+    return " ".join(sentences)
 
 
 def _legend(figure: go.Figure, found: BlockMap) -> None:
@@ -112,13 +114,13 @@ def _legend(figure: go.Figure, found: BlockMap) -> None:
 
 
 def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None) -> None:
-    """A mark on the upper edge for each time somebody was pushed out; of many some, evenly chosen."""
+    """A mark on the upper edge for each preemption; of many some, evenly chosen."""
     count = len(found.preempted_ticks)
     if not count:
         return
     shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_MARKS)).round().astype(int))
     sequence = found.preempted_sequence[shown]
-    who = sequence if requests is None else requests[sequence]
+    preempted = sequence if requests is None else requests[sequence]
     fate = np.where(found.preempted_swapped[shown] == 1, "to the host", "to be computed again")
     figure.add_scatter(
         name=f"preemption ({count:,})" if count <= _MOST_MARKS else f"preemption ({len(shown):,} of {count:,} marked)",
@@ -126,7 +128,7 @@ def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None
         y=np.full(len(shown), -0.5),
         mode="markers",
         cliponaxis=False,
-        customdata=np.column_stack([who.astype(str), fate]),
+        customdata=np.column_stack([preempted.astype(str), fate]),
         marker={
             "symbol": "triangle-down",
             "size": 9,
@@ -138,7 +140,7 @@ def _preemptions(figure: go.Figure, found: BlockMap, requests: np.ndarray | None
 
 
 def _follow(figure: go.Figure, found: BlockMap, holders: np.ndarray) -> None:
-    """A layer that cannot be seen and says what lies under the pointer."""
+    """An invisible layer that shows the block under the pointer."""
     columns = _spread(found.num_columns, _HOVER_COLUMNS)
     rows = _spread(len(found.block_ids), _HOVER_ROWS)
     figure.add_heatmap(
@@ -146,7 +148,7 @@ def _follow(figure: go.Figure, found: BlockMap, holders: np.ndarray) -> None:
         x=found.at_ticks[columns] / PER_SECOND,
         y=found.block_ids[rows],
         z=np.zeros((len(rows), len(columns)), dtype=np.int8),
-        text=[[_told(found, holders, column, row) for column in columns] for row in rows],
+        text=[[_hover_text(found, holders, column, row) for column in columns] for row in rows],
         opacity=0,
         showscale=False,
         hovertemplate="block %{y}, %{x:,.2f} s<br>%{text}<extra></extra>",
@@ -157,10 +159,10 @@ def _spread(count: int, most: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
-def _told(found: BlockMap, holders: np.ndarray, column: int, row: int) -> str:
-    """What a block is at a moment, in words."""
+def _hover_text(found: BlockMap, holders: np.ndarray, column: int, row: int) -> str:
+    """State, request, tokens and references of a block at a moment."""
     request, kind = int(holders[column, row]), KIND_LABELS[KINDS[found.bucket[column, row]]]
-    if request == NOBODY:
+    if request == NO_SEQUENCE:
         return kind
     tokens, references = int(found.live_slots[column, row]), int(found.references[column, row])
     held = f"{tokens} of {found.meta['block_size']} slots hold tokens"

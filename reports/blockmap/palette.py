@@ -1,6 +1,6 @@
-"""The colours of the block map: what is of use is cool, waste is warm, and every request has its own shade.
+"""The colours of the block map: used slots are cool, waste is warm, and every request has its own shade.
 
-A pixel's palette index says what the block is, and where a request holds it also whose:
+A pixel's palette index gives the state of the block, and the shade of the request that holds it:
 
     held      index = kind * SHADES + shade       live, reserved, over_estimate, block_tail, round_up, finished_hold
               shade = request * _STRIDE modulo SHADES, so that requests that follow each other differ
@@ -16,7 +16,7 @@ from colorsys import hls_to_rgb
 
 import numpy as np
 
-from ...sim.recording.blocks import NOBODY
+from ...sim.recording.blocks import NO_SEQUENCE
 from ..style.palette import BUCKETS
 
 SHADES = 12
@@ -68,8 +68,8 @@ def legend_colours() -> dict[str, str]:
 
 
 def indices(kind: np.ndarray, request: np.ndarray) -> np.ndarray:
-    """The palette index of each pixel, uint8; ``request`` is ``NOBODY`` where there is none."""
-    shade = np.where(request == NOBODY, 0, request * _STRIDE % SHADES)
+    """The palette index of each pixel, uint8; ``request`` is ``NO_SEQUENCE`` where there is none."""
+    shade = np.where(request == NO_SEQUENCE, 0, request * _STRIDE % SHADES)
     own = kind.astype(np.int64)
     others = _HELD_KINDS * (SHADES - 1) + own
     return np.where(own < _HELD_KINDS, own * SHADES + shade, others).astype(np.uint8)

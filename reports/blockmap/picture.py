@@ -1,7 +1,7 @@
 """The picture of a block map, in a budget of bytes: which columns are drawn, and whether requests have shades.
 
-What costs bytes is noise. Of 100,000 requests over 983 blocks and 2,000 columns a block stays with one for 1.1 columns,
-so that no pixel tells of the next one:
+Noise costs bytes. With 100,000 requests over 983 blocks and 2,000 columns a request holds a block for 1.1 columns, so
+no pixel predicts the next one:
 
     twelve shades                  992 kB      deflated at level 7; at 9: 989, by columns 978, filtered 895 and more
     six, three, two shades         787, 588, 475 kB (at level 9)
@@ -11,7 +11,7 @@ so that no pixel tells of the next one:
 So shades go before columns do, but where a request's band is wide enough to be seen in fewer columns:
 
     1. everything
-    2. shades, in half the columns, a quarter, ...    while a block stays with its request for _LEAST_STAY of them
+    2. shades, in half the columns, a quarter, ...    while a request holds a block for _LEAST_COLUMNS of them
     3. one colour a kind, in all columns, in half of them, ...
 
 The first that fits is taken. A column that is drawn is one that was recorded: nothing is averaged.
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...sim.recording.blocks import NOBODY, BlockMap
+from ...sim.recording.blocks import NO_SEQUENCE, BlockMap
 from .palette import indices, palette, plain_palette
 from .png import paletted_png
 
 #: Bytes of the picture. On a page it lies in base64, a third longer.
 MOST_BYTES = 300_000
 #: Of 2,000 columns on a map 700 pixels wide, less than 4 are hardly more than one pixel.
-_LEAST_STAY = 4
+_LEAST_COLUMNS = 4
 
 
 class Picture(NamedTuple):
@@ -41,7 +41,7 @@ class Picture(NamedTuple):
         png: Rows are the map's; columns are ``columns`` of it.
         columns: int64, ascending and evenly spaced.
         is_shaded: Whether each request has its own shade.
-        stay_columns: For how many columns of the map a block stays with a request, on average.
+        residency_columns: Columns of the map for which a request holds a block, on average.
     """
 
     png: bytes
@@ -54,7 +54,7 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
     """The finest picture of a map that takes at most so many bytes.
 
     Args:
-        requests: int64 [columns, rows], the request that holds each block, or ``NOBODY``.
+        requests: int64 [columns, rows], the request that holds each block, or ``NO_SEQUENCE``.
     """
     residency = mean_residency(requests)
     for parts, is_shaded in _choices(found.num_columns, residency):
@@ -67,8 +67,8 @@ def picture(found: BlockMap, requests: np.ndarray, most_bytes: int = MOST_BYTES)
 
 
 def mean_residency(requests: np.ndarray) -> float:
-    """For how many columns in a row the same request holds a block, on average; 0 where nobody holds any."""
-    held = requests != NOBODY
+    """Consecutive columns in which the same request holds a block, on average; 0 where no block is held."""
+    held = requests != NO_SEQUENCE
     begins = held.copy()
     begins[1:] &= requests[1:] != requests[:-1]
     return float(held.sum() / max(begins.sum(), 1))
@@ -83,5 +83,5 @@ def _choices(columns: int, residency: float) -> Iterator[tuple[int, bool]]:
     """How many columns, and whether with shades, the best first; the last one is a single column."""
     yield columns, True
     halves = [columns >> power for power in range(columns.bit_length())]
-    yield from ((parts, True) for parts in halves[1:] if residency * parts >= _LEAST_STAY * columns)
+    yield from ((parts, True) for parts in halves[1:] if residency * parts >= _LEAST_COLUMNS * columns)
     yield from ((parts, False) for parts in halves)

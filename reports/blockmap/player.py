@@ -1,13 +1,13 @@
-"""What a page needs to play block maps: pictures, and beside them what the pixels leave out.
+"""Data of a page's player of block maps: pictures, and planes with the values that pixels do not show.
 
-The picture says of each block what it is; who holds it, with how many tokens and references, lies in *planes*: integers
-[rows, columns], deflated and written as base64, which the page's script inflates. Planes have the columns that the
-picture has, and tell what is new:
+The picture has the state of each block. Its holder, tokens and references are in *planes*: integers [rows, columns],
+deflated and written as base64, which the page's script inflates. Planes have the columns of the picture, and hold
+differences:
 
-    holder        0 where the holder is that of the column before, else 1 + which of the requests of its column
-                  (few: hardly a request of a long run is there for two columns, so that its number would not be short);
-                  of a block that a preemption freed, who had it
-    live          tokens beyond a full live block's, or an empty one's
+    holder        0 where the holder is that of the column before, else 1 + the place of the request in its column
+                  (a small number: few requests of a long run span two columns, and request numbers would be long);
+                  for a block that a preemption freed, its last holder
+    live          tokens beyond those of a full live block, or of an empty one
     references    beyond the holder's
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap
+from ...sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..style.look import note
 from ..style.packing import packed
@@ -70,7 +70,7 @@ class PlayedMap:
             "holder": place,
             "sample": self._samples()[columns],
             "live": (found.live_slots - (found.bucket == KINDS.index("live")) * found.meta["block_size"])[columns],
-            "references": (found.references - (found.sequence != NOBODY))[columns],
+            "references": (found.references - (found.sequence != NO_SEQUENCE))[columns],
         }
         return {
             "name": self.name,
@@ -89,11 +89,11 @@ class PlayedMap:
         }
 
     def _holders(self) -> np.ndarray:
-        """The request that holds each block, or gave it up in a preemption, or ``NOBODY``; int64 [columns, rows]."""
+        """The request that holds each block, or gave it up in a preemption, or ``NO_SEQUENCE``; int64 [columns, rows]."""
         requests = request_of(self.found, self.requests)
-        last = np.full(requests.shape[1], NOBODY)
+        last = np.full(requests.shape[1], NO_SEQUENCE)
         for held, kind in zip(requests, self.found.bucket, strict=True):
-            last = np.where(held == NOBODY, last, held)
+            last = np.where(held == NO_SEQUENCE, last, held)
             held[kind == GIVEN_UP] = last[kind == GIVEN_UP]
         return requests
 
@@ -101,7 +101,7 @@ class PlayedMap:
         """Which of its request's sequences holds each block, from 0."""
         first = np.searchsorted(self.requests, np.arange(len(self.requests)))
         held = self.found.sequence
-        return np.where(held == NOBODY, 0, held - first[self.requests[held]])
+        return np.where(held == NO_SEQUENCE, 0, held - first[self.requests[held]])
 
 
 class Player:
@@ -116,8 +116,8 @@ class Player:
         for figure, played in zip(self.figures, self.data, strict=True):
             figure.update_xaxes(range=[0, longest_s])
             if played["end_s"] < _MUCH_SOONER * longest_s:
-                told = f"all served<br>after {played['end_s']:,.0f} s"
-                note(figure, told, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
+                label = f"all served<br>after {played['end_s']:,.0f} s"
+                note(figure, label, x=played["end_s"], y=0.5, yref="paper", xanchor="left", xshift=12, align="left")
         self.constants = {"block_colours": json.dumps(_colours())}
 
 

@@ -1,7 +1,7 @@
-"""Block tables of one request, frame by frame: who names which physical block, and copies before writes.
+"""Block tables of one request, frame by frame: the physical blocks in each table, and copies before writes.
 
 A recorded plan has the tables as they stand when attention runs, and the copies that a step begins with. Within such
-a step the tables are told in the order in which things happen:
+a step the frames follow the order of its actions:
 
     shared     a copy is due: the tables still name its source        references of block 7: 2
     copied     one frame a copy: the writer names the target          references of block 7: 1, of block 9: 1
@@ -85,7 +85,7 @@ def table_frames(plan: Plan, sequences: Sequence[int]) -> Iterator[Frame]:
         copies = [pair for pair in step.copies.tolist() if any(pair[1] in table for table in tables)]
         yield from _before_copies(moment, tables, [c - q for c, q in zip(tokens, new)], references, copies)
         shown = {block: references[block] for table in tables for block in table}
-        yield Frame(*moment, _told(rows, new, there, step.decodes), tables, tokens, shown)
+        yield Frame(*moment, _step_text(rows, new, there, step.decodes), tables, tokens, shown)
         there |= set(rows)
 
 
@@ -128,8 +128,8 @@ def _before_copies(
         references[source] -= 1
         references[target] += 1
         text = (
-            f"Copy on write: sample {sample + 1} takes block {target} in place of block {source}, whose references"
-            f" fall from {before} to {before - 1}."
+            f"Copy on write: sample {sample + 1} takes block {target} in place of block {source}, and the"
+            f" references of block {source} fall from {before} to {before - 1}."
         )
         yield Frame(*moment, text, now, tokens, _named(now, references), (sample, source, target, before, before - 1))
 
@@ -138,7 +138,7 @@ def _named(tables: list[list[int]], references: Mapping[int, int]) -> dict[int, 
     return {block: references[block] for table in tables for block in table}
 
 
-def _told(rows: Mapping[int, int], new: list[int], there: set[int], decodes: int) -> str:
+def _step_text(rows: Mapping[int, int], new: list[int], there: set[int], decodes: int) -> str:
     """What a step does to the tables, in a sentence."""
     prefilled = [sample for sample, row in rows.items() if row >= decodes]
     if prefilled:

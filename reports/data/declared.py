@@ -1,7 +1,7 @@
 """What the files of a result hold, declared table by table and key by key, and whether those of a folder do.
 
-A page reads a folder that anybody may have edited, cut off or put together from two runs. So each table is read by its
-declaration into the types that the run wrote, and everything else in it is left out.
+A result folder may have been edited, truncated or put together from two runs. So each table is read by its declaration into
+the types that the run wrote, and everything else in it is left out.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def read_json(path: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(value: Any, where: str) -> None:
-    """Refuse a document that has a number with which nobody can calculate, wherever it is.
+    """Refuse a document with a number that is not finite or out of range, at any depth.
 
     Raises:
         Damaged: Names the first.

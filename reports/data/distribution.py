@@ -17,8 +17,8 @@ from ...sim.metrics.gaps import Gaps
 
 _PERCENTS = np.unique(np.concatenate([np.arange(401) / 4, 99 + np.arange(41) / 40]))
 MOST_POINTS = len(_PERCENTS)
-#: Percentiles that are told besides.
-TOLD = (50, 90, 95, 99, 100)
+#: Percentiles in the table under a figure.
+LISTED = (50, 90, 95, 99, 100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +29,14 @@ class Distribution:
         number: How many values there are, at least one.
         mean_ms: Their mean.
         percents, values_ms: The points of the line, float64 [points], both ascending.
-        told_ms: The percentiles of ``TOLD``.
+        listed_ms: The percentiles of ``LISTED``.
     """
 
     number: int
     mean_ms: float
     percents: np.ndarray
     values_ms: np.ndarray
-    told_ms: Mapping[int, float]
+    listed_ms: Mapping[int, float]
 
     @property
     def error_pct(self) -> float:
@@ -50,13 +50,13 @@ def of_values(values_ms: np.ndarray) -> Distribution | None:
     if not len(values_ms):
         return None
     percents = _percents(len(values_ms))
-    told = np.percentile(values_ms, TOLD)
+    listed = np.percentile(values_ms, LISTED)
     return Distribution(
         number=len(values_ms),
         mean_ms=float(values_ms.mean()),
         percents=percents,
         values_ms=np.percentile(values_ms, percents),
-        told_ms=dict(zip(TOLD, told.tolist(), strict=True)),
+        listed_ms=dict(zip(LISTED, listed.tolist(), strict=True)),
     )
 
 
@@ -65,13 +65,13 @@ def of_gaps(gaps: Gaps) -> Distribution | None:
     if not gaps.number:
         return None
     percents = _percents(gaps.number)
-    values_ms = gaps.percentiles_ms(np.concatenate([percents, TOLD]))
+    values_ms = gaps.percentiles_ms(np.concatenate([percents, LISTED]))
     return Distribution(
         number=gaps.number,
         mean_ms=gaps.mean_ms(),
         percents=percents,
         values_ms=values_ms[: len(percents)],
-        told_ms=dict(zip(TOLD, values_ms[len(percents) :].tolist(), strict=True)),
+        listed_ms=dict(zip(LISTED, values_ms[len(percents) :].tolist(), strict=True)),
     )
 
 

@@ -16,7 +16,7 @@ def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
     Larger is better in both.
     """
     front, best = set(), -inf
-    # Whoever is beaten is beaten by one of more in the first quantity, or of as much in it and more in the second.
+    # A beaten point is beaten by one with more of the first quantity, or with as much of it and more of the second.
     for point in sorted(set(points), reverse=True):
         if point[1] > best:
             front.add(point)

@@ -1,4 +1,4 @@
-"""The ledger over the whole of a run, from its tables: also while nobody runs, and of several replicas together.
+"""The ledger over the whole of a run, from its tables: also while no sequence runs, and of several replicas together.
 
 ``memory.parquet`` has a row for each leap of ``steps.parquet``, which says when that leap starts and how long it takes:
 
@@ -6,8 +6,8 @@
     memory      row 0    row 1           row 2                   end of the run
     drawn       row 0    row 1  all free row 2         all free
 
-Between two leaps a replica idles, and then the ledger has everything free: rows are put in that say so. What a prefix
-cache or a shared prefix keeps over such a span is in no table, so with one of these the row before holds on.
+Between two leaps a replica idles, and then all slots of the ledger are free: such rows are inserted. The blocks that a prefix
+cache or a shared prefix keeps over such a span are in no table, so with one of these the previous row remains in force.
 
 Replicas leap each at its own times. At every time that is some replica's, the rows in force of all are added up.
 
@@ -29,7 +29,7 @@ _COLUMNS = ["start_ticks", *BUCKETS]
 def pool_over_time(result: Result) -> pd.DataFrame:
     """``start_ticks`` (ascending) and the slots of each bucket from then to the next row, of all replicas.
 
-    A run in which everybody was refused has no rows.
+    A run that refused every request has no rows.
     """
     if result.blocks is not None:
         census = pd.DataFrame(result.blocks.census_slots, columns=list(BUCKETS))
@@ -43,7 +43,7 @@ def pool_over_time(result: Result) -> pd.DataFrame:
 
 
 def keeps_over_idle_spans(result: Result) -> bool:
-    """Whether slots may be taken while nobody runs, of which the tables do not tell."""
+    """Whether slots may be taken while no sequence runs; the tables do not show them."""
     settings, replica = result.about["settings"], result.about["replica"]
     shared = settings.get("shared_prefix_tokens") or replica.get("enable_prefix_caching")
     return bool(shared) or settings["policy"] == "sglang"

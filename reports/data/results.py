@@ -53,7 +53,7 @@ class Result:
 
     @property
     def policy(self) -> str:
-        """What decided who runs."""
+        """The scheduling policy."""
         return self.about["settings"]["policy"]
 
     @cached_property
@@ -96,7 +96,7 @@ def read_result(folder: str | PathLike[str], name: str = "") -> Result:
     """
     place = Path(folder)
     summary, about = read_documents(place)
-    with _told_of(place):
+    with _user_errors(place):
         tables = _tables(place, about)
         recorded = {part.stem: load(part) for part, load in _recorded(place) if part.is_file()}
         result = Result(as_utf8(name or about["settings"]["policy"]), summary, about, **tables, **recorded)
@@ -111,15 +111,15 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         UserError: It is none, or one of another version, or damaged.
     """
     restore(folder)
-    with _told_of(folder):
+    with _user_errors(folder):
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
         return summary, about
 
 
 @contextmanager
-def _told_of(folder: Path) -> Iterator[None]:
-    """Turn what is wrong with a result folder into the user's error.
+def _user_errors(folder: Path) -> Iterator[None]:
+    """Turn a fault of a result folder into the user's error.
 
     Raises:
         UserError: It is no result folder, or a damaged one.
@@ -136,7 +136,7 @@ def _told_of(folder: Path) -> Iterator[None]:
 
 
 def _check_replicas(about: Mapping[str, Any]) -> None:
-    """Refuse a cluster whose number of replicas cannot be told."""
+    """Refuse a cluster without a valid number of replicas."""
     asked = about.get("cluster", {})
     check_document(asked, {}, "run.json: cluster")
     numbers = [asked.get(name) for name in ("num_replicas", "prefill_replicas", "decode_replicas")]

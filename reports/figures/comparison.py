@@ -109,8 +109,8 @@ def _unpublished(rows: list[Row]) -> Iterator[tuple[str, float]]:
 def _heading(name: str, rows: list[Row]) -> str:
     errors = [row["error"] for row in rows if row["series"] == name and row.get("error") is not None]
     largest = max(errors, key=abs, default=None)
-    told = "" if largest is None else f"   largest error {signed(largest)} points"
-    return f"<b>{name}</b><span style='color:{MUTED}'>{told}</span>"
+    error = "" if largest is None else f"   largest error {signed(largest)} points"
+    return f"<b>{name}</b><span style='color:{MUTED}'>{error}</span>"
 
 
 def _pairs(figure: go.Figure, names: list[str]) -> go.Figure:
@@ -213,12 +213,12 @@ def _unit(row: Row) -> str:
 
 def _lane_name(row: Row) -> str:
     error = difference(row) if row.get("error") is not None else ""
-    told = ", ".join(filter(None, [error, "fitted" if row.get("fitted") else ""]))
+    note_text = ", ".join(filter(None, [error, "fitted" if row.get("fitted") else ""]))
     name = _value_name(row)
-    return f"{name}<br><span style='color:{MUTED};font-size:11px'>{told}</span>" if told else name
+    return f"{name}<br><span style='color:{MUTED};font-size:11px'>{note_text}</span>" if note_text else name
 
 
-def _range(rows: list[Row]) -> dict:
+def _range(rows: list[Row]) -> dict[str, Any]:
     return {
         "array": [row["maximum"] - row["simulated"] for row in rows],
         "arrayminus": [row["simulated"] - row["minimum"] for row in rows],

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..data.distribution import TOLD, Distribution
+from ..data.distribution import LISTED, Distribution
 from ..style.labels import Numbers
 from ..style.look import blank
 from ..style.palette import INK, PAPER
@@ -44,7 +44,9 @@ def latency_cdf(
     title = f"{metric.upper()}: {LATENCIES[metric]}"
     figure = blank(title, _subtitle(metric, runs), 330, _numbers(runs, limit_ms, met), _data(runs))
     for place, (name, values) in enumerate(runs.items()):
-        figure.add_traces([_line(place, _told(name, met.get(name), limit_ms), values), _marks(place, name, values)])
+        figure.add_traces(
+            [_line(place, _run_label(name, met.get(name), limit_ms), values), _marks(place, name, values)]
+        )
     if limit_ms is not None:
         figure.add_trace(_limit(limit_ms))
     lowest, highest = (pick(each.values_ms[at] for each in runs.values()) for pick, at in ((min, 0), (max, -1)))
@@ -62,7 +64,7 @@ def _subtitle(metric: str, runs: Mapping[str, Distribution]) -> str:
     return f"Share of the {unit}; marked are the median and p99. Shares on a line are right to {error:.2g} %."
 
 
-def _told(name: str, met_pct: float | None, limit_ms: float | None) -> str:
+def _run_label(name: str, met_pct: float | None, limit_ms: float | None) -> str:
     return name if met_pct is None else f"{name}: {met_pct:.1f} % within {limit_ms:,g} ms"
 
 
@@ -82,7 +84,7 @@ def _marks(place: int, name: str, values: Distribution) -> go.Scatter:
         name=f"{name}, median and p99",
         mode="markers",
         showlegend=False,
-        x=[values.told_ms[percent] for percent in _MARKED],
+        x=[values.listed_ms[percent] for percent in _MARKED],
         y=list(_MARKED),
         marker={"symbol": symbol(place), "size": 8, "color": colour(place), "line": {"color": PAPER, "width": 1}},
         hovertemplate=f"{name}<br>p%{{y}}: %{{x:,.3~f}} ms<extra></extra>",
@@ -107,9 +109,9 @@ def _data(runs: Mapping[str, Distribution]) -> Numbers:
 
 
 def _numbers(runs: Mapping[str, Distribution], limit_ms: float | None, met_pct: Mapping[str, float]) -> Numbers:
-    columns = ["Run", "Values", "Mean (ms)", *("Longest (ms)" if each == 100 else f"p{each} (ms)" for each in TOLD)]
+    columns = ["Run", "Values", "Mean (ms)", *("Longest (ms)" if each == 100 else f"p{each} (ms)" for each in LISTED)]
     rows: list[list[Any]] = [
-        [name, each.number, each.mean_ms, *(each.told_ms[one] for one in TOLD)] for name, each in runs.items()
+        [name, each.number, each.mean_ms, *(each.listed_ms[one] for one in LISTED)] for name, each in runs.items()
     ]
     if limit_ms is not None:
         columns += ["Objective (ms)", "Met by (% of requests)"]

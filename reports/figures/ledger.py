@@ -24,7 +24,7 @@ def ledger_over_time(
     ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket; a row holds from
     its start to the next row's, the last one to ``end_s``. Of a table longer than ``MOST_POINTS`` the rows in force at
     evenly spaced times are drawn, as they are and never averaged. Buckets that hold nothing throughout are named, not
-    drawn. Of a policy that admits nobody where fewer than ``watermark_slots`` would stay free, that line is drawn too.
+    drawn. For a policy that admits no request when fewer than ``watermark_slots`` would stay free, that line is drawn too.
     """
     whole = pd.DataFrame(table)
     drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]

@@ -1,8 +1,9 @@
-"""How the answers hang on the one fitted number: the scale of the step time."""
+"""Sensitivity of the results to the one fitted number, the scale of the step time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -83,7 +84,7 @@ def sensitivity_numbers(rows: Sequence[Row]) -> Numbers:
     key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
     at_x = any(row.get("x") is not None for row in rows)
-    lines: dict[tuple, list] = {}
+    lines: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         name = metric_label(row["metric"]) + (", %" if is_percent(row["metric"]) else "")
         start = [row["series"], name, *([row["x"]] if at_x else []), row["published"]]

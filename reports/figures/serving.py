@@ -52,14 +52,14 @@ def _drawn(figure: go.Figure, tables: Tables, kinds: Mapping[str, str], unit: st
 
 
 def _line(place: int, name: str, table: pd.DataFrame, column: str, dash: str, unit: str) -> go.Scatter:
-    told = name if column.endswith("_tokens") else f"{name}, {column}"
+    label = name if column.endswith("_tokens") else f"{name}, {column}"
     return go.Scatter(
-        name=told,
+        name=label,
         mode="lines",
         x=[*table["start_s"].round(6), round(table["end_s"].iloc[-1], 6)],
         y=[*table[column].round(4), round(table[column].iloc[-1], 4)],
         line={"shape": "hv", "color": colour(place), "width": 1.5, "dash": dash},
-        hovertemplate=f"{told}<br>%{{x}}: %{{y:,.1f}} {unit}<extra></extra>",
+        hovertemplate=f"{label}<br>%{{x}}: %{{y:,.1f}} {unit}<extra></extra>",
     )
 
 

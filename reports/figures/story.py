@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -29,8 +30,8 @@ def story(rows: Sequence[Row], title: str) -> go.Figure:
     names = series_of(rows, "sequence")
     iterations = range(min(row["iteration"] for row in rows), max(row["iteration"] for row in rows) + 1)
     by_state = {state: [row for row in rows if row["state"] == state] for state in STATES}
-    told = ", ".join(f"{letter} {words}" for state, (words, letter) in _WORDS.items() if by_state[state])
-    figure = blank(title, f"{told}.", 64 + _CELL_PX * len(names), _numbers(rows, names))
+    key = ", ".join(f"{letter} {words}" for state, (words, letter) in _WORDS.items() if by_state[state])
+    figure = blank(title, f"{key}.", 64 + _CELL_PX * len(names), _numbers(rows, names))
     figure.add_traces([_cells(mine, state, names) for state, mine in by_state.items() if mine])
     figure.update_layout(barmode="overlay", bargap=0.06, showlegend=False)
     figure.update_layout(width=_LEFT_PX + _CELL_PX * len(iterations) + _RIGHT_PX)
@@ -60,7 +61,7 @@ def _cells(rows: list[Row], state: str, names: list[str]) -> go.Bar:
     )
 
 
-def _numbers(rows: Sequence[Row], names: list[str]) -> dict:
+def _numbers(rows: Sequence[Row], names: list[str]) -> dict[str, Any]:
     iterations = sorted({row["iteration"] for row in rows})
     cells = {(row["sequence"], row["iteration"]): _WORDS[row["state"]][0] for row in rows}
     lines = [[name, *(cells.get((name, iteration)) for iteration in iterations)] for name in names]

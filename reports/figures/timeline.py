@@ -71,10 +71,10 @@ def request_spans(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataF
 
 
 def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd.DataFrame:
-    """What each request did from when to when: columns ``request``, ``state``, ``start_ticks``, ``end_ticks``.
+    """The states of each request over time: columns ``request``, ``state``, ``start_ticks``, ``end_ticks``.
 
-    States are the keys of ``palette.TIMELINE``. Spans without a length are left out. Who stood still and was then
-    preempted is told as stalled until it runs again.
+    States are the keys of ``palette.TIMELINE``. Spans without a length are left out. A request that was
+    stalled and then preempted is stalled until it runs again.
     """
     first = residencies.groupby("request")["sequence"].transform("min") == residencies["sequence"]
     own = residencies[first].sort_values(["request", "start_ticks"], kind="stable").reset_index(drop=True)
@@ -82,7 +82,7 @@ def request_spans_ticks(requests: pd.DataFrame, residencies: pd.DataFrame) -> pd
     arrival = requests["arrival_ticks"].to_numpy()[own["request"]]
     away_since = np.where(before, own["end_ticks"].shift(fill_value=0), arrival)
     why = np.where(before, own["ended"].astype(str).shift(fill_value=""), "queued")
-    # Who comes back from the host, goes on, or forks, has nothing to prefill.
+    # A sequence that is swapped in, continues after a stall, or forks, has nothing to prefill.
     computes = np.where(own["begun"].isin(("prefilled", "recomputed")), "prefill", "decode")
     parts = [
         (why, away_since, own["start_ticks"]),

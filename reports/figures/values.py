@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import plotly.graph_objects as go
 
 from ..style.labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
@@ -71,7 +73,7 @@ def _curve(rows: list[Row], side: str, hue: Hue, symbol: str) -> go.Scatter:
     )
 
 
-def _range(rows: list[Row], hue: Hue) -> dict:
+def _range(rows: list[Row], hue: Hue) -> dict[str, Any]:
     spans = [(row["simulated"], row.get("minimum"), row.get("maximum")) for row in rows]
     return {
         "array": [0 if high is None else high - at for at, _, high in spans],

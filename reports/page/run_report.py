@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
     Attributes:
         results: One run, or several on the same load.
-        request: The request whose block tables are shown; None for one that is worth it.
+        request: The request to show block tables of; None selects one, see ``chosen_request``.
         goal: Objectives of every request.
         measured: The requests beside those of a real server; None where nothing was measured.
     """
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     measured: Measured | None = None
 
 
-#: Policies that admit nobody below the watermark.
+#: Policies that admit no request below the watermark.
 _WATERMARKED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi")
 _FREE_RUN = "free blocks, and the longest run of them"
 
@@ -72,7 +72,7 @@ def _sections(asked: Asked) -> list[Section]:
 
 
 def _served(asked: Asked) -> list[Result]:
-    """The runs in which somebody was not refused."""
+    """The runs that served at least one request."""
     return [result for result in asked.results if len(result.residencies)]
 
 
@@ -93,29 +93,29 @@ def title(asked: Asked) -> str:
 
 
 def _lead(asked: Asked) -> str:
-    loads = dict.fromkeys(_load_told(result) for result in asked.results)
+    loads = dict.fromkeys(_load_text(result) for result in asked.results)
     if len({result.about["workload"]["sha256"] for result in asked.results}) > 1:
         loads["These runs did not serve the same requests; compare them with care."] = None
-    return "\n\n".join([*loads, *(_run_told(result) for result in asked.results)])
+    return "\n\n".join([*loads, *(_run_text(result) for result in asked.results)])
 
 
-def _load_told(result: Result) -> str:
+def _load_text(result: Result) -> str:
     load, summary = result.about["workload"], result.summary
     tokens = f"{summary['total_input_tokens']:,} prompt tokens and {summary['total_output_tokens']:,} output tokens"
     return f"{load['name']}: {load['requests']:,} requests, {tokens}."
 
 
-def _run_told(result: Result) -> str:
+def _run_text(result: Result) -> str:
     settings, summary = result.about["settings"], result.summary
     preemptions = sum(summary["preemptions"].values())
-    pushed = f" {preemptions:,} preemptions." if preemptions else ""
+    preempted = f" {preemptions:,} preemptions." if preemptions else ""
     replicas = f", {result.num_replicas} replicas," if result.num_replicas > 1 else ""
     refused = f" {summary['refused']:,} requests were refused: the pool cannot hold them." if summary["refused"] else ""
     return (
         f"{result.name} served {settings['model']} on {settings['gpu']}{replicas} in {summary['duration']:,.1f} s:"
         f" {summary['output_throughput']:,.0f} output tokens/s, {summary['mean_batch']:.1f} requests in a batch,"
         f" {summary['waste']['mean_over_time_pct']['paper_view']['token_states']:.1f} % of the KV cache held tokens"
-        f" (mean over time).{pushed}{refused}"
+        f" (mean over time).{preempted}{refused}"
     )
 
 
@@ -124,9 +124,9 @@ def _block_maps(asked: Asked) -> Section | None:
     if not maps:
         return None
     text = (
-        "Every physical block over time: blue holds tokens or soon will, what is warm is wasted, a pale shade is"
+        "Every physical block over time: blue holds tokens or soon will, warm colours are waste, a pale shade is"
         " reserved. Where bands are wide enough to be seen each request has a shade of its own. Drag across a map to"
-        " zoom; point at it, or at the blocks below, to see whose they are; play, or move the time, to watch the pool"
+        " zoom; point at it, or at the blocks below, to see which request holds them; play, or move the time, to watch the pool"
         " fill and empty."
     )
     return Section("The block map", text, widgets=[Player(maps)])
@@ -137,19 +137,21 @@ def _memory(asked: Asked) -> Section | None:
     if not served:
         return None
     figures = [_on_one_clock(_ledger(result), asked) for result in served]
-    return Section("Memory over time", _ledger_told(served), figures)
+    return Section("Memory over time", _ledger_text(served), figures)
 
 
-def _ledger_told(results: Sequence[Result]) -> str:
-    told = ["The ledger: every slot of the pool in exactly one bucket."]
+def _ledger_text(results: Sequence[Result]) -> str:
+    sentences = ["The ledger: every slot of the pool in exactly one bucket."]
     unrecorded = [result for result in results if result.blocks is None]
     if len(unrecorded) < len(results):
-        told.append("Where blocks were recorded, at the moments of the block map.")
+        sentences.append("Where blocks were recorded, at the moments of the block map.")
     if unrecorded:
-        told.append("From memory.parquet, at every scheduling decision: what comes in between shows at the next one.")
+        sentences.append("From memory.parquet, at every scheduling decision: changes in between show at the next one.")
     if any(map(keeps_over_idle_spans, unrecorded)):
-        told.append("What is kept while nobody runs it does not tell: the last decision is drawn on.")
-    return " ".join(told)
+        sentences.append(
+            "It has no rows for blocks that are kept while no request runs: the last decision is drawn on."
+        )
+    return " ".join(sentences)
 
 
 def _ledger(result: Result) -> go.Figure:
@@ -230,10 +232,10 @@ def _tables(asked: Asked) -> Section | None:
     viewers = [viewer for result in asked.results if (viewer := _viewer(result, asked.request)) is not None]
     if not viewers:
         return None
-    told = ", ".join(f"request {viewer.data['request']} of {viewer.data['name']}" for viewer in viewers)
+    shown = ", ".join(f"request {viewer.data['request']} of {viewer.data['name']}" for viewer in viewers)
     text = (
         f"Logical blocks and the physical ones behind them, step by step, as the PagedAttention paper draws them in its"
-        f" Figs 6 to 8: {told}. A block that several tables name has a coloured edge: it is copied before one of them"
+        f" Figs 6 to 8: {shown}. A block that several tables name has a coloured edge: it is copied before one of them"
         " writes into it."
     )
     return Section("Block tables", text, widgets=viewers)

@@ -23,7 +23,7 @@ _OF_REQUESTS = ("ttft", "tpot", "e2el")
 
 
 def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Section | None:
-    """Every latency as a distribution, with the objectives of ``goal``; None where nobody was served."""
+    """Every latency as a distribution, with the objectives of ``goal``; None where no request was served."""
     times = {result.name: served_times(result.requests) for result in results}
     found = {result.name: _distributions(result, times[result.name]) for result in results}
     met = {} if goal is None else {name: _met_pct(goal, each) for name, each in times.items() if len(each.index)}
@@ -37,7 +37,7 @@ def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Sect
     if not figures:
         return None
     text = "From when a request is sent; percentiles are those of summary.json."
-    return Section("Latency", "\n\n".join([text, _goal_told(results, goal, met)]), figures)
+    return Section("Latency", "\n\n".join([text, _goal_text(results, goal, met)]), figures)
 
 
 def _distributions(result: Result, times: RequestTimes) -> dict[str, Distribution | None]:
@@ -53,16 +53,16 @@ def _met_pct(goal: Objectives, times: RequestTimes) -> dict[str, float]:
     return {name: float(100 * each.mean()) for name, each in goal.met(times).items()}
 
 
-def _goal_told(results: Sequence[Result], goal: Objectives | None, met: Mapping[str, Mapping[str, float]]) -> str:
+def _goal_text(results: Sequence[Result], goal: Objectives | None, met: Mapping[str, Mapping[str, float]]) -> str:
     if goal is None:
         return "No objectives were given; fragmeter report --goodput ttft:500 tpot:50 draws them."
-    told = [
+    sentences = [
         f"{result.name}: {met[result.name]['all']:.1f} % of the requests meet {goal} (ms), a goodput of"
         f" {result.summary['request_throughput'] * met[result.name]['all'] / 100:,.3g} requests/s."
         for result in results
         if result.name in met
     ]
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def serving(results: Sequence[Result]) -> Section | None:
@@ -96,17 +96,17 @@ def measured(found: Measured | None) -> Section:
     title = "Simulated against measured"
     if found is None:
         text = (
-            "Nothing was measured: these are numbers of a simulation alone. fragmeter report --measured FILE holds them"
-            " to what vllm bench serve --save-result --save-detailed wrote of a real server."
+            "Nothing was measured: these are numbers of a simulation alone. fragmeter report --measured FILE compares them"
+            " with the results of a real server from vllm bench serve --save-result --save-detailed."
         )
         return Section(title, text)
     figures = [simulated_against_measured(metric, found.pairs) for metric in _OF_REQUESTS]
-    told = [_agreement_told(name, table) for name, table in found.pairs.items()]
+    agreements = [_agreement_text(name, table) for name, table in found.pairs.items()]
     text = "The same requests on both sides, each as its client sees it."
-    return Section(title, "\n\n".join([text, *told, found.warning]), figures)
+    return Section(title, "\n\n".join([text, *agreements, found.warning]), figures)
 
 
-def _agreement_told(name: str, pairs: pd.DataFrame) -> str:
+def _agreement_text(name: str, pairs: pd.DataFrame) -> str:
     parts = []
     for metric in _OF_REQUESTS:
         near = agreement(metric, pairs)

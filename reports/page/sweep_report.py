@@ -1,4 +1,4 @@
-"""The report of a sweep: how good each policy is at each rate, and which points nobody beats."""
+"""The report of a sweep: goodput and latency of each policy at each rate, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Sweep:
 
     Attributes:
         name: What it is called.
-        points: A row a point: ``series``, ``request_rate`` (inf for all at once, NaN where nobody asked for one),
+        points: A row a point: ``series``, ``request_rate`` (inf for all at once, NaN where none was set),
             ``seed``, ``request_throughput``, ``p99_ttft_ms``, ``p99_tpot_ms``, ``tokens_per_s_per_user`` and
             ``tokens_per_s_per_gpu``; and ``request_goodput``, where objectives were given.
-        axes: What tells the series apart.
-        objectives: As the sweep was told them, or nothing.
+        axes: The settings in which the series differ.
+        objectives: As given to the sweep, or empty.
         failed: Points that could not be run.
     """
 
@@ -79,7 +79,7 @@ def _rates(sweep: Sweep) -> Section:
         )
         return Section(title, text)
     figures = [_goodput(points, sweep.objectives)]
-    figures += [against_rate(points, name, told, "ms") for name, told in _LATENCIES.items()]
+    figures += [against_rate(points, name, label, "ms") for name, label in _LATENCIES.items()]
     text = (
         "Where a line bends, the replica is full: a higher rate only makes requests wait. Rates that are done count to"
         " the last answer, so those of few requests stay below what was asked."
@@ -98,7 +98,7 @@ def _goodput(points: pd.DataFrame, objectives: str) -> go.Figure:
 def _pareto(sweep: Sweep) -> Section:
     points, title = sweep.points[np.isfinite(sweep.points["tokens_per_s_per_user"])], "Throughput against speed"
     if points.empty:
-        return Section(title, "No point has an output of more than one token, so nobody sees a speed.")
+        return Section(title, "No point has an output of more than one token, so there is no speed per user.")
     text = "Larger batches give more tokens a GPU, and each user fewer: no point is best, but some are beaten."
     return Section(title, text, [throughput_pareto(points)])
 

@@ -26,7 +26,7 @@ from ..style.labels import (
     origin,
     parameter_of,
     series_of,
-    step_told,
+    step_text,
     unit,
 )
 
@@ -98,7 +98,7 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Itera
         low, high = row.get("minimum"), row.get("maximum")
         yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
     if moving:
-        yield step_told(row)
+        yield step_text(row)
     yield difference(row)
     if how:
         yield row.get("how") or "-"

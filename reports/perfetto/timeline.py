@@ -5,7 +5,7 @@
     │   └── lane 1          a slice a request, from arrival to end; within it what it did (queued, prefill, decode, ...)
     ├── steps               a slice a leap, with what ``steps.parquet`` says of it
     ├── preemptions         an instant each
-    ├── memory              a counter a bucket of the ledger, in slots, all free where nobody runs
+    ├── memory              a counter a bucket of the ledger, in slots, all free where no sequence runs
     └── sequences           counters: those on the device, and requests that wait
 
 There are as many slices of the category ``request`` as requests, refused ones included, which take no time. Of one
@@ -40,7 +40,7 @@ _PREFILL, _BOTH, _DECODE = "prefill", "prefill and decode", "decode"
 _NAMES = tuple(dict.fromkeys((*TIMELINE, _PREFILL, _BOTH, _DECODE, *KINDS)))
 _CATEGORIES = ("request", "state", "step", "preemption")
 _OF_REQUEST = ("prompt_tokens", "output_tokens", "recomputed", "swapped", "refused")
-_OF_STEP = ("iterations", "decodes", "width", "prefill_tokens", "waiting")
+_OF_STEP = ("iterations", "decodes", "batch_size", "prefill_tokens", "waiting")
 _ANNOTATIONS = ("request", *_OF_REQUEST, *_OF_STEP)
 
 
@@ -70,7 +70,7 @@ def _replicas(result: Result) -> Iterator[tuple[Result, pd.DataFrame]]:
     if "replica" not in result.steps:
         yield result, spans
         return
-    # Who was refused was sent to none.
+    # A refused request has no replica.
     replica_of = result.requests["replica"].fillna(0).to_numpy(dtype=np.int64)
     for replica in range(int(result.steps["replica"].max()) + 1):
         names = ("residencies", "steps", "memory", "preemptions")
@@ -135,7 +135,7 @@ def lanes(begin: Sequence[int], end: Sequence[int]) -> list[int]:
 
 def _write_steps(tracks: Tracks, track: int, steps: pd.DataFrame) -> None:
     begin_ns, end_ns = _nanoseconds(steps["start_ticks"]), _nanoseconds(steps["start_ticks"] + steps["ticks"])
-    later = steps["width"].where(steps["iterations"] > 1, 0)
+    later = steps["batch_size"].where(steps["iterations"] > 1, 0)
     decoding, prefilling = (steps["decodes"] + later > 0), steps["prefill_tokens"] > 0
     names = np.where(prefilling, np.where(decoding, _BOTH, _PREFILL), _DECODE).tolist()
     values = steps[list(_OF_STEP)].to_dict("records")

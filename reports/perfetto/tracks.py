@@ -28,7 +28,7 @@ _NEW, _KNOWN = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED, TracePacket.SEQ_NEEDS_
 
 
 class Tracks:
-    """Tracks in a file that is being written; a track is told by its number.
+    """Tracks in a file that is being written; each track has a number.
 
     Args:
         file: Where packets go.

@@ -11,7 +11,7 @@ from ...sim.memory import BUCKETS
 Row = Mapping[str, Any]
 """One row of a payload: a value of one series, in design.md's form."""
 
-Numbers = dict[str, list]
+Numbers = dict[str, list[Any]]
 """A table as plain data: ``columns`` (headings) and ``rows`` (lists of text, numbers or None)."""
 
 METRICS: dict[str, str] = {
@@ -45,7 +45,7 @@ PARAMETERS: dict[str, tuple[str, str]] = {
     "scale": ("s", "step-time scale s"),
     "survival": ("q", "beam survival q"),
 }
-"""What values are told at several settings of: key of the rows, its letter, and what it is called."""
+"""Parameters for which values are shown at several settings: key of the rows, letter, and label."""
 
 VIEWS: dict[str, dict[str, tuple[str, str]]] = {
     "paper": {
@@ -126,8 +126,8 @@ def has_step(rows: Iterable[Row]) -> bool:
     return any(row.get("step_1pct") is not None for row in rows)
 
 
-def step_told(row: Row) -> str:
-    """How far a value moves for 1 % of step time, in points of a percentage, else in percent of the value."""
+def step_text(row: Row) -> str:
+    """Change of a value for 1 % of step time, in percentage points, else in percent of the value."""
     moved = row.get("step_1pct")
     if moved is None:
         return "-"
@@ -151,7 +151,7 @@ def comparison_numbers(rows: Iterable[Row]) -> Numbers:
 
     Errors, and what 1 % of step time does, are text: points of a percentage, else percent.
     """
-    return _comparison(list(rows), step_told, difference)
+    return _comparison(list(rows), step_text, difference)
 
 
 def comparison_data(rows: Iterable[Row]) -> Numbers:
@@ -170,7 +170,7 @@ def _comparison(rows: Sequence[Row], step: Callable[[Row], Any], error: Callable
     return {"columns": [*columns, "Error", "Origin"], "rows": lines}
 
 
-def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list:
+def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list[Any]:
     percent = is_percent(row["metric"])
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
     cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -66,12 +67,12 @@ def data_of(figure: go.Figure) -> pd.DataFrame:
     return pd.DataFrame(content["rows"], columns=content["columns"])
 
 
-def fill(hue: Hue) -> dict:
+def fill(hue: Hue) -> dict[str, Any]:
     """A bar's marker in a palette colour, with a hairline between neighbours."""
     return {"color": hue.light, "line": {"color": PAPER, "width": 1}}
 
 
-def hatched(hue: Hue) -> dict:
+def hatched(hue: Hue) -> dict[str, Any]:
     """A hatching over a palette colour, for ``marker.pattern`` or ``fillpattern``; empty for a plain hue."""
     if not hue.hatch:
         return {}

@@ -1,4 +1,4 @@
-"""How lines and points of several runs are told apart: by colour, and besides by dash or symbol."""
+"""Colours, dashes and symbols that distinguish the lines and points of several runs."""
 
 from __future__ import annotations
 

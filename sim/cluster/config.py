@@ -1,4 +1,4 @@
-"""What a cluster is: how many replicas, who sends requests to them, and how the KV cache gets from one to another."""
+"""The configuration of a cluster: replicas, routers, and the transfer of KV caches between replicas."""
 
 from __future__ import annotations
 

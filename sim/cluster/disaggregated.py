@@ -67,13 +67,13 @@ class Link:
 
 
 class PrefillMailbox(Mailbox):
-    """As ``Mailbox``; whose turn it is may also be that of blocks which are held no longer.
+    """As ``Mailbox``; a turn may also be that of blocks which are held no longer.
 
     Args:
-        drop: Is told whose.
+        drop: Called with the sequence that holds them.
 
     Attributes:
-        held: Who holds blocks, and until when; a heap.
+        held: Sequences that hold blocks, and until when; a heap.
     """
 
     hears_of_finishes = True
@@ -104,8 +104,8 @@ class PrefillEngine(RoutedEngine):
     """A replica that only prefills.
 
     Args:
-        hand_over: Takes a sequence whose prefill is over, and the time; returns until when its blocks are held, or
-            None where it is done.
+        hand_over: Takes a sequence with its prefill done, and the time; returns until when its blocks are held, or
+            None where it is finished.
         others: As for ``RoutedEngine``.
     """
 
@@ -120,8 +120,8 @@ class PrefillEngine(RoutedEngine):
     def _drop(self, sequence: Sequence) -> None:
         self.memory.drop(sequence, self.state.decode_step)
 
-    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
-        """See ``Engine``; whose prompt goes elsewhere keeps its blocks until it is there."""
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
+        """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends."""
         for sequence in leaving:
             until = self._hand_over(self.number, sequence, int(self.env.now))
             if until is None:
@@ -132,7 +132,7 @@ class PrefillEngine(RoutedEngine):
             self.source.hold(until, sequence)
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
-        """See ``Engine``. Blocks may be held meanwhile, so the ledger has a row of it; who waits may wait for them."""
+        """See ``Engine``. Blocks may be held meanwhile, so the ledger has a row; waiting sequences may need them."""
         until = self.source.next_ticks
         if until >= NEVER or (self.state.waiting and not self.source.held):
             return None

@@ -1,4 +1,4 @@
-"""The engines of a cluster on one clock: who lets requests arrive, and who sends them where."""
+"""The engines of a cluster on one clock: arrivals, and the routing of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster's run leaves: the directory of a single replica's, whose tables say which replica each row is of.
+"""What a cluster's run leaves: the directory of a single replica's, with tables that name the replica of each row.
 
 summary.json      one number for each question (``cluster_summary``), and a row a replica
 requests.parquet  a row a request, with its ``replica``
@@ -62,7 +62,7 @@ def cluster_requests_table(run: ClusterRun) -> pd.DataFrame:
 
 
 def cluster_residencies_table(run: ClusterRun) -> pd.DataFrame:
-    """As ``stays_table``, of all replicas; requests are rows of the workload."""
+    """As ``residencies_table``, of all replicas; requests are rows of the workload."""
     table = _of_each(run, residencies_table)
     for name in ("request", "sequence"):
         table[name] = np.concatenate(
@@ -94,9 +94,9 @@ def cluster_table_of(run: ClusterRun, name: str) -> pd.DataFrame:
 def write_cluster(run: ClusterRun, directory: str | Path, request: Mapping[str, Any]) -> Path:
     """Write the result directory, whole or not at all; see ``result.write``."""
     tables = {name: cluster_table_of(run, name) for name in TABLES}
-    told = describe(run.settings, run.runs[0].replica, run.workload, request)
+    document = describe(run.settings, run.runs[0].replica, run.workload, request)
     return write_whole_folder(
-        directory, tables, {"summary": cluster_summary(run), "run": told | {"cluster": run.cluster.as_dict()}}
+        directory, tables, {"summary": cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
     )
 
 

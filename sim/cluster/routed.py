@@ -1,16 +1,16 @@
 """An engine that learns of a request when the router sends it, perhaps in the middle of a leap.
 
-An engine alone knows when the next request comes, and its leap ends there. This one leaps as if nobody came. When
-somebody does, the leap under way is cut at the first step boundary from then on, just where it would have ended
+An engine alone knows when the next request comes, and its leap ends there. This one leaps as if none came. When
+a request does, the leap under way is cut at the first step boundary from then on, just where it would have ended
 had the arrival been known:
 
     leap        |--------|--------|--------|--------|        five boundaries ahead
     arrival                  ^
-    cut                               |                      the rest is leapt anew, with one more who waits
+    cut                               |                      the rest is leapt anew, with one more waiting
 
 Nothing has to be undone, as what a leap does to the memory is done when it ends. And a router that looks at the
 replica in the middle of a leap sees the last boundary before: what is counted there follows from the number of
-steps that are over, as ``width * steps`` tokens, and blocks from where sequences stand in theirs.
+steps that are over, as ``batch_size * steps`` tokens, and blocks from where sequences stand in theirs.
 
 Simultaneous events: requests arrive first, each sees those before it; then come the boundaries of the replicas, in
 the order of their numbers. So a request that arrives at a boundary is there when that step is decided, and a router
@@ -185,7 +185,7 @@ class RoutedEngine(Engine):
 
     def kv_tokens(self, now: int) -> int:
         """Slots of the pool that are taken, by the last boundary before ``now``, and the tokens that are to be
-        computed before those who wait decode."""
+        computed before waiting sequences decode."""
         state, memory = self.state, self.memory
         computed = sum(sequence.computed_tokens for sequence in state.prefilling)
         room = memory.room_after(state, self._steps_over(now))
@@ -209,7 +209,7 @@ class RoutedEngine(Engine):
             return
         ticks = until - self._since
         alarm = Alarm(self.env, (steps, ticks, leap))
-        # Who waits for the old one waits for this one; the old one rings for nobody.
+        # Processes that wait for the old event wait for this one; no process waits for the old one.
         alarm.callbacks, self._alarm.callbacks = self._alarm.callbacks, []
         self._alarm, self._until, self._steps, self._leap = alarm, until, steps, leap
         self.env.schedule(alarm, self.priority, until - self.env.now)

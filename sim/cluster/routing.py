@@ -2,14 +2,14 @@
 
     round-robin                 the next one in turn
     least-outstanding-tokens    the one with the fewest tokens, of prompts and of outputs so far, in hand
-    kv-aware                    the one with the most room: fewest slots taken, and wanted by those who wait
+    kv-aware                    the one with the most room: fewest slots taken, and wanted by waiting requests
     prefix-affine               the one that was sent the longest prefix, if enough of it and loads are even
 
 How long outputs will be no router knows. What a replica holds it knows as of its last step boundary, as from the
 replica's metrics, and what it has sent since. Between equals it takes the one with the lowest number.
 
 The rule of ``prefix-affine`` is ``cache_aware`` of the SGLang and vLLM routers (gateway 0.3.1 and vLLM Router
-0.1.15, whose defaults these are). The router keeps a record of the prefixes that it sent to each replica, in blocks
+0.1.15; these are its defaults). The router keeps a record of the prefixes that it sent to each replica, in blocks
 by their hashes:
 
     if the busiest has more than 64 requests over the idlest, and more than 1.5 times as many: the idlest

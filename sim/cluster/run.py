@@ -1,9 +1,9 @@
 """A workload served by several replicas, to the last request, and what it leaves.
 
 All replicas live on one clock. Where the router looks at them, one process lets requests arrive and asks it, and the
-engines' leaps are cut (``routed``); where it does not, who gets what is known beforehand, and every replica leaps as
-if it were alone. Each replica numbers its requests for itself, in the order in which they arrive there, so that what
-it leaves is a run like any other, of the requests that it was sent.
+engines' leaps are cut (``routed``); where it does not, each request's replica is known beforehand, and every replica
+leaps as if it were alone. Each replica numbers its requests for itself, in the order in which they arrive there, so
+that what it leaves is a run like any other, of the requests that it was sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ClusterRun:
             one token, and to those that only decode they arrive when their KV does.
         rows: The rows of the workload that these are, int64 [requests of the replica] each.
         smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
-        transfers: int64 columns, by the names in ``disaggregated.TRANSFER``: a record each of a prompt whose KV went
+        transfers: int64 columns, by the names in ``disaggregated.TRANSFER``: a record for each prompt with KV that went
             from where it was prefilled to where it was decoded.
     """
 
@@ -98,11 +98,11 @@ def simulate_cluster(
     Args:
         settings: Of every replica.
         step_cost: Used in place of the settings' own.
-        progress: Told now and then how many requests have arrived.
+        progress: Called now and then with the number of requests that have arrived.
 
     Raises:
         UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of
-            several sequences, with parents under a policy that shares, or of users who wait for answers.
+            several sequences, with parents under a policy that shares, or from users that wait for answers.
         SimulationFault: An invariant does not hold.
     """
     _check_separate(settings, workload)
@@ -144,14 +144,14 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
 def _refuse(users: Users) -> None:
     """Refuse users, by what makes them wait."""
     if users.max_concurrency is not None:
-        remedy = "users who wait for answers are for a single replica; leave it out"
+        remedy = "users that wait for answers need a single replica; leave it out"
         raise SettingError("max_concurrency", users.max_concurrency, remedy)
     remedy = "turns that wait for answers are for a single replica; leave out think_time and the trace's delays"
     raise SettingError("session_id", "given", remedy)
 
 
 def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
-    """Refuse a policy whose prefills cannot go on elsewhere."""
+    """Refuse a policy that cannot continue a prefill on another replica."""
     if cluster.disaggregated and not policy(settings.policy).disaggregates:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
@@ -159,7 +159,7 @@ def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
 
 
 def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent]) -> list[Replica]:
-    """A replica for each; they share one cost, which nobody changes."""
+    """A replica for each; they share one cost, which none of them changes."""
     first = build(settings, step_cost, sent[0])
     if cluster.disaggregated and first.layout is not None:
         remedy = "needs layers that keep every token; give --disable-hybrid-kv-cache-manager"

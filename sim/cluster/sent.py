@@ -60,7 +60,7 @@ class Sent:
 
     def _known(self) -> TokenRuns:
         if self._whole is None:
-            raise SimulationFault("nobody knows what prompts are made of")
+            raise SimulationFault("the contents of prompts are unknown")
         return self._whole
 
 

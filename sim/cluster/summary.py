@@ -12,7 +12,7 @@ from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
 from ..metrics.prefix_cache import prefix_cache
 from ..metrics.requests import RequestTimes, request_times
-from ..metrics.summary import refused_requests, serving, waste, work_told
+from ..metrics.summary import refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
 from ..types.exact import total
 from ..types.ticks import PER_MS
@@ -46,7 +46,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "num_steps": sum(part.log.num_steps for part in run.runs),
         "mean_batch": window.mean_batch,
         "waste": waste(window),
-        "work": work_told(_work(run)),
+        "work": work_summary(_work(run)),
         "prefix_cache": _prefix_cache(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
     }
@@ -126,10 +126,10 @@ def _work(run: ClusterRun) -> Work:
 
 def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
     """Look-ups, hits and evictions of all replicas; None where nothing is cached."""
-    told = [cache for cache in map(prefix_cache, run.runs) if cache is not None]
-    if not told:
+    caches = [cache for cache in map(prefix_cache, run.runs) if cache is not None]
+    if not caches:
         return None
-    sums = {name: sum(cache[name] for cache in told) for name in _HITS}
+    sums = {name: sum(cache[name] for cache in caches) for name in _HITS}
     return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
 
 
@@ -148,5 +148,5 @@ def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
         "kv_usage_pct": 100 * (1 - window.share_of_time("free") - window.share_of_time("cached")),
         "prefix_cache_hit_rate": None if cache is None else cache["hit_rate"],
         "waste": waste(window),
-        "work": work_told(work(part.log)),
+        "work": work_summary(work(part.log)),
     }

@@ -58,7 +58,7 @@ class CalibratedCost:
     ) -> None:
         calibration.require(OPERATIONS)
         if model.latent:
-            remedy = f"{model.name} keeps latent vectors, whose attention no operation stands for; use roofline"
+            remedy = f"{model.name} keeps latent vectors, and no calibrated operation attends to them; use roofline"
             raise SettingError("cost", calibration.name, remedy)
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu

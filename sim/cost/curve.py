@@ -18,7 +18,7 @@ from .envelope import Segment
 TOLERANCE = 1e-3
 #: Samples of a curve in each doubling.
 SAMPLES = 16
-#: Times are rounded to whole nanoseconds first: two machines whose floats differ in the last bit agree.
+#: Times are rounded to whole nanoseconds first: machines with floats that differ in the last bit give the same ticks.
 TICKS_PER_NS = 1_000
 
 Microseconds = Callable[[np.ndarray], np.ndarray]
@@ -87,7 +87,7 @@ def _segments(knots: list[int], times: list[int]) -> list[Segment]:
 
 
 class Surface:
-    """A time in ticks over two counts, by patches whose edges are a sixteenth to an eighth of the counts.
+    """A time in ticks over two counts, by patches with edges of a sixteenth to an eighth of the counts.
 
     Nodes are filled as they are asked for; within a patch the time is linear along either count.
     """

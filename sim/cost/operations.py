@@ -163,7 +163,7 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
 
 
 def smallest_call(operation: OpName) -> Work:
-    """The work of a call whose every size is one: what kinds of work the operation has."""
+    """The work of a call with every size equal to one: the kinds of work that the operation has."""
     sizes = inspect.signature(OPERATIONS[operation]).parameters.values()
     return OPERATIONS[operation](*(1 for size in sizes if size.default is inspect.Parameter.empty))
 

@@ -19,7 +19,7 @@ OPT_13B_BLOCK_BYTES = 16 * 819_200
 
 # Least squares of ms = bytes / bandwidth + blocks * ms_per_block over Fig 19a's nine block sizes:
 # 256 tokens of OPT-13B, 209,715,200 bytes, in 256 / block_size blocks.
-# Residuals stay below 0.11 ms for swap-out; for swap-in, whose curve bends, below 3.1 ms.
+# Residuals stay below 0.11 ms for swap-out; for swap-in, with a curve that bends, below 3.1 ms.
 SWAP_OUT_BYTES_PER_S = 12.92e9
 SWAP_OUT_MS_PER_BLOCK = 0.1537
 SWAP_IN_BYTES_PER_S = 11.786e9

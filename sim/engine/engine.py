@@ -9,8 +9,8 @@ SimPy event spans as many steps as hold the same decision, up to the nearest of
     a knot of the step's cost     its slope changes
     an edge of a measurement window
 
-While nobody waits, those who finish change no decision: the policy is not asked again before its
-horizon ends or somebody arrives.
+While no sequence waits, a finish changes no decision: the policy is not asked again before its
+horizon ends or a request arrives.
 
 With ``leap=False`` every step is an event of its own. Both give the same bits.
 """
@@ -52,12 +52,12 @@ class Engine:
     """Serves a source's requests with a policy over a memory.
 
     Args:
-        env: SimPy environment whose clock counts ticks, from an int.
+        env: SimPy environment with a clock in ticks, an int.
         source: Where requests come from.
-        policy, memory, cost: Who runs, who holds which slot, how long a step takes.
+        policy, memory, cost: Decide what runs, hold the slots, and give the time of a step.
         edges: Ticks at which a measurement begins or ends; leaps stop there.
         leap: False to make every step an event.
-        state: Whoever waits and runs; None for the state of sequences that are alone.
+        state: Waiting and running sequences; None makes a state without groups.
         observers: What watches the run.
 
     Attributes:
@@ -92,9 +92,9 @@ class Engine:
         # The plan that takes place, for observers.
         self._plan = CARRY_ON
         self._edges = sorted(edges, reverse=True)
-        #: Requests of a closed loop that are done, and whose users do not know.
+        #: Finished requests of a closed loop that the source has not been notified of.
         self._answered: list[Sequence] = []
-        #: Decode step up to which the policy is known to decide nothing but to carry on, if nobody arrives.
+        #: Decode step up to which the policy is known to decide nothing but to carry on, if no request arrives.
         self._holds_until = 0
         self.process = env.process(self._serve())
 
@@ -108,7 +108,7 @@ class Engine:
         wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
         enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
-        release = self._release_and_tell if source.hears_of_finishes else memory.release
+        release = self._release_and_notify if source.hears_of_finishes else memory.release
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
         now = int(self.env.now)
@@ -137,7 +137,7 @@ class Engine:
             wake(alarm, priority, ticks)
             cut = yield alarm
             if cut:
-                # The alarm that was set is still to ring, with nobody to hear it.
+                # The alarm that was set has yet to fire, and no process waits for it.
                 alarm = Alarm(self.env)
                 steps, ticks, leap = cut
             # What SimPy's clock says too; adding up is cheaper than asking.
@@ -150,7 +150,7 @@ class Engine:
         self.end_ticks = now
 
     def _actions(self) -> Actions:
-        """To carry out a plan, leap, stand still and rest; where nobody observes, that costs nothing."""
+        """Carry out a plan, leap, stand still and rest; without observers the calls cost nothing."""
         if self._observers:
             return self._carry_out_observed, self._leap_over_observed, self._stand_still_observed, self._rest_observed
         return self._carry_out, self._leap_over, self._stand_still, self._rest
@@ -174,11 +174,11 @@ class Engine:
         self._holds_until = 0
         return self._executor.carry_out(plan, now)
 
-    def _release_and_tell(self, leaving: list[Sequence], decode_step: int) -> None:
-        """Who is done leaves, and whoever waited for the answer knows."""
+    def _release_and_notify(self, leaving: list[Sequence], decode_step: int) -> None:
+        """Release the finished sequences, and notify the source of the answers."""
         self.memory.release(leaving, decode_step)
         self._answered += leaving
-        # Of a static batch nobody has an answer before all have.
+        # In a static batch no request has its answer before all have.
         if not self.policy.leaves_together or not self.state.running:
             self.source.finish(self._answered, int(self.env.now))
             self._answered = []
@@ -226,7 +226,7 @@ class Engine:
         state = self.state
         steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
         if not state.waiting and not state.swapped:
-            # Nobody could take the place of who finishes: the decision holds across finishes.
+            # No sequence could take the place of a finished one: the decision holds across finishes.
             self._holds_until = state.decode_step + steps
         return min(steps, limit)
 

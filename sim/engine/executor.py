@@ -1,6 +1,6 @@
-"""What an engine does when a step changes who runs, in this order:
+"""What an engine does when a step changes the running sequences, in this order:
 
-    victims leave, and who was swapped out comes back     their blocks move between device and host
+    victims leave, and swapped sequences come back        their blocks move between device and host
     the queue is sorted                                   where the policy says how
     some stand still, others of those go on
     siblings fork
@@ -22,8 +22,8 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
-#: Of a step that changes who runs: its ticks, prefill tokens and ticks of moves, whether its plan is steady
-#: and wakes. None: everything carries on.
+#: Of a step that changes the running sequences: its ticks, prefill tokens and ticks of moves, whether its plan is
+#: steady and wakes. None: everything carries on.
 Begun = tuple[int, int, int, bool, bool]
 FirstStep = Begun | None
 
@@ -32,17 +32,17 @@ class Executor:
     """Carries out plans.
 
     Args:
-        state: Whose queues change.
-        memory: Whose blocks change hands.
+        state: The queues that change.
+        memory: The blocks that change hands.
         cost: How long it takes.
-        ledger: Is told of residencies, chunks, copies and swaps.
+        ledger: Records residencies, chunks, copies and swaps.
     """
 
     def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
-        """Blocks change hands, sequences change queues, the ledger opens and cuts their residencies.
+        """Blocks change hands, sequences change queues, the ledger opens and ends their residencies.
 
         Returns:
             What the step takes and computes; no ticks where it neither computes nor moves anything.
@@ -57,7 +57,7 @@ class Executor:
             self._stall(*plan.stalls, now)
         if plan.forked:
             self._fork(plan.forked, now)
-        # Sequences that decode: all but those whose prefill ends in this step.
+        # Sequences that decode: all but those that end their prefill in this step.
         decodes = 0 if plan.pauses else state.batch_size
         context = decodes * decode_step + state.lag_sum
         if plan.pauses:
@@ -86,7 +86,7 @@ class Executor:
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
-            ledger.cut(preempted, swapped_out, decode_step, now)
+            ledger.evict(preempted, swapped_out, decode_step, now)
             state.preempt(preempted, swapped_out)
         for sequence in swapped_in:
             state.swapped.popleft()
@@ -98,7 +98,7 @@ class Executor:
         return self._swap_ticks(swapped_out, swapped_in)
 
     def _start(self, admitted: tuple[Sequence, ...], padded: int, decode_step: int, past: bool, now: int) -> int:
-        """Sequences whose prefill ends in this step; the pairs of query and key that it computes."""
+        """Sequences that end their prefill in this step; the pairs of query and key that it computes."""
         state, memory, ledger, pairs = self._state, self._memory, self._ledger, 0
         for sequence in admitted:
             if state.prefilling and sequence in state.prefilling:

@@ -42,7 +42,7 @@ def pinned_tokens(options: object) -> int:
 def _check_prefix(prefix: int, workload: Workload) -> None:
     field = "shared_prefix_tokens"
     if workload.dialogue is not None:
-        raise SettingError(field, prefix, "does not go with a trace whose requests have parents; leave one out")
+        raise SettingError(field, prefix, "does not go with a trace with parent requests; leave one out")
     if (workload.prompt_tokens <= prefix).any():
         shortest = int(workload.prompt_tokens.min())
         raise SettingError(field, prefix, f"the shortest prompt has {shortest} tokens; give fewer")
@@ -75,7 +75,7 @@ def grouped_source(
 
 
 def leaders(workload: Workload, grouped: bool) -> np.ndarray:
-    """Who prefills for each sequence: the first of its request, or itself; int64 [sequences]."""
+    """The sequence that prefills for each one: the first of its request, or itself; int64 [sequences]."""
     if grouped:
         return np.repeat(workload.first_sequences, workload.num_sequences)
     return np.arange(int(workload.num_sequences.sum()))

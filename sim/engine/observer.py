@@ -1,7 +1,7 @@
-"""What may watch a run: it is told what the engine decides and does, and changes none of it.
+"""The interface of what watches a run: observers see what the engine decides and does, and change none of it.
 
     run_started     before the first event: the engine that is about to serve
-    plan_decided    the policy changes who runs; nothing of it has taken place yet
+    plan_decided    the policy changes the running sequences; nothing of it has taken place yet
     step_started    the plan has taken place, and a step, or a leap of several, is about to take its time
     idle_started    nothing runs until the next request arrives
 

@@ -129,7 +129,7 @@ def build(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
-        host_blocks=_host_blocks(options, shape, ranks, size, deployment),
+        host_blocks=0 if layout else _host_blocks(options, shape, ranks, size, deployment),
         ids=settings.ids,
         token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
         caches_prefixes=settings.enable_prefix_caching is not False,

@@ -30,7 +30,7 @@ from .replica import Replica, build
 from .settings import Settings
 from .unread import refuse_unread
 
-#: Slices of the workload after each of which progress is told.
+#: Slices of the workload; progress is reported after each.
 _SLICES = 200
 #: How far a run goes on, at a time, when all that was asked for lies behind it.
 _PAST_TICKS = ticks.PER_SECOND
@@ -82,7 +82,7 @@ def simulate(
 
     Args:
         step_cost: Used in place of the settings' own.
-        progress: Told now and then how many requests have arrived.
+        progress: Called now and then with the number of requests that have arrived.
         observers: What watches the run, and may end it early: it then reaches up to there.
 
     Raises:
@@ -135,7 +135,7 @@ def finished(
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
     """A run that ends when the settings' window is over: its ``window`` is that of ``simulate``, the rest is not.
 
-    For who asks no more of a load under which the last request is served much later.
+    For callers that need nothing more of a load under which the last request is served much later.
 
     Raises:
         UserError, SimulationFault: as ``simulate``.
@@ -159,7 +159,7 @@ def _run_past(engine: Engine, end_ticks: int) -> None:
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
     """What ``simulate`` has written down by a time: rows of the leaps that are over, residencies that have begun.
 
-    For who asks no more of a load under which the last request is served much later.
+    For callers that need nothing more of a load under which the last request is served much later.
 
     Raises:
         UserError, SimulationFault: as ``simulate``.

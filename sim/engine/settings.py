@@ -85,7 +85,9 @@ class Settings:
         """Keywords that are no fields are options of policies."""
         found = dict(given.kwargs or {})
         options = dict(found.pop("options", ()))
-        chosen = POLICIES.get(found.get("policy", cls.policy)) or policy(str(found["policy"]))
+        name = found.get("policy", cls.policy)
+        # Of what is no text the field itself complains.
+        chosen = policy(name if isinstance(name, str) else cls.policy)
         for name in [name for name in found if name not in SHARED]:
             options[name] = found.pop(name)
         checked = {name: _checked_option(name, value, chosen) for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""Who holds which slot."""
+"""Memories: which sequence holds which slot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The interface of a memory: all that an engine, a policy, a cluster, a recording or a metric may ask of it.
 
-A memory says who holds which slots of the pool on the device. It consists of
+A memory says which sequence holds which slots of the pool on the device. It consists of
 
     a pool           blocks with reference counts, an arena of contiguous chunks, or single slots under a radix tree
     KV groups        ``groups``: layers that keep every token, and layers that keep a window; one block table a group
@@ -14,14 +14,14 @@ A memory says who holds which slots of the pool on the device. It consists of
 One step of an engine calls it in this order:
 
     transaction                 the policy decides; what it grants is tentative
-    evict, swap_in, stall     the executor: sequences leave the device, come back, stand still
+    evict, swap_in, stall       the executor: sequences leave the device, come back, stand still
     admit, prefill              the executor: sequences start to decode, prefills go on
     copied_slots                the executor: what the step copies before it writes
-    advance                  the engine, when a leap is over: decoding sequences grow
+    advance                     the engine, when a leap is over: decoding sequences grow
     release                     the engine: finished sequences leave
 
-Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the decode
-clock, the number of decode steps that are over.
+Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the number
+of decode steps that are over.
 
 A policy sees more than this of the kind of memory that it needs, by the transaction of that kind and its ``memory``:
 ``PagedTransaction`` and ``PagedMemory``, ``ContiguousTransaction`` and ``ContiguousMemory``, ``RadixTransaction`` and
@@ -50,7 +50,7 @@ class Transaction(Protocol):
     """Tentative grants of one step, made by a policy while it decides.
 
     A memory has one transaction, opened anew by ``Memory.transaction``. Dropping it changes nothing, except where
-    the kind says that a grant is made at once (prefix caches, whose next look-up sees what the last grant took).
+    the kind says that a grant is made at once (in prefix caches the next look-up sees what the last grant took).
     """
 
     @property
@@ -68,7 +68,7 @@ class Pool(Protocol):
 class Tables(Protocol):
     """Optional part: the block table of every sequence. There is one if ids were asked for, or are needed to decide."""
 
-    #: Where the tables note contents that change place; None while nobody records.
+    #: Where the tables note contents that change place; None without a recording.
     moves: Moves | None
 
     @property
@@ -95,7 +95,7 @@ class Tables(Protocol):
 class Placement(Protocol):
     """Optional part: where the contiguous pieces of reservations lie."""
 
-    #: Where copies of pieces are noted, in slots; None while nobody records.
+    #: Where copies of pieces are noted, in slots; None without a recording.
     moves: Moves | None
     #: Stands in for addresses where the memory only counts slots; set by a recording before anything is admitted.
     addresses: FirstFitArena | None
@@ -119,7 +119,7 @@ class Placement(Protocol):
 
 
 class Memory(Protocol):
-    """Who holds which slots of a pool.
+    """Which sequence holds which slots of a pool.
 
     Everything below ``transaction`` mutates unless it says otherwise.
     """
@@ -201,7 +201,7 @@ class Memory(Protocol):
         """Open the tentative grants of ``decode_step``; the last ones are void."""
 
     def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow by ``steps`` tokens each, from step ``state.clock`` on.
+        """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on.
 
         Args:
             steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.
@@ -214,7 +214,7 @@ class Memory(Protocol):
         """
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences whose last token came out before ``decode_step`` give up what they hold."""
+        """Sequences that generated their last token before ``decode_step`` give up what they hold."""
 
     # --- The executor, for the plan of ``decode_step`` ---
 
@@ -239,7 +239,7 @@ class Memory(Protocol):
         """A running sequence stops to grow before ``decode_step`` and keeps its blocks."""
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """A stalled sequence, or one whose prefill goes on, gives up its blocks before ``decode_step``."""
+        """A stalled sequence, or one in a chunked prefill, gives up its blocks before ``decode_step``."""
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move between device and host when these go out, or come back. Changes nothing."""

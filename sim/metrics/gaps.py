@@ -201,7 +201,7 @@ def _gaps_after_pauses(run_log: RunLog) -> np.ndarray:
 
 
 def _residencies_from_pauses(run_log: RunLog) -> np.ndarray:
-    """Stays that start in a step in which nobody decodes, and decode later."""
+    """Residencies that start in a step without decodes, and decode later."""
     starts_in_pause = run_log.rows["steps"][run_log.residency_row] == 0
     return np.flatnonzero(starts_in_pause & (run_log.residency_end > run_log.residencies["start_step"] + 1))
 

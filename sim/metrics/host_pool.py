@@ -11,7 +11,7 @@ from ..types.exact import dot
 
 
 def host_pool(run: Run) -> dict[str, Any] | None:
-    """The swap space of a run in blocks: its size, the most in use, the mean over time; None where nobody swapped."""
+    """The swap space of a run in blocks: its size, the most in use, the mean over time; None without swapping."""
     changes, capacity = run.log.host, run.replica.host_blocks
     if not len(changes["ticks"]):
         return None

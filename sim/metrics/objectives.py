@@ -42,9 +42,9 @@ class Objectives:
         finish_ticks: np.ndarray,
         output_tokens: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """Who misses each limit, bool [n] by name, from int64 [n].
+        """The requests that miss each limit, bool [n] by name, from int64 [n].
 
-        Bounds from below in place of the times of who is not done yet give those who have missed already.
+        Lower bounds in place of the times of unfinished requests give those that have missed already.
         """
         after_first = np.where(output_tokens > 1, finish_ticks - first_token_ticks, 0)
         taken_ms = {
@@ -55,7 +55,7 @@ class Objectives:
         return {name: taken_ms[name] > limit for name, limit in self.limits.items()}
 
     def met(self, times: RequestTimes) -> dict[str, np.ndarray]:
-        """Who of those that were served meets each limit, bool [served] by name, and under ``all`` who meets all."""
+        """The served requests that meet each limit, bool [served] by name, and under ``all`` those that meet all."""
         asked = (times.arrival_ticks, times.first_token_ticks, times.finish_ticks, times.output_tokens)
         found = {name: ~missed for name, missed in self.missed(*asked).items()}
         return found | {"all": np.logical_and.reduce(list(found.values()))}

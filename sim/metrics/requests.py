@@ -73,8 +73,10 @@ def request_times(run: Run) -> RequestTimes:
     for table in (residencies, run_log.chunks):
         np.minimum.at(scheduled, request[table["index"]], table["start_ticks"])
     np.minimum.at(first_token, request[sequences], run_log.first_token_ticks[first])
-    cut = preemptions(run)
-    recomputed, swaps = (np.bincount(cut.request[cut.swapped == kind], minlength=len(work)) for kind in (0, 1))
+    preempted = preemptions(run)
+    recomputed, swaps = (
+        np.bincount(preempted.request[preempted.swapped == kind], minlength=len(work)) for kind in (0, 1)
+    )
     return RequestTimes(
         index=index,
         arrival_ticks=work.arrival_ticks[index],
@@ -102,7 +104,7 @@ class Preemptions(NamedTuple):
 
 
 def preemptions(run: Run) -> Preemptions:
-    """The preemptions of a run; of a group of sequences that is cut as a whole, one cut counts."""
+    """The preemptions of a run; of a group of sequences that is preempted as a whole, one counts."""
     evictions, leader = run.log.evictions, run.log.leader
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
     counted = (leader[evictions["index"]] == evictions["index"]) & (evictions["swapped"] != STALLED)

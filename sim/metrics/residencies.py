@@ -1,4 +1,4 @@
-"""Where every sequence was over time: its stays on the device, how each of them ended, and who was preempted."""
+"""Where every sequence was over time: its residencies on the device, how each of them ended, and preemptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
 from .requests import preemptions
 
-#: How a residency ended, by what the ledger's cuts say, and after them that the output was complete.
+#: How a residency ended, by what the ledger's evictions say, and after them that the output was complete.
 ENDS = ("preempted", "swapped", "stalled", "finished")
 #: How a residency began, by the ledger's kinds.
 BEGINS = ("prefilled", "recomputed", "resumed", "forked")
@@ -23,7 +23,7 @@ def residencies_table(run: Run) -> pd.DataFrame:
 
     Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
     step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
-    ``end_ticks``; ``begun``, one of ``BEGINS``: who resumes comes back from the host, or stood still; and ``ended``,
+    ``end_ticks``; ``begun``, one of ``BEGINS``: a resumed one comes back from the host, or stood still; and ``ended``,
     one of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept
     its blocks, at least at first.
     """
@@ -61,16 +61,22 @@ def _begins(run_log: RunLog) -> np.ndarray:
         {"index": run_log.residencies["index"], "ticks": begin, "residency": np.arange(len(begin))}
     )
     evictions = pd.DataFrame(
-        {"index": run_log.evictions["index"], "ticks": run_log.evictions["ticks"], "cut": run_log.evictions["ticks"]}
+        {
+            "index": run_log.evictions["index"],
+            "ticks": run_log.evictions["ticks"],
+            "evicted": run_log.evictions["ticks"],
+        }
     )
     lost = evictions[run_log.evictions["swapped"] != STALLED].sort_values("ticks", kind="stable")
     chunks = pd.DataFrame({"index": run_log.chunks["index"], "ticks": run_log.chunks["start_ticks"]})
-    # The prefill that a chunk is part of ends in the next residency of its sequence, unless a cut comes before.
+    # The prefill that a chunk is part of ends in the next residency of its sequence, unless an eviction comes before.
     found = pd.merge_asof(chunks, residencies, on="ticks", by="index", direction="forward")
-    cut = pd.merge_asof(chunks, lost, on="ticks", by="index", direction="forward", allow_exact_matches=False)["cut"]
-    found["cut"] = cut
+    evicted = pd.merge_asof(chunks, lost, on="ticks", by="index", direction="forward", allow_exact_matches=False)[
+        "evicted"
+    ]
+    found["evicted"] = evicted
     found = found[found["residency"].notna()]
     residency = found["residency"].to_numpy(dtype=np.int64)
-    kept = ~(found["cut"].to_numpy() <= begin[residency])
+    kept = ~(found["evicted"].to_numpy() <= begin[residency])
     np.minimum.at(begin, residency[kept], found["ticks"].to_numpy()[kept])
     return begin

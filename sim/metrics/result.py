@@ -1,4 +1,4 @@
-"""What a run leaves: a directory of tables and a summary, from which it can be told and rerun.
+"""The files of a run: a directory of tables and a summary, which describe the run and suffice to rerun it.
 
     summary.json      one number for each question (``summary``)
     requests.parquet  a row a request

@@ -50,7 +50,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "waste": waste(run.window),
         "kv_groups": kv_groups(run),
         "external_fragmentation_index": _external_fragmentation(run),
-        "work": work_told(work(run.log)),
+        "work": work_summary(work(run.log)),
         "prefix_cache": prefix_cache(run),
     }
 
@@ -149,7 +149,7 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def work_told(done: Work) -> dict[str, Any]:
+def work_summary(done: Work) -> dict[str, Any]:
     """The time ledger, and whether it is one of thrashing: most of what was computed had been computed before."""
     return {
         "tokens": done.tokens,

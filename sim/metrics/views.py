@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: SOSP'23, Fig 2: whose sum is the whole pool.
+#: SOSP'23, Fig 2: their sum is the whole pool.
 PAPER_VIEW = {
     "token_states": ("live",),
     "reservation": ("reserved",),

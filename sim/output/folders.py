@@ -49,7 +49,7 @@ from .files import (
     write_whole,
 )
 
-#: The marker of a folder whose files are renewed one by one.
+#: The marker of a folder with files that are renewed one by one.
 MARKER = "fragmeter.json"
 _MARKER_VERSION = 1
 _NEW, _OLD = "new", "old"
@@ -105,7 +105,7 @@ class FolderKind:
 
 
 class OutputFolder:
-    """A folder whose files are renewed one by one; it is made, and marked, with the first of them.
+    """A folder with files that are renewed one by one; it is made, and marked, with the first of them.
 
     Args:
         field: The flag that names the folder, for errors.
@@ -318,7 +318,7 @@ def _put(new: Path, target: Path, kind: FolderKind, shown: str) -> None:
         os.rename(new, target)
     elif _exchange(new, target):
         try:
-            # Somebody may have put a file there since it was checked; under its new name nobody will.
+            # Another process may have put a file there since the check; none uses the new name.
             _refuse_strangers(new, kind, shown, "out")
         except SettingError:
             _exchange(new, target)

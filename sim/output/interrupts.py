@@ -8,7 +8,7 @@ from typing import NoReturn
 
 #: Exit statuses, as a shell has them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 130, 143
-#: What a signal does where nobody has said otherwise.
+#: The default handling of a signal.
 _DEFAULTS = {signal.SIGINT: (signal.default_int_handler, signal.SIG_DFL), signal.SIGTERM: (signal.SIG_DFL,)}
 
 

@@ -13,11 +13,11 @@ class FastGen(VllmV1):
     """DeepSpeed-FastGen's Dynamic SplitFuse.
 
     Decodes come first; one that needs a block while none is free is skipped and keeps what it has.
-    What is left of the budget goes to prompts, split to fill it: the one whose prefill goes on, as far
-    as blocks are free, then those who wait, each if the blocks of its whole prompt are free. Where
-    nobody can compute anything the last running sequence gives up its blocks (recompute).
+    What is left of the budget goes to prompts, split to fill it: the prefill in progress, as far
+    as blocks are free, then waiting sequences, each if the blocks of its whole prompt are free. Where
+    no sequence can compute anything the last running sequence gives up its blocks (recompute).
 
-    It leaps while everybody decodes and finds a block; a step that skips somebody goes alone.
+    It leaps while all sequences decode and find a block; a step that skips a sequence runs alone.
     """
 
     name = "fastgen"
@@ -30,7 +30,7 @@ class FastGen(VllmV1):
     disaggregates = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """Decodes, the prefill that goes on, those who wait."""
+        """Decodes, then the prefill in progress, then waiting sequences."""
         if transaction.need > transaction.free or state.stalled:
             return self._with_skips(state, transaction)
         transaction.free -= transaction.need

@@ -1,10 +1,10 @@
-"""The policies that know KV groups: who runs where layers with a window share the pool with others.
+"""Policies for KV groups: layers with a window share the pool with other layers.
 
 They decide as those of the same name, by pages of all groups, except for
 
-- who gives way: sequences give pages back as their windows move on, each before it takes its own, so who
-  finds none is known only by going through them in order;
-- how long a decision holds: pages that come back may serve the head of the queue, before anybody finishes.
+- victims: sequences give pages back as their windows move on, each before it takes its own, so the ones that
+  find no page are known only by going through them in order;
+- how long a decision holds: pages that come back may serve the head of the queue, before a sequence finishes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _OverGroups(Policy):
 
     limits: Limits
     groups: PageGroups
-    #: Whether those who wait are looked at before the running ones give pages back in a step.
+    #: Whether waiting sequences are looked at before the running ones give pages back in a step.
     admits_first = False
 
     def __init__(
@@ -49,7 +49,7 @@ class _OverGroups(Policy):
         return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which somebody could find no page, and to that in which the head could find its own."""
+        """Up to the step in which a sequence could find no page, and to that in which the head could find its own."""
         limit = min(limit, self._until_the_head_fits(state, memory, limit))
         return max(1, min(limit, memory.steps_with(state, memory.free - self._asked(), limit)))
 
@@ -83,10 +83,10 @@ class _OverGroups(Policy):
 def _victims(
     order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, decode_step: int, asked: int | None = None
 ) -> tuple[Sequence, ...]:
-    """Who gives way, last ones first, for the others to find their pages.
+    """The victims, last ones first, that leave the others enough pages.
 
     Args:
-        order: Who runs, and after the first ``decodes`` of them who does not decode.
+        order: The running sequences; those after the first ``decodes`` of them do not decode.
         asked: Pages that must be free when a sequence takes its own; None where those that it takes suffice.
     """
     free, kept, victims, place = transaction.free, list(order), [], 0
@@ -129,7 +129,7 @@ class HybridVllmSosp23(_OverGroups, VllmSosp23):
     """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """See ``VllmSosp23``; where not everybody finds what is asked for before anything comes back, one by one."""
+        """See ``VllmSosp23``; one by one where some sequences do not find their pages before others come back."""
         if state.batch_size and transaction.free - transaction.takes < transaction.groups:
             return self._under_pressure(state, transaction)
         return super().schedule(state, transaction)
@@ -137,7 +137,7 @@ class HybridVllmSosp23(_OverGroups, VllmSosp23):
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         order = sorted(state.running, key=attrgetter("order"))
         preempted = _victims(order, len(order), transaction, state.decode_step, transaction.groups)
-        # What is free matters only where nobody gave way: nobody is admitted past who did.
+        # Free pages matter only without victims: no sequence is admitted past a victim.
         transaction.free -= transaction.need
         return preempted, ()
 

@@ -20,11 +20,11 @@ class LightLLM(TrtllmMaxUtil):
     """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, and an estimate of the peak.
 
     Sequences end one after the other, so with the one that has most left to generate first, the
-    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Those who wait are
+    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Waiting sequences are
     admitted in order while the largest of these sums stays within the pool. Where the running need
     more slots than there are, because outputs were longer than estimated, the last one is paused.
 
-    While somebody waits for memory every step is decided anew: the estimate changes from step to step,
+    While a sequence waits for memory every step is decided anew: the estimate changes from step to step,
     and not in one direction.
     """
 
@@ -68,8 +68,8 @@ class LightLLM(TrtllmMaxUtil):
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # Alone, too, a request is held to its estimate.
         most = self.limits.max_model_len - workload.prompt_tokens
-        told = most if workload.max_tokens is None else workload.max_tokens
-        outputs = np.maximum(np.ceil(told * self.options.output_estimate).astype(np.int64), workload.output_tokens)
+        declared = most if workload.max_tokens is None else workload.max_tokens
+        outputs = np.maximum(np.ceil(declared * self.options.output_estimate).astype(np.int64), workload.output_tokens)
         return blocks_of(workload.prompt_tokens + outputs - 1, block_size)
 
 

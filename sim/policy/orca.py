@@ -11,7 +11,7 @@ from ..memory.contiguous.copies import CopyingBuddyMemory, CopyingMemory
 from ..memory.contiguous.dialogue_copies import DialogueBuddyMemory, DialogueContiguousMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from ..workload.groups import seats
+from ..workload.groups import num_seqs_of
 from ..workload.workload import Workload
 from .base import Policy, Pool, blocks_of
 from .options import ArenaOptions, BeamOptions, Options
@@ -22,8 +22,8 @@ class OrcaPaper(Policy):
 
     First come first served, prompts and decodes in the same iteration. A request reserves the room
     of its prompt and its own ``max_tokens``, counted in slots and not rounded; it is admitted while
-    the reservations fit the slots. The first that does not fit holds up those behind it. Nobody is
-    preempted. A request of several sequences reserves for each of them, and seats them all; they begin in
+    the reservations fit the slots. The first that does not fit holds up those behind it. No sequence is
+    preempted. A request of several sequences reserves for each, and each counts towards ``max_num_seqs``; they begin in
     the step after the prompt's, with copies of it.
     """
 
@@ -53,11 +53,11 @@ class OrcaPaper(Policy):
         decodes = running = tokens = state.batch_size + len(forked)
         steady, wakes = True, False
         for sequence in state.waiting:
-            reserved, num_seqs = self.reserved_tokens(sequence), seats(sequence)
+            reserved, num_seqs = self.reserved_tokens(sequence), num_seqs_of(sequence)
             transaction.memory.look_up(sequence, state.decode_step)
             if not transaction.fits(sequence, reserved, num_seqs):
                 transaction.refuse(reserved)
-                steady = steady and not transaction.memory.ripens(sequence, state.decode_step)
+                steady = steady and not transaction.memory.may_grow(sequence, state.decode_step)
                 break
             prefill = sequence.start_tokens - sequence.computed_tokens
             if running and running + num_seqs > self.limits.max_num_seqs:
@@ -65,7 +65,7 @@ class OrcaPaper(Policy):
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + prefill > self.limits.max_num_batched_tokens:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                steady = steady and not admitted and not transaction.memory.ripens(sequence, state.decode_step)
+                steady = steady and not admitted and not transaction.memory.may_grow(sequence, state.decode_step)
                 break
             transaction.place(sequence, reserved, num_seqs)
             running += num_seqs

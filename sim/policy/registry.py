@@ -134,7 +134,7 @@ def imported(field: str, name: str, group: str, others: Any = ()) -> Any:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a module of somebody else's may raise anything
+    except Exception as error:  # another package's module may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise SettingError(field, name, f"cannot be imported ({text}); check the name and the module") from None
     return found

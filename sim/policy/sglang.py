@@ -1,4 +1,4 @@
-"""SGLang: who has most of its prompt in the radix tree comes first."""
+"""SGLang: the request with the longest prefix in the radix tree comes first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .options import SGLangOptions
 
 #: Above so many that wait, SGLang sorts no more.
 MOST_SORTED = 128
-#: Who finds no more than so many tokens in the tree, and as many in the string of another one that waits, is put off.
+#: A request that finds at most so many tokens in the tree, and as many in another waiting request, is put off.
 IN_BATCH_TOKENS = 32
 #: ``--max-prefill-tokens`` of SGLang.
 MAX_PREFILL_TOKENS = 16_384
@@ -35,14 +35,14 @@ Queue = Collection[Sequence]
 class SGLang(Policy):
     """SGLang (release 0.5.9, ``managers/scheduler.py``, ``schedule_policy.py``) over a radix tree.
 
-    A step either prefills or decodes, and prefills come first. Those who wait are sorted by the prefix
+    A step either prefills or decodes, and prefills come first. Waiting requests are sorted by the prefix
     that the tree holds of them (``lpm``) or stand as they came (``fcfs``), and are admitted while their own tokens
-    and their outputs to come fit into the room: what is free, and what can be evicted. Of the outputs of those who
-    run only a share is counted, which falls while all goes well; where it was too small, those who
-    generated least are retracted.
+    and their outputs to come fit into the room: what is free, and what can be evicted. Of the outputs of running
+    sequences only a share is counted, which falls while no sequence is retracted; where it was too small, the
+    sequences with the fewest generated tokens are retracted.
 
-    It leaps while nobody waits, and while the batch is full: then the queue is not looked at before somebody
-    finishes, and nobody touches the tree, so that what is evicted on the way is known. A leap ends before a decode
+    It leaps while no request waits, and while the batch is full: then the queue is not looked at before a sequence
+    finishes, and no request uses the tree, so that what is evicted on the way is known. A leap ends before a decode
     without room; after a finish a full batch decodes once, and then the queue is looked at again. Prefills go alone.
     """
 
@@ -83,7 +83,7 @@ class SGLang(Policy):
             self._full_since, self._idle_at = None, state.decode_step
             self._ratio.reset(state.decode_step)
         elif state.batch_size < self._started:
-            # Somebody finished with that prefill.
+            # A sequence finished with that prefill.
             self._full_since = None
         self._started = 0
         queue: Queue = state.waiting
@@ -95,12 +95,12 @@ class SGLang(Policy):
         return self._decode(state, transaction, queue)
 
     def _is_full(self, state: State, transaction: RadixTransaction) -> bool:
-        """Whether the queue is not to be looked at: nobody has finished, or nobody has decoded since."""
+        """Whether the queue is not to be looked at: no sequence has finished, or none has decoded since."""
         left = transaction.left_before(state.decode_step)
         return self._full_since is not None and not self._idle_at < left >= self._full_since
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
-        """Who waits, the longest prefix first, and last whose prefix another one is about to compute.
+        """Waiting requests, the longest prefix first; those with a prefix that another one will compute come last.
 
         The queue itself, where it is not sorted.
         """
@@ -114,10 +114,10 @@ class SGLang(Policy):
         return tuple(sorted(queue, key=found.__getitem__, reverse=True))
 
     def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan | None:
-        """A step that prefills; None where nobody can, as the batch is full."""
+        """A step that prefills; None where no request can, as the batch is full."""
         batch = PrefillBatch(transaction, self.limits, self._reserve(state, transaction))
         for sequence in state.prefilling:
-            batch.go_on(sequence)
+            batch.continue_prefill(sequence)
         for sequence in queue:
             if state.batch_size + len(batch) >= self.limits.max_num_seqs:
                 batch.is_full = True
@@ -137,29 +137,29 @@ class SGLang(Policy):
         )
 
     def _reserve(self, state: State, transaction: RadixTransaction) -> int:
-        """Slots kept for the outputs of those who run, in ``NewTokenRatio.UNIT``ths."""
+        """Slots kept for the outputs of running sequences, in ``NewTokenRatio.UNIT``ths."""
         decode_step, most, slots = state.decode_step, transaction.longest_tokens, 0
-        # A loop of its own, as it is run for everybody whenever the queue is looked at.
+        # A loop of its own, as it runs over all sequences whenever the queue is looked at.
         for s in state.running:
-            told = most - s.prompt_tokens
-            if s.max_tokens < told:
-                told = s.max_tokens
-            left = told - s.generated_tokens + s.start_step - decode_step
+            declared = most - s.prompt_tokens
+            if s.max_tokens < declared:
+                declared = s.max_tokens
+            left = declared - s.generated_tokens + s.start_step - decode_step
             slots += left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS
         return slots * self._ratio.at(decode_step)
 
     def _decode(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
-        """Who runs goes on, if need be at the expense of some."""
+        """Running sequences decode; some are retracted if the slots run out."""
         if transaction.room < state.batch_size:
             return self._retract(state, transaction, queue)
         if not state.waiting:
             return CARRY_ON
-        # Once this step is over the batch is rid of who left just now, and is looked at again.
+        # After this step the batch no longer has the sequences that left just now, and is looked at again.
         steady = transaction.left_before(state.decode_step + 1) < state.decode_step
         return StepPlan(steady=steady, wakes=False, order=_order(state, queue))
 
     def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
-        """Those who generated least give way until the others find their slots."""
+        """Retract the sequences with the fewest generated tokens until the others find their slots."""
         decode_step = state.decode_step
         generated = {s: s.generated_tokens + decode_step - s.start_step for s in state.running}
         kept = sorted(generated, key=lambda s: (generated[s], -s.prompt_tokens), reverse=True)
@@ -167,8 +167,8 @@ class SGLang(Policy):
         while transaction.room < len(kept) and len(kept) > 1:
             transaction.retract(kept[-1], decode_step)
             retracted.append(kept.pop())
-        told = sum(transaction.told(sequence) for sequence in kept)
-        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), told, decode_step)
+        declared = sum(transaction.max_output_tokens(sequence) for sequence in kept)
+        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), declared, decode_step)
         self._full_since = None
         return StepPlan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
 
@@ -198,10 +198,10 @@ class PrefillBatch:
     """A step that prefills, while it is put together: SGLang's ``PrefillAdder``.
 
     Attributes:
-        admitted: Those whose prefill ends in it.
-        chunks: Those whose prefill goes on after it, with the tokens that they compute in it.
+        admitted: Sequences that end their prefill in it.
+        chunks: Sequences that continue their prefill after it, with the tokens that they compute in it.
         tokens: Tokens that it computes.
-        is_full: Whether seats or room ran out.
+        is_full: Whether ``max_num_seqs`` is reached or the room ran out.
     """
 
     def __init__(self, transaction: RadixTransaction, limits: Limits, reserve: int) -> None:
@@ -217,8 +217,8 @@ class PrefillBatch:
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
 
-    def go_on(self, sequence: Sequence) -> None:
-        """The next chunk of a prefill; its room was there when it began, and nobody else took it."""
+    def continue_prefill(self, sequence: Sequence) -> None:
+        """The next chunk of a prefill; its room is reserved since its first chunk."""
         self._compute(sequence, sequence.start_tokens - sequence.computed_tokens)
 
     def add(self, sequence: Sequence) -> bool:
@@ -226,7 +226,7 @@ class PrefillBatch:
         transaction = self._transaction
         found = transaction.look_up(sequence)
         own = sequence.start_tokens - found
-        asked = own + min(transaction.told(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
+        asked = own + min(transaction.max_output_tokens(sequence) - sequence.generated_tokens, CLIP_MAX_NEW_TOKENS)
         if self._exceeds(asked):
             self.is_full = True
             return False
@@ -258,7 +258,7 @@ class PrefillBatch:
             self.chunks.append((sequence, tokens))
         else:
             self.admitted.append(sequence)
-            self._taken += min(self._transaction.told(sequence), CLIP_MAX_NEW_TOKENS) * NewTokenRatio.UNIT
+            self._taken += min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS) * NewTokenRatio.UNIT
 
     def _is_open(self) -> bool:
         """Whether room, input and chunk are left."""
@@ -288,7 +288,7 @@ class NewTokenRatio:
         """Begin anew."""
         self._ratio, self._since = self.FIRST, decode_step
 
-    def estimate(self, generated: int, running: int, told: int, decode_step: int) -> None:
-        """What ``decode_step``, which retracts, finds those who are left to need."""
-        estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (told + 1)
+    def estimate(self, generated: int, running: int, declared: int, decode_step: int) -> None:
+        """Set the estimate by what the sequences left by a retraction in ``decode_step`` need."""
+        estimate = (generated + RETRACT_STEPS * running) * self.UNIT // (declared + 1)
         self._ratio, self._since = min(self.UNIT, estimate), decode_step + 1

@@ -6,7 +6,7 @@ SOSP'23, section 4.4 and 4.5, and the rules of ``VllmSosp23`` with these in addi
       need one or not.
     - A group of several is swapped out where the host has room for it and the pool could take it back;
       else it is computed again, like a sequence that is alone.
-    - A group takes a seat for each of its sequences, from its admission on.
+    - Each sequence of a group counts towards ``max_num_seqs``, from the group's admission on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..memory.paged.sharing import SharingMemory
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from ..workload.groups import Group, leads, present, seats
+from ..workload.groups import Group, leads, num_seqs_of, present
 from ..workload.workload import Workload
 from .base import Pool, blocks_of
 from .vllm_sosp23 import Victims, VllmSosp23
@@ -32,7 +32,7 @@ _arrival = attrgetter("order")
 
 
 class _Sharing(VllmSosp23):
-    """What both have in common: who gives way, who comes back, who is admitted."""
+    """What both have in common: preemption, swapping in, admission."""
 
     def memory(self, pool: Pool) -> PagedMemory:
         if pool.dialogue is not None:
@@ -48,9 +48,9 @@ class _Sharing(VllmSosp23):
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         """Phase 1, group by group in the order of arrival; the last ones give way."""
         memory = transaction.memory
-        memory.go_on(transaction.need)
+        memory.reserve_decodes(transaction.need)
         need = transaction.need + sum(len(group.siblings) for group in state.forking)
-        if transaction.free - need >= _most_seats(state):
+        if transaction.free - need >= _largest_group(state):
             transaction.free -= need
             return (), ()
         kept = [sequence for sequence in sorted(state.running, key=_arrival) if leads(sequence)]
@@ -59,7 +59,7 @@ class _Sharing(VllmSosp23):
         host_free, turn = memory.host_free, 0
         while turn < len(kept):
             leader = kept[turn]
-            if transaction.free >= seats(leader):
+            if transaction.free >= num_seqs_of(leader):
                 transaction.free -= _need(leader, state, transaction)
                 turn += 1
                 continue
@@ -70,22 +70,22 @@ class _Sharing(VllmSosp23):
                 host_free -= blocks
                 swapped_out += present(victim)
             else:
-                # Whoever is put in front of those who wait comes last.
+                # A sequence put at the front of the queue comes last.
                 preempted += reversed(present(victim))
         return tuple(preempted), tuple(swapped_out)
 
     def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: PagedMemory) -> bool:
         usable = memory.num_blocks - memory.prefix_blocks
-        if seats(victim) == 1:
+        if num_seqs_of(victim) == 1:
             return self._swaps(blocks, host_free, usable)
-        return blocks <= host_free and blocks + seats(victim) <= usable
+        return blocks <= host_free and blocks + num_seqs_of(victim) <= usable
 
     def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
         """Phase 2, group by group."""
         back: list[Sequence] = []
         memory = transaction.memory
         for leader in filter(leads, state.swapped):
-            blocks, num_seqs = memory.needed_blocks(present(leader), 1), seats(leader)
+            blocks, num_seqs = memory.needed_blocks(present(leader), 1), num_seqs_of(leader)
             watermark = self.limits.watermark_blocks if running else 0
             if transaction.free - blocks - num_seqs < watermark or self._full(running, num_seqs):
                 break
@@ -110,15 +110,15 @@ class _Sharing(VllmSosp23):
         for leader in filter(leads, state.waiting):
             if preempted and leader.order > preempted[-1].order:
                 break
-            members, num_seqs = present(leader), seats(leader)
+            members, num_seqs = present(leader), num_seqs_of(leader)
             memory.look_up(leader, state.decode_step)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
-                wakes, steady = False, steady and not memory.ripens(leader, state.decode_step)
+                wakes, steady = False, steady and not memory.may_grow(leader, state.decode_step)
                 break
             if running and prefill > budget:
-                wakes, steady = False, steady and not admitted and not memory.ripens(leader, state.decode_step)
+                wakes, steady = False, steady and not admitted and not memory.may_grow(leader, state.decode_step)
                 break
             memory.promise(leader)
             running += num_seqs
@@ -137,12 +137,12 @@ class _Sharing(VllmSosp23):
         )
 
     def _full(self, running: int, num_seqs: int) -> bool:
-        """Whether so many more have no seats; a group of more than there are runs alone."""
+        """Whether so many more exceed ``max_num_seqs``; a larger group runs alone."""
         return running > 0 and running + num_seqs > self.limits.max_num_seqs
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which some group could find fewer free blocks than it has sequences."""
-        return max(1, memory.steps_with(state, memory.free - _most_seats(state), limit))
+        return max(1, memory.steps_with(state, memory.free - _largest_group(state), limit))
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         shared = workload.prompt_tokens // block_size
@@ -186,8 +186,8 @@ class SharingV0(_Sharing, VllmV0):
             return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
         swapped_in = self._swap_in(state, transaction, state.batch_size + len(forked))
         forked += _siblings_back(swapped_in)
-        ripens = bool(state.waiting) and transaction.memory.ripens(state.waiting[0], state.decode_step)
-        waits_on = len(swapped_in) < len(state.swapped) or not (swapped_in or ripens)
+        may_grow = bool(state.waiting) and transaction.memory.may_grow(state.waiting[0], state.decode_step)
+        waits_on = len(swapped_in) < len(state.swapped) or not (swapped_in or may_grow)
         plan = StepPlan(
             swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked
         )
@@ -199,7 +199,7 @@ class SharingV0(_Sharing, VllmV0):
         admitted: list[Sequence] = []
         tokens = 0
         for leader in filter(leads, state.waiting):
-            members, num_seqs = present(leader), seats(leader)
+            members, num_seqs = present(leader), num_seqs_of(leader)
             memory.look_up(leader, state.decode_step)
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
@@ -214,9 +214,9 @@ class SharingV0(_Sharing, VllmV0):
         return tuple(admitted), tokens
 
 
-def _most_seats(state: State) -> int:
+def _largest_group(state: State) -> int:
     """Sequences of the largest group that runs."""
-    return max(map(seats, state.running), default=0)
+    return max(map(num_seqs_of, state.running), default=0)
 
 
 def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:
@@ -233,7 +233,7 @@ def _need_on_return(leader: Sequence, memory: PagedMemory) -> int:
     """Blocks that a group takes in the step in which it comes back, beside those that it brings."""
     opens, group = not (leader.start_tokens - 1) % memory.block_size, leader.group
     if group is None or opens:
-        return opens * seats(leader)
+        return opens * num_seqs_of(leader)
     return group.due_copies if group.forked else len(group.siblings)
 
 
@@ -242,7 +242,7 @@ def _prefill_tokens(members: tuple[Sequence, ...]) -> int:
 
 
 def _siblings(state: State, victims: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
-    """Who begins in this step: siblings of leaders that were prefilled and do not give way."""
+    """Sequences that begin in this step: siblings of prefilled leaders that are not preempted."""
     begin = (group for group in state.forking if group.leader not in victims)
     return tuple(sibling for group in begin for sibling in group.siblings)
 
@@ -254,7 +254,7 @@ def _siblings_back(swapped_in: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
 
 
 def _or_carry_on(plan: StepPlan, state: State, transaction: PagedTransaction) -> StepPlan:
-    """``CARRY_ON`` where that is what a plan comes to; beams and copies are told of in every step."""
+    """``CARRY_ON`` where a plan comes to it; beams and copies need a plan in every step."""
     idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
     memory = transaction.memory
     return CARRY_ON if idle and not memory.searches and not memory.due_copies else plan

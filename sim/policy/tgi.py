@@ -21,9 +21,9 @@ class Tgi(Policy):
 
     The queue is looked at before every decode step, but for the one that follows a batch taken while
     others ran. A batch is taken from it only if ``waiting_served_ratio`` times as many as run are waiting
-    *and* fit, or if nobody was taken for ``max_waiting_tokens`` decode steps; then decoding pauses and
+    *and* fit, or if none was taken for ``max_waiting_tokens`` decode steps; then decoding pauses and
     the new batch prefills alone. The blocks of prompt + ``max_tokens`` - 1 tokens are taken at admission,
-    and nobody is preempted.
+    and no sequence is preempted.
     """
 
     name = "tgi"
@@ -36,9 +36,9 @@ class Tgi(Policy):
 
     def __init__(self, limits: Limits, options: TgiOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        # Decode step at the last prefill: decode steps since then are the clock's difference.
+        # Decode step at the last prefill: the difference to now counts those since.
         self._prefill_step = 0
-        # Whether that prefill paused somebody.
+        # Whether that prefill paused running sequences.
         self._has_paused = False
 
     def memory(self, pool: Pool) -> ReservedMemory:
@@ -49,7 +49,7 @@ class Tgi(Policy):
         if not state.waiting:
             return CARRY_ON
         if self._has_paused and state.decode_step == self._prefill_step:
-            # Those who paused decode before the queue is looked at again.
+            # The paused sequences decode before the queue is looked at again.
             return StepPlan(steady=False)
         minimum = self._minimum(state)
         batch = self._batch(state, transaction) if len(state.waiting) >= minimum else []
@@ -83,11 +83,11 @@ class Tgi(Policy):
         return batch
 
     def _reserved_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose blocks the sequence is given (R in the ledger's definitions)."""
+        """Tokens for which the sequence reserves blocks (R in the ledger's definitions)."""
         return min(sequence.prompt_tokens + sequence.max_tokens - 1, self.limits.max_model_len)
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
-        """While somebody waits, up to the step after which the queue is taken whatever its length."""
+        """While a request waits, up to the step after which the queue is taken whatever its length."""
         if not state.waiting:
             return limit
         left = self._prefill_step + self.options.max_waiting_tokens - 1 - state.decode_step
@@ -95,5 +95,5 @@ class Tgi(Policy):
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         most = self.limits.max_model_len - workload.prompt_tokens
-        told = most if workload.max_tokens is None else workload.max_tokens
-        return blocks_of(np.minimum(workload.prompt_tokens + told - 1, self.limits.max_model_len), block_size)
+        declared = most if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + declared - 1, self.limits.max_model_len), block_size)

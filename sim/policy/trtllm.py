@@ -12,11 +12,11 @@ from .base import Policy, Pool, blocks_of
 
 
 class TrtllmNoEvict(Policy):
-    """GUARANTEED_NO_EVICT: who is admitted runs to completion.
+    """GUARANTEED_NO_EVICT: an admitted sequence runs to completion.
 
-    Prompts and decodes share a step, blocks are taken on demand. Those who wait are admitted in order
+    Prompts and decodes share a step, blocks are taken on demand. Waiting sequences are admitted in order
     while the pool holds all running sequences *at their completion* and this one at its own: its prompt
-    and its ``max_tokens``. Nobody is preempted.
+    and its ``max_tokens``. No sequence is preempted.
     """
 
     name = "trtllm-no-evict"
@@ -29,7 +29,7 @@ class TrtllmNoEvict(Policy):
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running, and those who wait up to the first that does not fit."""
+        """The running sequences, and the waiting ones up to the first that does not fit."""
         if not state.waiting:
             return CARRY_ON
         return self._admit(state, transaction)
@@ -59,30 +59,30 @@ class TrtllmNoEvict(Policy):
         return transaction.memory.num_blocks - taken
 
     def _asked_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose blocks an admission asks for."""
+        """Tokens for which an admission asks blocks."""
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """The pool holds everybody to the end: only finishes and arrivals matter."""
+        """The pool holds every sequence to its end: only finishes and arrivals matter."""
         return limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        told = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
-        return blocks_of(np.minimum(workload.prompt_tokens + told, self.limits.max_model_len), block_size)
+        declared = self.limits.max_model_len if workload.max_tokens is None else workload.max_tokens
+        return blocks_of(np.minimum(workload.prompt_tokens + declared, self.limits.max_model_len), block_size)
 
 
 class TrtllmMaxUtil(TrtllmNoEvict):
     """MAX_UTILIZATION: an admission asks for the blocks of the next step only.
 
     Where the running sequences find too few blocks the last one started is paused (recompute) and goes
-    to the front of the queue, and nobody is admitted in that step.
+    to the front of the queue, and no sequence is admitted in that step.
     """
 
     name = "trtllm-max-util"
     reads_max_tokens = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running, less those that must pause; else those who wait."""
+        """The running sequences, less those that must pause; else the waiting ones."""
         paused = self._victims(state, transaction)
         if paused:
             return StepPlan(preempted=paused, steady=False, wakes=False)

@@ -49,7 +49,7 @@ def page_group(
 
 
 class VAttention(VllmV0):
-    """vAttention (ASPLOS'25): who runs as under vLLM 0.x, over pages that stay mapped when a request ends.
+    """vAttention (ASPLOS'25): the scheduler of vLLM 0.x, over pages that stay mapped when a request ends.
 
     The scheduler is ``VllmV0``, as vAttention is evaluated inside one of that kind, without a swap space. It
     decides by the page groups that can be had, mapped or not, so it decides as vllm-v0 with blocks of the
@@ -59,7 +59,7 @@ class VAttention(VllmV0):
     rank, ``2 * layers * page * TP`` bytes less one token's (a token costs 2 * layers * kv_heads * head_dim *
     dtype). Of Llama-3.1-8B with pages of 2 MiB that is 128 MiB on one GPU, and 256 MiB on two.
 
-    While pages are mapped that nobody uses, a leap ends where one changes hands, so that there are about
+    While some mapped pages are unused, a leap ends where one changes hands, so that there are about
     twice as many leaps as under vllm-v0.
     """
 
@@ -99,5 +99,5 @@ class VAttention(VllmV0):
         steps = super().horizon(state, memory, limit)
         if memory.cached_blocks:
             return memory.steps_settled(state.decode_step, min(steps, limit))
-        # Whoever finishes meanwhile leaves mapped pages; but nobody comes, and what grows grows from unmapped ones.
+        # A sequence that finishes meanwhile leaves mapped pages; but none arrives, and growth uses unmapped ones.
         return steps

@@ -12,7 +12,7 @@ from .base import Policy, Pool
 from .options import Options, VllmV0Options
 
 _arrival = attrgetter("order")
-#: Who gives way: who is preempted, and who is swapped out.
+#: Victims: the recomputed ones, and the swapped out ones.
 Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
@@ -21,7 +21,7 @@ class VllmSosp23(Policy):
 
     Each step, in three phases:
 
-    1. Who runs, by arrival: while the free blocks are fewer than the sequences of the group (one,
+    1. Running sequences, by arrival: while the free blocks are fewer than the sequences of the group (one,
        here), the last arrival is preempted, at worst the group itself. It goes back to waiting and
        is recomputed, or its blocks are swapped out. Then the slot is appended.
     2. If nothing was swapped out, the swapped come back while that leaves the watermark free.
@@ -45,13 +45,13 @@ class VllmSosp23(Policy):
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The three phases; the first is taken at once where a block is left for everybody."""
+        """The three phases; the first is taken at once where a block is left for every sequence."""
         left = transaction.free - transaction.need
         if left <= 0 and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free = left
         if state.swapped:
-            return self._go_on(state, transaction, ())
+            return self._swap_in_and_admit(state, transaction, ())
         return self._admit(state, transaction, state.batch_size, (), ()) if state.waiting else CARRY_ON
 
     def _under_pressure(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -59,9 +59,11 @@ class VllmSosp23(Policy):
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
             return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
-        return self._go_on(state, transaction, preempted)
+        return self._swap_in_and_admit(state, transaction, preempted)
 
-    def _go_on(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
+    def _swap_in_and_admit(
+        self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]
+    ) -> StepPlan:
         """Phases 2 and 3, where nothing was swapped out."""
         running = state.batch_size - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)
@@ -70,7 +72,7 @@ class VllmSosp23(Policy):
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
-        """Phase 1 where the pool runs dry: who gives way, last arrivals first, and how.
+        """Phase 1 where the pool runs dry: the victims, last arrivals first, and how they are preempted.
 
         In the order of arrival every sequence must find a free block. Fewest are found by the last
         one, after all before it took what they need; so the last ones give way until it finds one.

@@ -1,4 +1,4 @@
-"""vLLM 0.x, whose steps either prefill or decode."""
+"""vLLM 0.x: each step either prefills or decodes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .vllm_sosp23 import VllmSosp23
 class VllmV0(VllmSosp23):
     """First come first served over paged memory, prompts in steps of their own.
 
-    vLLM 0.2 to 0.6, ``Scheduler._schedule_default``. Unless somebody is swapped out, those who wait
+    vLLM 0.2 to 0.6, ``Scheduler._schedule_default``. Unless a sequence is swapped out, waiting ones
     come first: while prompts stay within the budget of tokens, sequences within theirs, and the
-    watermark is left. If anybody is admitted the step prefills, and nobody decodes. Else the running
+    watermark is left. If any is admitted the step prefills, and none decodes. Else the running
     decode, with preemption and swapping as in ``VllmSosp23``.
     """
 
@@ -35,20 +35,20 @@ class VllmV0(VllmSosp23):
         return self._decode(state, transaction, ())
 
     def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
-        """The running go on; the swapped come back unless somebody was preempted."""
+        """The running sequences decode; the swapped ones come back unless one was preempted."""
         if preempted:
             return StepPlan(preempted=preempted, steady=False, wakes=False)
         swapped_in = self._swap_in(state, transaction, state.batch_size)
         if not swapped_in and not state.swapped and not state.waiting:
             return CARRY_ON
-        # With nobody left on the host, those who wait may be admitted in the next step.
+        # With no sequence left on the host, waiting ones may be admitted in the next step.
         waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
         return StepPlan(swapped_in=swapped_in, steady=waits_on, wakes=False)
 
-    _go_on = _decode
+    _swap_in_and_admit = _decode
 
     def _prompts(self, state: State, transaction: PagedTransaction) -> tuple[tuple[Sequence, ...], int]:
-        """Who is admitted, and their tokens."""
+        """The sequences to admit, and their tokens."""
         limits, free, running, tokens = self.limits, transaction.free, state.batch_size, 0
         admitted: list[Sequence] = []
         for sequence in state.waiting:

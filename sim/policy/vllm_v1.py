@@ -21,8 +21,8 @@ class VllmV1(Policy):
 
     There are no phases: every sequence catches up with the tokens it knows. The running come first,
     in order; where blocks are short the last running one is preempted (recompute) and goes to the
-    front of the queue. If nobody was preempted those who wait are admitted while budget and seats
-    are left and the blocks of their whole prompt are free, the last one perhaps with a chunk. One
+    front of the queue. If no sequence was preempted, waiting ones are admitted while budget and ``max_num_seqs``
+    allow and the blocks of their whole prompt are free, the last one perhaps with a chunk. One
     block is vLLM's null block, there is no watermark.
 
     Prompts take the budget in order, so at most one prefill goes on after a step, that of the last
@@ -52,7 +52,7 @@ class VllmV1(Policy):
         return ChunkedMemory(usable, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running, the prefill that goes on, those who wait."""
+        """The running sequences, the prefill in progress, the waiting sequences."""
         partial = next(iter(state.prefilling), None)
         preempted = self._victims(state, transaction, partial)
         if preempted:
@@ -60,7 +60,7 @@ class VllmV1(Policy):
         transaction.free -= transaction.need
         budget = self.limits.max_num_batched_tokens - state.batch_size
         if partial is not None:
-            return self._go_on(state, transaction, budget, partial)
+            return self._continue_prefill(state, transaction, budget, partial)
         return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
 
     def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
@@ -85,10 +85,12 @@ class VllmV1(Policy):
         return tuple(preempted)
 
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
-        """Whether the decodes find what they ask for, the last of whom needs ``last_need`` of the blocks."""
+        """Whether the decodes find their blocks, of which the last one needs ``last_need``."""
         return need <= free
 
-    def _go_on(self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence) -> StepPlan:
+    def _continue_prefill(
+        self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence
+    ) -> StepPlan:
         """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
         blocks = transaction.chunk_blocks(partial, tokens)
@@ -103,20 +105,20 @@ class VllmV1(Policy):
     def _admit(
         self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
     ) -> StepPlan:
-        """Those who wait; with the prefill that ended, if one did, and its tokens."""
+        """Admit waiting sequences; with the prefill that ended, if one did, and its tokens."""
         limits, free, wakes, steady = self.limits, transaction.free, True, True
         chunks: tuple[tuple[Sequence, int], ...] = ()
-        seats = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
+        free_seqs = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
         budget -= sum(tokens)
         for sequence in state.waiting:
             if not budget:
                 # The next step has a budget again, if this one did more than decode.
                 steady, wakes = not tokens, False
                 break
-            if not seats or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
+            if not free_seqs or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
                 wakes = False
                 break
-            seats -= 1
+            free_seqs -= 1
             left = sequence.start_tokens - transaction.enter(sequence, budget)
             tokens.append(min(left, budget))
             if left > budget:
@@ -132,6 +134,6 @@ class VllmV1(Policy):
         return 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than there are, or publish one that helps who waits."""
+        """Up to the step in which the running need more blocks than are free, or publish one that the head may hit."""
         steps = memory.steps_with(state, memory.free, limit)
         return memory.steps_unhelped(state, steps) if state.waiting else steps

@@ -82,11 +82,11 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
 
 
 def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:
-    """Refuse states that are no KV cache, and features whose keys the family does not ``read``."""
+    """Refuse states that are no KV cache, and features with keys that the family does not ``read``."""
     for key, meaning in _STATES.items():
         if config.get(key) is not None:
             what = f"{meaning} of {name} keeps a state that is not a KV cache"
-            raise SettingError(key, config[key], f"{what}; give a model whose layers all keep K and V")
+            raise SettingError(key, config[key], f"{what}; give a model with K and V in all layers")
     for key, meaning in _FEATURES.items():
         if config.get(key) is not None and key not in read:
             what = f"{meaning} is not understood in {name} with model_type {config.get('model_type')!r}"

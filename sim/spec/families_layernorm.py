@@ -15,7 +15,7 @@ def opt(config: Config, name: str) -> ModelSpec:
     shape = read_shape(config, name)
     if config.get("word_embed_proj_dim", shape["hidden_size"]) != shape["hidden_size"]:
         what = f"a projected embedding is not understood in {name}"
-        remedy = f"{what}; give an OPT whose embedding is as wide as its layers"
+        remedy = f"{what}; give an OPT with an embedding as wide as its layers"
         raise SettingError("word_embed_proj_dim", config["word_embed_proj_dim"], remedy)
     # OPT's position table has two rows more than positions: an offset kept from its training code.
     rows = shape["max_model_len"] + 2
@@ -23,7 +23,7 @@ def opt(config: Config, name: str) -> ModelSpec:
 
 
 def gpt2(config: Config, name: str) -> ModelSpec:
-    """GPT-2, whose file has names of its own."""
+    """GPT-2, with the names of its own configuration file."""
     names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
     renamed = {names.get(key, key): value for key, value in config.items()}
     renamed["max_position_embeddings"] = config.get("n_positions")

@@ -36,7 +36,7 @@ class HybridLayout:
 
     @property
     def num_sliding(self) -> int:
-        """Groups whose layers have a window."""
+        """Groups of the layers with a window."""
         return sum(group.span.kind == "sliding" for group in self.groups)
 
     @property
@@ -62,7 +62,7 @@ def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The groups of a model with a window that its longest sequence leaves; None where all layers keep every token.
 
     As ``get_kv_cache_groups`` of vLLM 0.33 (``vllm/v1/core/kv_cache_utils.py``) forms them. Chunks (Llama 4) are
-    kept whole, as vLLM does unless it is told otherwise, and so are windows of several lengths, which no
+    kept whole, as vLLM does by default, and so are windows of several lengths, which no
     ``config.json`` describes.
     """
     kinds = sorted(model.kv_groups(), key=lambda kind: kind.span.tokens)

@@ -43,7 +43,7 @@ _VOCAB_PADDING = 64
 
 
 def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
-    """max_num_batched_tokens and max_num_seqs of a server that was told neither; A100s count as small."""
+    """max_num_batched_tokens and max_num_seqs of a server that sets neither; A100s count as small."""
     return _LARGE if gpu.memory_bytes >= _LARGE_BYTES and gpu.architecture != "a100" else _OTHER
 
 

@@ -1,7 +1,7 @@
 """Models by name, and from the ``config.json`` that Hugging Face stores beside the weights.
 
 The presets are such configurations too (``data/models.json``), so both take the same road. ``toy-llama`` and
-``toy-opt`` are nobody's models: the same kinds of layers, so small that a CPU computes a step in milliseconds.
+``toy-opt`` are no published models: the same kinds of layers, so small that a CPU computes a step in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
     Of a model that also sees or hears, the text part: encoders are not counted.
 
     Raises SettingError for a name that is not known, a file that is not a configuration, and a
-    configuration that is not understood: of a family that is not known, or with layers whose state
-    is not a KV cache.
+    configuration that is not understood: of an unknown family, or with layers that keep a state
+    other than a KV cache.
     """
     name = str(name_or_path)
     if name in _presets():

@@ -23,7 +23,7 @@ def dtype_bits(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer whose layers all keep K and V, or a latent vector in their stead.
+    """A decoder-only transformer with K and V in all layers, or a latent vector in their stead.
 
     Attributes:
         num_kv_heads: Heads of K and V; as many as ``num_heads`` (MHA), fewer (GQA) or one (MQA).

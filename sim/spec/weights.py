@@ -80,7 +80,7 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
     return layers + heads + (model.learned_positions + model.norm_vectors) * model.hidden_size
 
 
-# Who looks for the longest sequence that fits asks a hundred times for the same layers.
+# A search for the longest sequence that fits asks a hundred times for the same layers.
 @lru_cache
 def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quantization: str | None = None) -> int:
     """Bytes of whole layers on each rank, vectors in 16 bits."""

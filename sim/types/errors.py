@@ -1,4 +1,4 @@
-"""What can go wrong, by whose doing.
+"""What can go wrong, and at which fault.
 
 FragmeterError
 ├── UserError             the user's mistake: one line, exit status 2

@@ -25,17 +25,17 @@ class Sequence:
         index: Row of the sequence in the workload.
         order: Its place in the order of arrival: the same number, unless users decide when requests are sent.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
-        start_tokens: Tokens with KV after the first step of its next (or last) stay on the device: the
+        start_tokens: Tokens with KV after the first step of its next (or last) residency on the device: the
             prompt, and after a preemption also what had been generated. A prefill computes them all;
             a sequence that was swapped out brings all but the last one with it.
         computed_tokens: Of those, the ones with KV before its next prefill step: cached ones, and those of
             earlier chunks.
-        lost_tokens: Tokens whose KV was computed and given up: to compute one of them is to do it again.
+        lost_tokens: Tokens with KV that was computed and given up: to compute one of them is to do it again.
         generated_tokens: Output tokens that existed when it was last admitted.
         start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
-        kind: What its next (or last) stay starts with, as the ledger names it.
+        kind: What its next (or last) residency starts with, as the ledger names it.
         lag: ``start_tokens - start_step``, so that the tokens computed, with those of ``decode_step``,
-            are ``clock + lag``.
+            are ``decode_step + lag``.
         finish_step: Decode step at which its last token is out.
         grant: What a memory of reservations gave it; other memories set none.
         group: The sequences of one request that share its prompt, where there are several, else None.
@@ -74,11 +74,11 @@ class StepPlan(NamedTuple):
     """What one step does. Frozen: a policy decides it, memory and engine carry it out.
 
     Attributes:
-        admitted: Sequences whose prefill ends in this step: from the head of the waiting queue, or of
-            those whose prefill goes on.
+        admitted: Sequences that end their prefill in this step: from the head of the waiting queue, or of
+            those in a chunked prefill.
         prefill_tokens: Tokens that all prefills of the step compute, padding included.
         preempted: Sequences that give up their blocks and go back to waiting.
-        swapped_out: Running sequences whose blocks go to host memory.
+        swapped_out: Running sequences that move their blocks to host memory.
         swapped_in: Sequences that come back from the head of the swapped queue and decode.
         padded_tokens: Length that static batching pads every prompt to; 0 where nothing is padded.
         steady: Whether the same decision holds in the steps that follow, as far as the policy's
@@ -86,9 +86,9 @@ class StepPlan(NamedTuple):
         wakes: Whether a request that arrives could be admitted, so that a leap stops for it.
         chunks: Prefills that go on after this step: the sequence, and the tokens that it computes now.
             A new one leaves the head of the waiting queue.
-        stalls: Who stands still from this step on and keeps its blocks, and who of those goes on; or empty.
+        stalls: The sequences that stand still from this step on and keep their blocks, and those that go on; or empty.
         pauses: Whether the running sequences stand still in this step, which only prefills.
-        order: The queue as the scheduler sorts it, with those whom the step admits, first, and its victims; or empty.
+        order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, from what those have computed.
     """
 
@@ -107,5 +107,5 @@ class StepPlan(NamedTuple):
     forked: tuple[Sequence, ...] = ()
 
 
-#: Everything that runs goes on, nobody waits: the commonest decision, made once.
+#: All running sequences go on and none waits: the commonest decision, made once.
 CARRY_ON = StepPlan()

@@ -1,4 +1,4 @@
-"""Who waits, who runs and where the decode step stands: what policies look at."""
+"""Waiting and running sequences and the current decode step: what policies look at."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 class State:
     """The scheduler's queues over the decode step.
 
-    The clock counts steps. A running sequence gains one token a step, so the tokens computed by
-    all of them in ``decode_step`` are ``width * clock + lag_sum``, and the step after which each
-    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish clock.
+    ``decode_step`` counts steps. A running sequence gains one token a step, so the tokens computed by
+    all of them in ``decode_step`` are ``batch_size * decode_step + lag_sum``, and the step after which each
+    finishes is known when it is admitted: finishes wait in a calendar, a heap by finish step.
 
     Args:
-        preempted_first: Whether a preempted sequence goes to the front of those who wait, and not to its
+        preempted_first: Whether a preempted sequence goes to the front of the queue, and not to its
             place by arrival.
 
     Attributes:
-        clock: Steps begun and ended so far; the step being decided has this number.
+        decode_step: Steps begun and ended so far; the step being decided has this number.
         waiting: Arrived and not admitted, in arrival order, preempted ones at the front.
-        prefilling: Those whose prefill goes on over several steps, in the order in which they began.
+        prefilling: Sequences in a prefill over several steps, in the order in which they began.
         running: Those that decode, in the order in which their prefills ended.
         stalled: Those that stand still and keep their blocks.
         swapped: Out in host memory, first to come back first.
-        width: Sequences that a step computes. In static batching ended ones count until the batch is over.
+        batch_size: Sequences that a step computes. In static batching ended ones count until the batch is over.
         lag_sum: Sum of the lags of those, in a static batch with every prompt padded.
-        forking: Groups whose siblings begin in the next step that decodes; where sequences are alone, none.
+        forking: Groups with siblings that begin in the next step that decodes; where sequences are alone, none.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class State:
         sequence.start_step = NOT_DECODING
 
     def take_finished(self) -> list[Sequence]:
-        """The sequences whose last token is out leave, in order of arrival."""
+        """The sequences with no token left to generate leave, in order of arrival."""
         finished: list[Sequence] = []
         calendar, decode_step, running = self.calendar, self.decode_step, self.running
         while calendar and calendar[0][0] == decode_step:
@@ -140,7 +140,7 @@ class State:
         return finished
 
     def take_ended(self) -> list[Sequence]:
-        """As ``take_finished`` for a static batch, whose sequences leave when the last one is done.
+        """As ``take_finished`` for a static batch: its sequences leave when the last one is done.
 
         Those that end early stay in ``running`` and in the batch size: their rows are still computed.
         """

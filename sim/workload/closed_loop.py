@@ -1,15 +1,15 @@
-"""Requests of users who wait for their answers.
+"""Requests of users that wait for their answers.
 
 A session is a chain of requests, its turns; a request of no session is a session of one turn. A user takes the next
 session, in the order of the workload, and keeps it until its last turn is answered:
 
     user 0   |- turn 1 -|  thinks  |- turn 2 -|  thinks  |- turn 1 of the next session -| ...
 
-    a first turn is sent   when it arrives and a user is ready, the one who has been ready longest
-    a later one            when the user who got the answer before it has thought; its own time of arrival says nothing
+    a first turn is sent   when it arrives and a user is ready, the one that has been ready longest
+    a later one            when the user with the answer before it has thought; its own time of arrival says nothing
 
 At one instant requests are sent in the order of the workload. One that is refused is no turn, and costs no time.
-When the next one is sent is known up to the next finish, and leaps end there: a finish is told at once.
+When the next one is sent is known up to the next finish, and leaps end there: finishes are notified at once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Maker:
 
 
 class ClosedLoop:
-    """A source that is told of answers.
+    """A source that is notified of answers.
 
     Args:
         workload: The requests, with ``users``.
@@ -85,9 +85,9 @@ class ClosedLoop:
         self._left = list(maker.answering)
         self._request_of = np.repeat(np.arange(len(workload)), workload.num_sequences).tolist()
         self._think_ticks = users.think_ticks.tolist()
-        #: When each user without a session is ready, a heap; None where nobody waits for one.
+        #: When each user without a session is ready, a heap; None where no request waits for a user.
         self._ready = None if users.max_concurrency is None else [0] * min(users.max_concurrency, len(workload))
-        #: Turns whose time is known, with it; a heap.
+        #: Turns with a known time, and that time; a heap.
         self._due: list[tuple[int, int]] = []
         self._turn_after, self._beginning = self._chained(workload, users.session_id)
         self._first_turn = next(self._beginning, _NOTHING)

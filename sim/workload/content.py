@@ -1,4 +1,4 @@
-"""What prompts are made of: who could share keys and values with whom.
+"""The contents of prompts: which requests could share keys and values.
 
 No text is known, only which tokens are equal. So a token is a position in an abstract *stream*, and
 what a request computes is a string of *runs* of streams:

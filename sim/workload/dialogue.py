@@ -1,11 +1,11 @@
-"""Trees of requests: whose text each of them begins with.
+"""Trees of requests: each begins with the text of its parent.
 
     request 0   |- prompt 0 -|- output 0 -|
     request 1   |- prompt 0 -|- output 0 -|- own -|- output 1 -|     forks at the end of 0
     request 2   |- prompt 0 -|- ou|- own -|- output 2 -|             forks amid its output
     request 3   |- prompt 0 -|- output 3 -|                          rolls 0 back to its prompt
 
-Who forks leaves the parent's tokens to others; who rolls back takes the parent's place, and what lay
+A fork leaves the parent's tokens to others; a rollback takes the parent's place, and what lay
 beyond is given up.
 """
 

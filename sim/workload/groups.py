@@ -2,7 +2,7 @@
 
     prefill      b0 b1 b2            the leader alone computes the prompt; the last block is half full
     fork         b0 b1 b2   twice    in the next step its siblings name the same blocks
-    first write  b0 b1 b2            whoever writes to a block that others name copies it before (b3);
+    first write  b0 b1 b2            a sequence that writes to a block which others name copies it before (b3);
                  b0 b1 b3            the last one of them writes in place
     a beam dies  b0 b1 b2   twice    its blocks are freed (b3) and it goes on as a copy of one that lives
 
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def leader(self) -> Sequence:
-        """Who prefills."""
+        """The sequence that prefills."""
         return self.members[0]
 
     @property
@@ -101,26 +101,26 @@ def leads(sequence: Sequence) -> bool:
 
 
 def present(sequence: Sequence) -> tuple[Sequence, ...]:
-    """Who waits, runs or is swapped out together with a leader: its siblings from the fork on."""
+    """Sequences that wait, run or are swapped out together with a leader: its siblings from the fork on."""
     group = sequence.group
     return group.members if group is not None and group.forked else (sequence,)
 
 
-def seats(sequence: Sequence) -> int:
+def num_seqs_of(sequence: Sequence) -> int:
     """Sequences that its group has or will have."""
     return 1 if sequence.group is None else len(sequence.group.members)
 
 
 class GroupState(State):
-    """A state whose sequences may be members of groups.
+    """A state for sequences that may be members of groups.
 
     Args:
         preempted_first: See ``State``.
-        block_size: Tokens of a block, to the start of which siblings share their prompt; 1 where nobody shares.
+        block_size: Tokens of a block, to the start of which siblings share their prompt; 1 where no sequence shares.
         prefix_tokens: Tokens at the start of every prompt that are always there.
 
     Attributes:
-        forking: Groups whose leader has been prefilled, and whose siblings have not begun.
+        forking: Groups with a prefilled leader and siblings that have not begun.
     """
 
     __slots__ = ("_block_size", "_prefix_tokens", "forking")
@@ -190,7 +190,7 @@ class Grouping:
         self._prefix_tokens, self._ancestry = prefix_tokens, ancestry
 
     def leader(self, request: int, members: tuple[Sequence, ...]) -> Sequence:
-        """Who arrives for all sequences of a request: the first of them."""
+        """The sequence that arrives for all sequences of a request: the first of them."""
         members[0].computed_tokens = self._prefix_tokens
         if len(members) > 1:
             Group(members, self._ancestry(request) if self._ancestry else None)

@@ -19,10 +19,10 @@ _CHUNK = 65_536
 
 
 class Source(Protocol):
-    """What an engine asks of whoever sends it requests."""
+    """What an engine asks of the source of its requests."""
 
     next_ticks: int
-    #: Whether it is told, by ``finish``, who is done.
+    #: Whether ``finish`` notifies it of finished requests.
     hears_of_finishes: bool
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
@@ -53,8 +53,8 @@ class OpenLoop:
         self._max_model_len = max_model_len
         self._coming = self._arrivals()
         #: After the last one, in the row beyond the workload.
-        self._nobody = NEVER, Sequence(len(workload), 0, 0, 0)
-        self.next_ticks, self._next = next(self._coming, self._nobody)
+        self._none = NEVER, Sequence(len(workload), 0, 0, 0)
+        self.next_ticks, self._next = next(self._coming, self._none)
 
     def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
         """All that are served, and their times of arrival."""
@@ -83,8 +83,8 @@ class OpenLoop:
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
         """Append to ``waiting`` what has arrived by ``now``."""
-        ticks, nobody = self.next_ticks, self._nobody
+        ticks, none = self.next_ticks, self._none
         while ticks <= now:
             waiting.append(self._next)
-            ticks, self._next = next(self._coming, nobody)
+            ticks, self._next = next(self._coming, none)
         self.next_ticks = ticks

@@ -1,4 +1,4 @@
-"""Who sends requests and waits for the answers."""
+"""Users that send requests and wait for the answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..types.errors import SettingError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Users:
-    """Users, each of whom has at most one request under way; ``closed_loop`` says who sends which, and when.
+    """Users with at most one request under way each; ``closed_loop`` says which user sends which request, and when.
 
     Attributes:
         max_concurrency: How many; vLLM's name. None: as many as there are sessions.
-        think_ticks: int64 [n], how long the user who got the answer to each request waits before the next one.
+        think_ticks: int64 [n], how long the user waits after the answer to each request before the next one.
         session_id: int64 [n], or None. Requests of one number are turns of one session, which one user sends;
             ``NO_SESSION`` is a session of its own. None: all are.
     """

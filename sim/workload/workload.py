@@ -22,12 +22,12 @@ class Workload:
         arrival_ticks: int64 [n], not decreasing, in ticks from the start of the run.
         prompt_tokens: int64 [n], at least 1.
         output_tokens: int64 [n], at least 1: the true output, known only to the simulator.
-        max_tokens: int64 [n] or None: the longest output that the server is told of, at least the
+        max_tokens: int64 [n] or None: the declared longest output, at least the
             true one; None where the client says nothing and the model's maximum holds.
-        content: What the prompts are made of; None where nobody knows, so that nothing can be shared.
-        dialogue: Whose text each prompt begins with; None where prompts have no parents.
+        content: What the prompts are made of; None where they are unknown, and nothing can be shared.
+        dialogue: The parents of prompts that begin with another request's text; None where prompts have no parents.
         n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
-        users: Who waits for answers before sending more; None where requests come whatever the server does. Afterwards
+        users: Users that wait for answers before sending more; None where arrivals are independent. Afterwards
             ``arrival_ticks`` are the times at which requests were sent, which of sessions need not ascend.
     """
 
@@ -74,7 +74,7 @@ class Workload:
         if len(dialogue) != len(self):
             raise SettingError("dialogue", len(dialogue), f"must be of {len(self)} requests")
         if self.content is not None or self.shares:
-            raise SettingError("parent", "given", "says whom requests go on from: leave out hash_ids, session_id and n")
+            raise SettingError("parent", "given", "names the parents of requests: leave out hash_ids, session_id and n")
         dialogue.check(self.prompt_tokens, self.output_tokens)
 
     def _check(self, content: PromptContent) -> None:
@@ -127,7 +127,7 @@ class Workload:
         return self.content is not None or self.dialogue is not None
 
     def token_runs(self) -> TokenRuns:
-        """The tokens of every request; all its own where nobody knows what prompts are made of."""
+        """The tokens of every request; all its own where the contents of prompts are unknown."""
         lengths = self.prompt_tokens, self.output_tokens
         if self.dialogue is not None:
             return TokenRuns.of_dialogue(self.dialogue, *lengths)

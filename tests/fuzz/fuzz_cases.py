@@ -176,7 +176,7 @@ _UNTRIED = {
     "--jobs": {"2", "7"},
     "--images": {"out", "out-é.html", "out.json", "linked/out"},
 }
-#: Values that look right, of flags whose values are texts.
+#: Values that look right, of flags with text values.
 _VALUES = {
     "--policy": ["orca-max", "vllm-v1", "sglang", "tgi", "lightllm", "vattention", "static", "fastertransformer"],
     "--gpu": ["h100-80gb", "a100-40gb,h200"], "--model": ["llama-3.1-8b", "toy-opt", "opt-175b", "config.json"],

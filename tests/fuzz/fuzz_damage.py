@@ -86,7 +86,7 @@ def any_text(rng: Rng, *right: str) -> str:
 
 
 def damaged_lines(rng: Rng, text: str, mark: str = ",") -> bytes:
-    """Lines of which some, or some of whose cells, are other ones; columns that are away, doubled or renamed."""
+    """Lines of which some, or some cells, are other ones; columns that are away, doubled or renamed."""
     rows = [line.split(mark) for line in text.splitlines()] or [[""]]
     for _ in range(rng.randint(1, 3)):
         row = rng.randrange(len(rows))
@@ -188,7 +188,7 @@ def hostile_column(rng: Rng, rows: int) -> pa.Array:
 
 
 def damaged_table(rng: Rng, table: pa.Table) -> bytes:
-    """A Parquet file whose columns are away, renamed, or of other types, whose rows are fewer, more, or shuffled."""
+    """A Parquet file with columns away, renamed, or of other types, and rows fewer, more, or shuffled."""
     for _ in range(rng.choice([1, 1, 2])):
         name = rng.choice(table.column_names or ["a"])
         how = rng.choice(
@@ -226,7 +226,7 @@ def damaged_table(rng: Rng, table: pa.Table) -> bytes:
 
 
 def damaged_arrays(rng: Rng, data: bytes) -> bytes:
-    """An .npz file whose arrays are away, shorter, of other types and shapes, or hold other numbers."""
+    """An .npz file with arrays that are away, shorter, of other types and shapes, or hold other numbers."""
     with np.load(io.BytesIO(data)) as found:
         arrays = dict(found)
     for _ in range(rng.choice([1, 1, 2])):

@@ -70,7 +70,7 @@ def _signalled(tokens: list[str], number: signal.Signals, after_s: float) -> Ran
     """Run a command and send it a signal when it has taken so much time of a core, however busy the machine is."""
     with _started(tokens) as program:
         process = psutil.Process(program.pid)
-        # Nobody waits for it before the signal is sent: its number may then be that of another process.
+        # It is not waited for before the signal is sent: its number may then be that of another process.
         while process.status() != psutil.STATUS_ZOMBIE and process.cpu_times().user < after_s:
             time.sleep(0.01)
         # As a terminal does: to the workers, too.

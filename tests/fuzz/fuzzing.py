@@ -217,7 +217,7 @@ def _bounded() -> Iterator[None]:
     """Time and memory of a case have an end."""
 
     def hangs(*_: object) -> None:
-        # Again, where somebody catches it on its way.
+        # Again, in case the exception is caught on its way.
         signal.alarm(1)
         raise Hangs
 

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch):
     assert line(row).endswith("left out: " + row["left_out"])
 
 
-def test_a_way_of_ours_that_fails_is_told_and_is_a_failure(monkeypatch, tmp_path, capsys):
+def test_a_kernel_that_fails_is_reported_and_is_a_failure(monkeypatch, tmp_path, capsys):
     def broken(*_: object) -> None:
         raise RuntimeError("an illegal memory access\nwas encountered")
 
@@ -117,9 +117,9 @@ def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("measured", [bench, ceiling])
 def test_the_kernels_cpu_build_is_not_timed(measured, tmp_path, capsys):
     assert measured.main(["--device", "shim", "--json", str(tmp_path / "none.json")]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert told.err.startswith("fragmeter: device = 'shim': shows that kernels are right, not how long they take")
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith("fragmeter: device = 'shim': shows that kernels are right, not how long they take")
     assert not (tmp_path / "none.json").exists()
 
 

@@ -37,7 +37,7 @@ def test_tokens_go_to_their_slots_and_nothing_else_changes(dtype):
             if slot >= 0:
                 cache[slot // 5, slot % 5] = new[token]
     reshape_and_cache(key, value, key_cache, value_cache, slots, check_ids=True)
-    # Told one by one: pytest would take minutes to tell how long lists of bytes differ.
+    # Compared one by one: pytest would take minutes to show how long lists of bytes differ.
     found = key_cache, value_cache
     assert all(cache.tobytes() == asked.tobytes() for cache, asked in zip(found, wanted, strict=True))
 

@@ -121,7 +121,7 @@ def test_every_operation_is_probed(probes):
 
 def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy):
     """At every turn; a swap is one call for each cache, which together move what the point says."""
-    told = ("kv_write", "decode_attention", "prefill_attention", *MOVES)
+    watched = ("kv_write", "decode_attention", "prefill_attention", *MOVES)
     for probe in probes.operations():
         for number in (0, 1, 5):
             spy.seen.clear()
@@ -130,7 +130,7 @@ def test_a_probe_of_a_devices_operation_asks_for_what_its_point_says(probes, spy
                 moved = {size: sum(one[size] for one in spy.seen) for size in ("bytes", "blocks")}
                 assert probe.point == {"op": spy.seen[0]["op"], **moved}
             else:
-                assert spy.seen == ([probe.point] if probe.point["op"] in told else [])
+                assert spy.seen == ([probe.point] if probe.point["op"] in watched else [])
 
 
 def gemm_flops(work) -> int:

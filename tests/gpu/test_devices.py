@@ -152,7 +152,7 @@ def test_a_gpu_that_is_there_is_opened_and_made_current(monkeypatch):
 
 
 def test_a_gpu_that_is_asked_for_is_not_made_current(monkeypatch):
-    """Making it so would take memory from those who open it."""
+    """That would take memory from the programs that open it."""
     monkeypatch.setattr(devices, "probe", lambda: found("ready", "H200"))
     cuda = SimpleNamespace(is_available=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda))
@@ -161,7 +161,7 @@ def test_a_gpu_that_is_asked_for_is_not_made_current(monkeypatch):
         devices.require("cuda:1")
 
 
-def test_a_gpu_has_room_where_torch_keeps_what_nobody_uses():
+def test_memory_that_torch_reserves_and_does_not_use_is_free():
     """10 bytes are free, and of the 7 that torch holds 5 are used."""
     cuda = SimpleNamespace(mem_get_info=lambda _: (10, 80), memory_reserved=lambda _: 7, memory_allocated=lambda _: 5)
     fake = SimpleNamespace(device=torch.device, cuda=cuda)

@@ -58,7 +58,7 @@ class TestCoefficients:
         assert found["fit"]["median_error"] < 0.002 and abs(found["fit"]["bias"]) < 0.002
 
     def test_come_back_through_noise(self):
-        """5 % of noise on 180 points: rates within 3 %, and the errors that are told are the noise."""
+        """5 % of noise on 180 points: rates within 3 %, and the reported errors are the noise."""
         found = fitting.fit(gemms(OpModel(GEMM), 0.05))["gemm"]
         assert shares(found["coefficients"], GEMM)[1:3] == pytest.approx([1] * 2, rel=0.03)
         assert shares(found["coefficients"], GEMM) == pytest.approx([1] * 4, rel=0.15)
@@ -128,7 +128,7 @@ class TestResiduals:
 
 class TestErrors:
     def test_are_of_columns_that_were_left_out(self, monkeypatch):
-        """A fault that fills one column is learnt when that column is fitted, and told when it is held out."""
+        """A fault that fills one column is fitted with that column, and shows when the column is held out."""
         points = gemms(OpModel(GEMM))
         for point in points:
             if point["m"] == 128:

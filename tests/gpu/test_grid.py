@@ -141,7 +141,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, capsys):
 
 
 @needs_compiler
-def test_whoever_stops_it_has_what_was_done(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_keeps_the_points_done(tmp_path, monkeypatch, capsys):
     """Ctrl-C at the fifth point, where every second one is kept."""
     done = []
 

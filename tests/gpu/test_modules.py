@@ -75,7 +75,7 @@ def test_every_instance_is_compiled_and_loaded(fake, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{len(expressions)} kernels, 0 failed, 0 with local memory; ")
 
 
-def test_one_that_does_not_compile_is_told_and_the_rest_is_loaded(fake, tmp_path, capsys):
+def test_one_that_does_not_compile_is_reported_and_the_rest_is_loaded(fake, tmp_path, capsys):
     fake("copy_blocks")
     assert modules.main(["--json", str(tmp_path / "modules.json")]) == 1
     rows = json.loads((tmp_path / "modules.json").read_text())["kernels"]

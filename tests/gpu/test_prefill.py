@@ -201,7 +201,7 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
             check(case("float16", (8, 2), 64, 16, [(67, 67), (37, 150)]), seed)
 
 
-#: In how partitions are told apart and merged.
+#: In the split into partitions and their merge.
 SPLIT_BUGS = {
     "a partition does not end": ("(Of::kRows - 1)), start + partition_tokens)", "(Of::kRows - 1)), 1 << 30)"),
     "a partition too many is merged": ("- left + 1, partition_tokens)", "+ 63, partition_tokens)"),

@@ -145,11 +145,11 @@ def test_a_fault_in_a_plan_is_found_where_it_is(fault):
     plan, where = FAULTS[fault]
     found = checked(plan)
     assert [(one.step, one.sequence, one.position) for one in found.mismatches] == where
-    # Attention alone would have told: what it is held to knows no table.
+    # Attention alone would have shown it: its reference uses no table.
     assert not any(one.error <= one.limit for one in found.mismatches)
 
 
-def test_slots_that_nobody_wrote_are_no_number():
+def test_unwritten_slots_are_nan():
     found = checked(FAULTS["a swap out is skipped"][0])
     assert np.isnan(found.worst_error) and found.as_dict()["worst_error"] is None
     assert str(found.mismatches[0]) == (

@@ -32,8 +32,8 @@ def writing(name: str, text: str = "{}") -> str:
 
 
 def states(out: Path) -> dict[str, tuple[str, str | None]]:
-    told = json.loads((out / "run.json").read_text())["parts"]
-    return {one["name"]: (one["state"], one["error"]) for one in told}
+    parts = json.loads((out / "run.json").read_text())["parts"]
+    return {one["name"]: (one["state"], one["error"]) for one in parts}
 
 
 @needs_all
@@ -46,13 +46,13 @@ def test_the_whole_day_on_the_cpu(tmp_path, capsys):
     assert states(tmp_path / "day") == {
         one.name: ("left out", one.reason) if one.reason else ("done", None) for one in parts
     }
-    check_told(tmp_path / "day")
+    check_summary(tmp_path / "day")
     assert capsys.readouterr().out.splitlines()[-1].endswith("summary.md")
 
 
 @needs_all
-def test_what_the_parts_find_on_the_cpu_is_told(tmp_path):
-    """One after another in this process, where libraries are loaded once; and told with those that are left out."""
+def test_the_summary_has_the_results_of_the_parts_on_the_cpu(tmp_path):
+    """One after another in this process, where libraries are loaded once; with a second run for the parts that were left out."""
     for needed in ("torch", "scipy"):
         pytest.importorskip(needed)
     parts = parts_for("cpu")
@@ -60,17 +60,17 @@ def test_what_the_parts_find_on_the_cpu_is_told(tmp_path):
     runbook.play(left_out, tmp_path, "cpu")
     assert [status_here(one, tmp_path) for one in parts if not one.reason] == [0] * 8
     runbook.play(left_out, tmp_path, "cpu")
-    check_told(tmp_path)
+    check_summary(tmp_path)
 
 
-def check_told(day: Path) -> None:
-    """The files of every part are there, and the page tells them."""
+def check_summary(day: Path) -> None:
+    """The files of every part are there, and the page has their results."""
     for one in parts_for("cpu"):
         for name in () if one.reason else one.files:
             assert (day / name).exists()
     page = (day / "summary.md").read_text()
     assert page.startswith("# GPU day on cpu: ")
-    assert "cannot be told" not in page
+    assert "cannot be shown" not in page
     assert "| decode_attention | float16 |" in page and "| device |" in page and "batch context" in page
     assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
@@ -117,7 +117,7 @@ def test_a_part_that_hangs_is_stopped_with_its_children(tmp_path):
     assert (hung.state, hung.error) == ("over budget", "stopped after 2 s")
     assert after.state == "done"
     pid = int((tmp_path / "hangs.log").read_text().splitlines()[-1])
-    # Gone, or waiting for whoever adopted it to notice.
+    # Gone, or a zombie of the process that adopted it.
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
@@ -128,7 +128,7 @@ def test_a_part_may_use_what_those_before_it_left_of_their_budgets(tmp_path):
     assert [outcome.state for outcome in runbook.play([saves, needs], tmp_path, "cpu")] == ["done", "done"]
 
 
-def test_what_is_finished_is_told_while_the_next_part_runs(tmp_path):
+def test_a_finished_part_is_reported_while_the_next_one_runs(tmp_path):
     looks = "import json; print([p['name'] for p in json.load(open(r'{out}/run.json'))['parts']])"
     runbook.play([part("first", writing("first")), part("second", looks)], tmp_path, "cpu")
     command, said = (tmp_path / "second.log").read_text().splitlines()
@@ -155,14 +155,14 @@ def test_a_part_that_this_device_cannot_run_is_left_out(tmp_path):
     assert "| graphs | left out |" in (tmp_path / "summary.md").read_text()
 
 
-def test_what_cannot_be_told_is_named_and_the_rest_is_told(tmp_path):
+def test_a_part_that_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path):
     ceiling = '{"device": {"name": "NVIDIA H200", "driver": "580.1"}, "copies": [], "data_sheet_bytes_per_s": null}'
     grid = '{"summary": [{}], "device": {}}'
     parts = [part("grid", writing("grid", grid)), part("ceiling", writing("ceiling", ceiling))]
     runbook.play(parts, tmp_path, "cuda")
     page = (tmp_path / "summary.md").read_text()
     assert page.startswith("# GPU day on cuda: NVIDIA H200, driver 580.1\n")
-    assert "grid.json is there and cannot be told: KeyError: 'kernel'" in page and "## Copies" in page
+    assert "grid.json exists and cannot be shown: KeyError: 'kernel'" in page and "## Copies" in page
 
 
 def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
@@ -174,7 +174,7 @@ def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
         assert one.name in ("doctor", "record") or "cuda:1" in one.program
 
 
-def test_what_only_a_gpu_finds_is_told(tmp_path):
+def test_the_summary_has_the_results_of_a_gpu(tmp_path):
     kernels = [
         {"kernel": "copy_blocks", "error": None, "registers": 20, "local_bytes": 0},
         {"kernel": "decode<64>", "error": None, "registers": 255, "local_bytes": 16},
@@ -232,10 +232,10 @@ for module, *sys.argv[1:] in {programs}:
     except SystemExit as end:
         print(module, end.code)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     complaint = "fragmeter: running on a device needs torch: pip install 'fragmeter[torch]'\n"
-    assert (told.returncode, told.stderr) == (0, complaint * len(programs))
-    assert told.stdout.splitlines() == [f"{module} 2" for module, *_ in programs]
+    assert (printed.returncode, printed.stderr) == (0, complaint * len(programs))
+    assert printed.stdout.splitlines() == [f"{module} 2" for module, *_ in programs]
     assert not [*tmp_path.iterdir()]
 
 
@@ -244,9 +244,9 @@ for module, *sys.argv[1:] in {programs}:
 def test_without_a_gpu_no_part_begins(device, tmp_path, capsys):
     pytest.importorskip("torch")
     assert runbook.main(["--device", device, "--out", str(tmp_path / "day")]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert told.err.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
     assert not (tmp_path / "day").exists()
 
 

@@ -46,7 +46,7 @@ def skeleton(spec=LLAMA, device="cpu", **options) -> Skeleton:
 
 
 class Sequences:
-    """Sequences that grow by chunks of any length, in a pool whose blocks come in random order."""
+    """Sequences that grow by chunks of any length, in a pool with blocks in random order."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

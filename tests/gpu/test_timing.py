@@ -31,7 +31,7 @@ def test_each_round_samples_everything_once_in_another_order():
 
 @pytest.fixture()
 def clock(monkeypatch):
-    """A thread's time that only goes on when told to, in nanoseconds."""
+    """A thread's CPU time in nanoseconds, which only the test advances."""
     now = SimpleNamespace(ns=0)
     monkeypatch.setattr(timing.time, "thread_time_ns", lambda: now.ns)
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: now.ns)

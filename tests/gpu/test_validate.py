@@ -66,7 +66,7 @@ def test_a_block_is_allocated_where_a_table_grows():
 
 
 class TestPadding:
-    def test_ended_sequences_go_on_as_long_as_the_longest(self):
+    def test_ended_sequences_are_padded_to_the_longest(self):
         plan = changed(CONTIGUOUS, "padding_tokens", [2], [2])
         found = validate.batch_of(plan, 2)
         assert found.query_lens.tolist() == [1, 1, 1, 1]
@@ -90,7 +90,7 @@ class TestPadding:
             assert computed.query_lens.sum() == plan.step(step).query_tokens.sum() + plan.padding_tokens[step]
             assert skeleton.step(computed).isfinite().all()
 
-    def test_other_steps_stay_as_they_are(self):
+    def test_other_steps_do_not_change(self):
         plan = recorded()
         for found, plain in zip(validate.batch_of(plan, 0), batch(plan, 0), strict=True):
             assert np.array_equal(found, plain)
@@ -141,7 +141,7 @@ def test_no_step_is_captured_while_it_is_timed(policy, monkeypatch):
     assert set(met) == warm
 
 
-def test_operations_of_a_step_are_told_apart():
+def test_operations_of_a_step_are_timed_separately():
     plan = recorded(prompts=(30, 50), outputs=(20, 5))
     timed = validate_operations.TimedStep(Skeleton(TOY, devices.open("cpu"), 16, 16))
     beside = {"embedding", "elementwise", "kv_write", "step", "gemm"}
@@ -153,29 +153,29 @@ def test_operations_of_a_step_are_told_apart():
 
 def test_a_gpus_clock_adds_up_what_lies_between_events(monkeypatch):
     """A device that takes a millisecond between two events, and is let wait before the first."""
-    told = []
+    calls = []
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            told.append("event")
-            self.place = told.count("event")
+            calls.append("event")
+            self.place = calls.count("event")
 
         def elapsed_time(self, end) -> float:
             return float(end.place - self.place)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append("wait"), raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("done"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("wait"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("done"))
     clock = validate_operations.CudaClock()
     for _ in range(2):
         clock.begin()
         assert clock.timed("whole", clock.timed, "gemm", clock.timed, "gemm", int) == 0
         # One within the other is counted twice.
         assert clock.read() == {"whole": 5000.0, "gemm": 4000.0}
-    assert told == (["wait"] + ["event"] * 6 + ["done"]) * 2
+    assert calls == (["wait"] + ["event"] * 6 + ["done"]) * 2
 
 
 def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeypatch):
@@ -225,7 +225,7 @@ def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     drift = validate_drift.Drift(skeleton, calibrated, 0)
     drift.look()
     drift.look()
-    assert drift.told() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
+    assert drift.as_dict() == {"calls": 4, "looks": [0.5, 0.5], "median": 0.5}
     call_us[0] = 40.0
     drift.look()
     assert drift.between == 0.75
@@ -233,15 +233,15 @@ def test_a_machine_that_has_become_slower_says_so(monkeypatch):
 
 @pytest.fixture
 def obedient(monkeypatch):
-    """A device whose steps take a quarter longer than predicted, but for the first one of each plan; looked at by
-    themselves, their operations take twice as long."""
+    """A device with steps a quarter longer than predicted, except the first one of each plan. Measured alone, the
+    operations take twice as long."""
 
     def one_step_us(skeleton, plan, step, stopwatch) -> float:
         return float(plan.ticks[step]) / 1e6 * (1.25 if step else 1)
 
     def operations_us(timed, plan, step) -> Counter[str]:
-        told = validate_operations.predicted_us(calibrations.read(PROFILE), model("toy-llama"), plan, step)
-        return Counter({name: 2 * us for name, us in told.items()})
+        predicted = validate_operations.predicted_us(calibrations.read(PROFILE), model("toy-llama"), plan, step)
+        return Counter({name: 2 * us for name, us in predicted.items()})
 
     monkeypatch.setattr(validate, "one_step_us", one_step_us)
     monkeypatch.setattr(validate_operations.TimedStep, "operations_us", operations_us)
@@ -291,20 +291,20 @@ class TestVerb:
         lines = (out / "steps.csv").read_text().splitlines()
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
 
-    def test_steps_that_allocate_are_told_apart(self, obedient, monkeypatch):
+    def test_steps_that_allocate_are_timed_separately(self, obedient, monkeypatch):
         """As if the third step did alone, which decodes."""
         monkeypatch.setattr(validate, "allocates", lambda plan: np.arange(plan.num_steps) == 2)
         found = dict(running().parts())
         steps = next(run for run in found["runs"] if run["policy"] == validation.PAGED)["step"]["count"]
         assert found["allocation"]["with"]["count"] == 1 < found["allocation"]["without"]["count"] < steps
 
-    def test_what_is_predicted_is_the_calibrations_and_lengths_are_told_to_nobody(self):
+    def test_predictions_are_the_calibrations_and_no_output_length_is_declared(self):
         tried = running()
         assert tried.workload.max_tokens is None
         found, plan = calibrations.read(PROFILE), tried.plans[validation.PAGED]
         step = int(np.flatnonzero(plan.prefill_tokens == 0)[0])
-        told = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
-        assert plan.ticks[step] / 1e6 == pytest.approx(sum(told.values()), rel=0.02)
+        predicted = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
+        assert plan.ticks[step] / 1e6 == pytest.approx(sum(predicted.values()), rel=0.02)
 
     def test_a_plan_by_itself(self, obedient, tmp_path, capsys):
         plan = recorded()
@@ -371,8 +371,8 @@ class TestVerb:
     def test_what_a_plan_has_no_use_for_is_refused(self, check, flags, complaint, tmp_path, capsys):
         recorded().save(tmp_path / "plan.npz")
         assert self.run("--plan", tmp_path / "plan.npz", *check, *flags) == MISTAKE
-        told = capsys.readouterr().err
-        assert complaint in told and told.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert complaint in printed and printed.count("\n") == 1
 
     def test_a_plan_that_is_timed_has_no_steps_to_leave_out(self, tmp_path, capsys):
         recorded().save(tmp_path / "plan.npz")

@@ -17,7 +17,7 @@ def benchmark(path: Path, requests: pd.DataFrame, slower: float = 1.0, **more: o
     assert len(times.index) == len(requests)
     ttft_s, e2el_s = (slower * values / 1e3 for values in (times.ttft_ms, times.e2el_ms))
     spans = zip((e2el_s - ttft_s).tolist(), (times.output_tokens - 1).tolist(), strict=True)
-    told = {
+    data = {
         "model_id": "facebook/opt-13b",
         "duration": float(times.finish_ticks.max() / PER_SECOND),
         "request_rate": 4.0,
@@ -27,5 +27,5 @@ def benchmark(path: Path, requests: pd.DataFrame, slower: float = 1.0, **more: o
         "ttfts": ttft_s.tolist(),
         "itls": [[span_s / max(1, count)] * count for span_s, count in spans],
     }
-    path.write_text(json.dumps(told | more))
+    path.write_text(json.dumps(data | more))
     return path

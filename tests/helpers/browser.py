@@ -28,7 +28,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
-    # Whatever asks for a host finds none, and the proxy is a port where nobody listens.
+    # Requests for a host find none, and the proxy is a port without a listener.
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--proxy-server=127.0.0.1:9",
 )
@@ -59,10 +59,10 @@ def offline_browser(width_px: int = 1280, height_px: int = 800) -> Iterator:
 
 
 def emulate(driver: object, scheme: str, width_px: int = 1280, height_px: int = 800) -> None:
-    """Shows the page as on a screen of that size to a reader who prefers the ``light`` or the ``dark`` scheme."""
+    """Shows the page on a screen of that size, with ``light`` or ``dark`` as the preferred colour scheme."""
     feature = {"name": "prefers-color-scheme", "value": scheme}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    size = {"batch_size": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
+    size = {"width": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 

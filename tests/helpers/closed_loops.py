@@ -35,9 +35,9 @@ def sent_and_done(run: Run) -> list[tuple[int, int]]:
 
 
 def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
-    """Each request is sent when it should be, told once more from the finishes; the ticks that users are idle in all.
+    """Each request is sent when it should be, computed again from the finishes; the ticks that users are idle in all.
 
-    A later turn follows the answer to the one before it; a first one is sent by the user who is ready first, if there
+    A later turn follows the answer to the one before it; a first one is sent by the user that is ready first, if there
     are so few of them.
     """
     times = request_times(run)
@@ -70,7 +70,7 @@ def check_sent(run: Run, asked: Users, arrivals: np.ndarray) -> int:
 
 
 def check_replayed(run: Run, work: Workload, cost: object) -> None:
-    """Whoever knew beforehand what is sent, and when, would see the same: rows in the order of the queue."""
+    """A source that knew beforehand what is sent, and when, would give the same: rows in the order of the queue."""
     sent = request_times(run).arrival_ticks
     rows = np.flatnonzero(~run.refused)
     queue = np.lexsort((rows, sent))

@@ -143,8 +143,8 @@ class Views:
             choose = router.choose
 
             def noting(row: int, replicas: list[RoutedEngine], now: int) -> int:
-                told = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in replicas]
-                self.seen.append((row, told))
+                loads = [(r.num_requests, r.outstanding_tokens(now), r.kv_tokens(now)) for r in replicas]
+                self.seen.append((row, loads))
                 return choose(row, replicas, now)
 
             router.choose = noting

@@ -26,7 +26,7 @@ _FLOATS = [0.0, -1.0, 0.5, float("nan"), float("inf"), -float("inf"), 1e300]
 
 
 def damage(folder: Path, draw: random.Random, pattern: str = "*.*") -> str:
-    """Damage one of the files whose names match; says which and how."""
+    """Damage one of the files with matching names; says which and how."""
     path = draw.choice(sorted(folder.glob(pattern)))
     own = {".json": _json, ".parquet": _parquet, ".npz": _archive}[path.suffix]
     how = _bytes if draw.random() < 0.15 else own

@@ -40,8 +40,8 @@ def _norm(hidden: Tensor, norm) -> Tensor:
 
 def _attention(model, layer, hidden: Tensor) -> Tensor:
     """Head by head, each with its own causal softmax."""
-    stacked, batch_size = _linear(hidden, layer.qkv), model.head_dim
-    heads = [stacked[:, start : start + batch_size] for start in range(0, stacked.shape[1], batch_size)]
+    stacked, head_dim = _linear(hidden, layer.qkv), model.head_dim
+    heads = [stacked[:, start : start + head_dim] for start in range(0, stacked.shape[1], head_dim)]
     queries, keys = heads[: model.num_heads], heads[model.num_heads : model.num_heads + model.num_kv_heads]
     values = heads[model.num_heads + model.num_kv_heads :]
     if not model.learned_positions:
@@ -50,7 +50,7 @@ def _attention(model, layer, hidden: Tensor) -> Tensor:
     found = []
     for number, query in enumerate(queries):
         held = number * model.num_kv_heads // model.num_heads
-        scores = (query @ keys[held].T / math.sqrt(batch_size)).masked_fill(hides, -math.inf)
+        scores = (query @ keys[held].T / math.sqrt(head_dim)).masked_fill(hides, -math.inf)
         found.append(scores.softmax(-1) @ values[held])
     return torch.cat(found, -1)
 

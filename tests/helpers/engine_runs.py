@@ -36,15 +36,15 @@ def seconds_of(ticks: int) -> float:
 
 
 def workload_of(requests: list[Request], max_model_len: int, content: PromptContent | None = None) -> Workload:
-    """The oracle's requests as columns; who is told nothing may run to the model's end."""
-    told = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
-    untold = all(request.max_tokens is None for request in requests)
+    """The oracle's requests as columns; those that declare nothing may run to the model's end."""
+    declared = [max_model_len - r.prompt_tokens if r.max_tokens is None else r.max_tokens for r in requests]
+    undeclared = all(request.max_tokens is None for request in requests)
     return Workload(
         "case",
         arrival_ticks=np.array([request.arrival_ticks for request in requests]),
         prompt_tokens=np.array([request.prompt_tokens for request in requests]),
         output_tokens=np.array([request.output_tokens for request in requests]),
-        max_tokens=None if untold else np.array(told),
+        max_tokens=None if undeclared else np.array(declared),
         content=content,
     )
 
@@ -63,7 +63,7 @@ def settings_of(
     """
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
-        # A budget below the seats is refused.
+        # A budget below ``max_num_seqs`` is refused.
         tokens = max(tokens, seqs or 0)
     if policy == "sglang":
         # And so are pages of more than a token.
@@ -135,14 +135,14 @@ def buckets_at_rows(run: Run) -> list[dict[str, int]]:
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
-def stays_of(run: Run) -> list[tuple[int, ...]]:
-    """(start clock, request, tokens computed in it or before, tokens generated before, kind) of every residency."""
+def residencies_of(run: Run) -> list[tuple[int, ...]]:
+    """(start step, request, tokens computed in it or before, tokens generated before, kind) of every residency."""
     residencies = run.log.residencies
     return [*zip(*(residencies[n].tolist() for n in ("start_step", "index", "tokens", "generated_tokens", "kind")))]
 
 
-def cuts_of(run: Run) -> list[tuple[int, int, int]]:
-    """(clock, request, whether swapped out) of every residency that was cut short."""
+def evictions_of(run: Run) -> list[tuple[int, int, int]]:
+    """(decode step, request, whether swapped out) of every eviction."""
     evictions, index = run.log.evictions, run.log.residencies["index"]
     return [
         *zip(evictions["decode_step"].tolist(), index[evictions["residency"]].tolist(), evictions["swapped"].tolist())

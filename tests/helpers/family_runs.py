@@ -10,7 +10,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from engine_runs import cuts_of, settings_of, stays_of, times_of
+from engine_runs import evictions_of, residencies_of, settings_of, times_of
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.metrics.host_pool import host_held_at_rows
@@ -96,8 +96,10 @@ def workload_of(requests: list[Asked]) -> Workload:
         for name in ("arrival_ticks", "prompt_tokens", "output_tokens")
     }
     if any(asked.max_tokens is not None for asked in requests):
-        told = [LENGTH - asked.prompt_tokens if asked.max_tokens is None else asked.max_tokens for asked in requests]
-        columns["max_tokens"] = np.array(told)
+        declared = [
+            LENGTH - asked.prompt_tokens if asked.max_tokens is None else asked.max_tokens for asked in requests
+        ]
+        columns["max_tokens"] = np.array(declared)
     if is_tree(requests):
         parents = [NO_PARENT if asked.parent is None else asked.parent for asked in requests]
         others = ([getattr(asked, name) for asked in requests] for name in ("parent_tokens", "rolls_back"))
@@ -159,8 +161,8 @@ def same(case: FamilyCase) -> FamilyOutcome:
         assert row_of(mine) == theirs
     assert len(outcome.steps) == len(stepped.log.rows["steps"])
     for run in (stepped, run_of(case, leap=True)):
-        assert sorted(stays_of(run)) == outcome.residencies
-        assert sorted(cuts_of(run)) == outcome.evictions
+        assert sorted(residencies_of(run)) == outcome.residencies
+        assert sorted(evictions_of(run)) == outcome.evictions
         assert times_of(run) == outcome.times
     return outcome
 
@@ -189,16 +191,16 @@ def tree_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
     for index in range(draw(st.integers(2, 12))):
         now += draw(st.sampled_from([0, 0, 0, 1, 100, 300, 700, 3000, 10000]))
         output = draw(st.integers(1, most))
-        told = draw(st.sampled_from([None, None, output, output + 5])) if policy == "orca" else None
+        declared = draw(st.sampled_from([None, None, output, output + 5])) if policy == "orca" else None
         stored = [asked.prompt_tokens + asked.output_tokens - 1 for asked in requests]
         parents = [parent for parent in range(index) if 1 <= stored[parent] <= 70]
         if not parents or draw(st.integers(0, 3)) == 0:
-            requests.append(Asked(now, draw(st.integers(1, most)), output, max_tokens=told))
+            requests.append(Asked(now, draw(st.integers(1, most)), output, max_tokens=declared))
             continue
         parent = draw(st.sampled_from(parents))
         tokens = draw(st.integers(1, stored[parent]))
         prompt = tokens + draw(st.integers(1, 6))
-        requests.append(Asked(now, prompt, output, 1, parent, tokens, draw(st.booleans()), told))
+        requests.append(Asked(now, prompt, output, 1, parent, tokens, draw(st.booleans()), declared))
     slots = draw(st.sampled_from([24, 32, 48, 64, 120] if policy in PAGED else [96, 128, 192, 288, 400]))
     hypothesis.assume(is_tree(requests))
     return FamilyCase(policy, requests, Pool(slots // size, size, draw(st.sampled_from([0, 20]))), draw(limits()))
@@ -206,7 +208,7 @@ def tree_cases(draw: st.DrawFn, policy: str) -> FamilyCase:
 
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
-    """Few seats and small budgets, or plenty."""
+    """Small ``max_num_seqs`` and small budgets, or plenty."""
     return Limits(
         LENGTH,
         max_num_batched_tokens=draw(st.sampled_from([5, 12, 45, 2560])),

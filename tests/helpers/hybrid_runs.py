@@ -56,7 +56,7 @@ class HybridCase:
     groups: Groups
 
     def fitted(self, policy: str) -> HybridCase:
-        """One whose budget of tokens is not below its seats, which vLLM V1 refuses."""
+        """Limits with a token budget not below ``max_num_seqs``, as vLLM V1 requires."""
         limits = self.case.limits
         if policy == "vllm-v1":
             limits = replace(limits, max_num_batched_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs))
@@ -107,7 +107,7 @@ def hybrid_cases(
 @st.composite
 def crowded_hybrid_cases(draw: st.DrawFn) -> HybridCase:
     """Outputs that pass short windows again and again, over a pool with a few pages more than the largest asks for:
-    who finds a page hangs on who gave one back before."""
+    which sequence finds a page depends on which gave one back before."""
     full, sliding = draw(st.sampled_from([(0, 1), (0, 1), (1, 1), (1, 3)]))
     groups, size = Groups(full, sliding, draw(st.integers(2, 9))), draw(st.integers(1, 4))
     now, requests = 0, []

@@ -18,21 +18,21 @@ A, B = 1, 2
 
 
 def story(requests: list[tuple[int, int, list[tuple[int, int]]]], slots: int, **limits) -> Case:
-    """A case of requests as (arrival, output, pieces of the prompt as (kind, tokens)), told their outputs; a kind below
-    nought is nobody else's."""
-    told, ids, tokens, offsets = [], [], [], [0]
+    """A case of requests as (arrival, output, pieces of the prompt as (kind, tokens)), outputs declared; a kind below
+    nought is in no other request."""
+    filled, ids, tokens, offsets = [], [], [], [0]
     for index, (arrival, output, pieces) in enumerate(requests):
         prompt = tuple((kind, place) for kind, length in pieces for place in range(length))
         answer = tuple((index, "out", place) for place in range(output))
-        told.append(Request(arrival, len(prompt), output, output, prompt, answer))
+        filled.append(Request(arrival, len(prompt), output, output, prompt, answer))
         ids += [kind for kind, _ in pieces]
         tokens += [length for _, length in pieces]
         offsets.append(len(ids))
     bounds = Limits(max_model_len=100, **({"max_num_seqs": 64} | limits))
-    return Case(told, Pool(slots, 1), bounds, StoryCost(), PromptContent(offsets, ids, tokens))
+    return Case(filled, Pool(slots, 1), bounds, StoryCost(), PromptContent(offsets, ids, tokens))
 
 
-def tell(case: Case) -> list[str]:
+def log_lines(case: Case) -> list[str]:
     """The oracle's log, to which the engine keeps."""
     outcome = expected("sglang", case)
     check(case, outcome)
@@ -51,7 +51,7 @@ def check(case: Case, outcome: Outcome) -> None:
 @st.composite
 def shared_cases(draw: st.DrawFn) -> Case:
     """Requests that begin alike, over a pool that their tokens overfill: prompts of a few pieces, or turns of sessions;
-    or short prompts one after the other, whose outputs turn out to be longer than what is reserved for them.
+    or short prompts one after the other, with outputs that turn out to be longer than what is reserved for them.
 
     The oracle is given every token, the simulator what its traces say.
     """
@@ -60,10 +60,10 @@ def shared_cases(draw: st.DrawFn) -> Case:
     some = requests(8, 24, 14, [0, 0, 1, 100, 121, 700], bounds.max_model_len)
     drawn = draw(st.one_of(some, late_requests()))
     spell = draw(st.sampled_from([in_pieces, in_sessions]))
-    told, content = spell(draw, drawn)
+    filled, content = spell(draw, drawn)
     longest = max(request.prompt_tokens + request.output_tokens for request in drawn)
     pool = Pool(int(longest * draw(st.sampled_from([1.1, 1.3, 2, 2.7, 3.4, 4]))) + draw(st.integers(1, 4)), 1)
-    return Case(told, pool, bounds, draw(small_costs), content)
+    return Case(filled, pool, bounds, draw(small_costs), content)
 
 
 @st.composite
@@ -79,7 +79,7 @@ def late_requests(draw: st.DrawFn) -> list[Request]:
 
 def in_pieces(draw: st.DrawFn, drawn: list[Request]) -> tuple[list[Request], PromptContent]:
     """Prompts that begin with pieces of few kinds; of two lengths of a kind one begins the other."""
-    told, offsets, ids, tokens = [], [0], [], []
+    filled, offsets, ids, tokens = [], [0], [], []
     for index, request in enumerate(drawn):
         prompt: list[object] = []
         for kind, length in draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 7)), max_size=4)):
@@ -91,14 +91,14 @@ def in_pieces(draw: st.DrawFn, drawn: list[Request]) -> tuple[list[Request], Pro
         offsets.append(len(ids))
         prompt += [("own", index, place) for place in range(request.prompt_tokens - len(prompt))]
         output = tuple(("output", index, place) for place in range(request.output_tokens))
-        told.append(replace(request, prompt_ids=tuple(prompt), output_ids=output))
-    return told, PromptContent(offsets, ids, tokens)
+        filled.append(replace(request, prompt_ids=tuple(prompt), output_ids=output))
+    return filled, PromptContent(offsets, ids, tokens)
 
 
 def in_sessions(draw: st.DrawFn, drawn: list[Request]) -> tuple[list[Request], PromptContent]:
     """Turns that begin with all that was said before, as far as the prompt is long."""
     said: dict[int, tuple[object, ...]] = {}
-    told, sessions = [], []
+    filled, sessions = [], []
     for index, request in enumerate(drawn):
         session = draw(st.integers(0, 2))
         known = said.get(session, ())[: request.prompt_tokens]
@@ -106,5 +106,5 @@ def in_sessions(draw: st.DrawFn, drawn: list[Request]) -> tuple[list[Request], P
         output = tuple(("output", index, place) for place in range(request.output_tokens))
         said[session] = prompt + output
         sessions.append(session)
-        told.append(replace(request, prompt_ids=prompt, output_ids=output))
-    return told, PromptContent.of_sessions(sessions)
+        filled.append(replace(request, prompt_ids=prompt, output_ids=output))
+    return filled, PromptContent.of_sessions(sessions)

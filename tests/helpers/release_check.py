@@ -57,7 +57,7 @@ def expected_in_wheel(tracked: Iterable[str]) -> set[str]:
     return {
         f"fragmeter/{name}"
         for name in tracked
-        if name in ROOT_MODULES or (name.startswith(rooms) and not name.startswith("gpu/results/"))
+        if name in (*ROOT_MODULES, "py.typed") or (name.startswith(rooms) and not name.startswith("gpu/results/"))
     }
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.gaps import Gaps
@@ -50,16 +50,16 @@ def same(policy: str, case: Case) -> Outcome:
     same_work(stepped, outcome, case, calls)
     same_fragmentation(stepped, outcome)
     assert buckets_at_rows(stepped) == [step.buckets for step in outcome.steps]
-    assert told(leapt) == told(stepped)
+    assert results(leapt) == results(stepped)
     same_row_starts(leapt, outcome)
     return outcome
 
 
-def told(run: Run) -> tuple:
+def results(run: Run) -> tuple:
     """Whatever is held to the oracle, but for the ledger where a leap begins: alike to the bit, stepping or leaping."""
     gaps, done, window = Gaps.of(run.log), work(run.log), run.accounts.window()
     return (
-        steps_of(run), stays_of(run), cuts_of(run), run.log.residency_end.tolist(), times_of(run), run.refused.tolist(),
+        steps_of(run), residencies_of(run), evictions_of(run), run.log.residency_end.tolist(), times_of(run), run.refused.tolist(),
         (window.start_ticks, window.end_ticks, window.num_steps, window.batch_steps),
         (window.slot_steps, window.slot_ticks), (done.tokens, done.ticks), run.accounts.external_fragmentation(),
         gaps.number and (gaps.number, gaps.mean_ms(), gaps.std_ms(), gaps.percentile_ms(50), gaps.percentile_ms(99)),
@@ -79,7 +79,7 @@ def same_steps(run, outcome: Outcome, calls: list[tuple[int, ...]]) -> None:
 
 
 def same_decisions(run, outcome: Outcome, case: Case) -> None:
-    """Who came and went, when, why and with how many tokens, in the same order."""
+    """The sequences that came and went, when, why and with how many tokens, in the same order."""
     residencies, evictions, decode_step = [], [], 0
     for step in outcome.steps:
         generated = {i: sum(t <= step.start_ticks for t in r["token_ticks"]) for i, r in enumerate(outcome.requests)}
@@ -93,8 +93,8 @@ def same_decisions(run, outcome: Outcome, case: Case) -> None:
         recomputed = [i for i in step.preempted if i not in step.swapped_out]
         evictions += [(decode_step, i, 0) for i in recomputed] + [(decode_step, i, 1) for i in step.swapped_out]
         decode_step += bool(step.running)
-    assert stays_of(run) == residencies
-    assert cuts_of(run) == evictions
+    assert residencies_of(run) == residencies
+    assert evictions_of(run) == evictions
 
 
 def same_requests(run, outcome: Outcome) -> None:
@@ -108,7 +108,7 @@ def same_requests(run, outcome: Outcome) -> None:
     }
     ends = [step.start_ticks + step.ticks for step in steps_of(run) if step.steps]
     tokens = {i: [] for i in range(len(outcome.requests))}
-    for (start, index, *_), end in zip(stays_of(run), run.log.residency_end.tolist()):
+    for (start, index, *_), end in zip(residencies_of(run), run.log.residency_end.tolist()):
         tokens[index] += ends[start:end]
     assert [*tokens.values()] == [request["token_ticks"] for request in outcome.requests]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_runs import buckets_at_rows, cuts_of, stays_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, steps_of, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory.accounting.integrals import Window
 from fragmeter.sim.metrics.summary import summary
@@ -12,8 +12,8 @@ def same(leapt: Run, stepped: Run) -> None:
     """Everything that the two runs say is equal, to the last tick."""
     assert leapt.log.end_ticks == stepped.log.end_ticks
     assert steps_of(leapt) == steps_of(stepped)
-    assert stays_of(leapt) == stays_of(stepped)
-    assert cuts_of(leapt) == cuts_of(stepped)
+    assert residencies_of(leapt) == residencies_of(stepped)
+    assert evictions_of(leapt) == evictions_of(stepped)
     assert times_of(leapt) == times_of(stepped)
     assert leapt.refused.tolist() == stepped.refused.tolist()
     assert plain(leapt.accounts.window()) == plain(stepped.accounts.window())

@@ -18,8 +18,8 @@ cases = st.one_of(small_cases(), crowded_cases())
 
 
 def fitted(policy: str, case: Case) -> Case:
-    """The case, made one that the policy takes: vLLM V1 and Sarathi refuse a budget below the seats, and the oracles
-    of LightLLM and SGLang know only blocks of one."""
+    """The case, made one that the policy takes: vLLM V1 and Sarathi refuse a budget below
+    ``max_num_seqs``, and the oracles of LightLLM and SGLang know only blocks of one."""
     limits, pool = case.limits, case.pool
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs or POLICIES[policy].default_max_num_seqs)

@@ -26,7 +26,7 @@ from oracle import Limits, Outcome, Pool, Request, simulate
 
 BLOCK_SIZE, BLOCKS = 4, 61
 LIMITS = Limits(max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=64)
-#: What the replica has to be told to be that server.
+#: The replica's settings for that server.
 FLAGS = (
     *("--model", "opt-13b", "--gpu", "a100-40gb", "--block-size", BLOCK_SIZE, "--num-gpu-blocks-override", BLOCKS),
     *("--max-num-seqs", LIMITS.max_num_seqs, "--max-num-batched-tokens", LIMITS.max_num_batched_tokens),

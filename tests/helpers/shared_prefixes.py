@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
-from oracle.decode_step import run as run_oracle
+from oracle.clock import run as run_oracle
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
@@ -20,7 +20,7 @@ from strategies import Case, limits, small_costs
 
 @dataclass(frozen=True)
 class SharedCase(Case):
-    """A case whose requests have texts, and what the engine is told of them."""
+    """A case with texts for its requests, and what the engine knows of them."""
 
     content: PromptContent
 

@@ -1,4 +1,4 @@
-"""An independent walk over an engine whose sequences share blocks: every table entry, looked up where it lies.
+"""An independent walk over an engine with shared blocks: every table entry, looked up where it lies.
 
 It stops the engine in every step, lets tables grow into it, and reads block tables, reference counts and free lists. Nothing
 of the counts that the memory keeps is used.
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
 
 
 class SharingWalk:
-    """One engine with block ids, stopped in every step; for policies whose steps all decode."""
+    """One engine with block ids, stopped in every step; for policies that decode in every step."""
 
     def __init__(self, settings: Settings, workload: Workload) -> None:
         replica = build(settings, None, workload, True, workload.dialogue)

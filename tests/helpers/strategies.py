@@ -81,8 +81,8 @@ def requests(
         now += draw(st.sampled_from(gaps))
         prompt = draw(st.integers(1, max_prompt))
         output = draw(st.integers(1, min(max_output, max_model_len - prompt)))
-        told = draw(st.sampled_from([None, output, output + 5]))
-        drawn.append(Request(now, prompt, output, told))
+        declared = draw(st.sampled_from([None, output, output + 5]))
+        drawn.append(Request(now, prompt, output, declared))
     return drawn
 
 

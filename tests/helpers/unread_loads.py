@@ -16,17 +16,17 @@ from fragmeter.sim.workload.users import Users
 
 NUMBER = 24
 ROWS = np.arange(NUMBER)
-#: Those whose rows are not leaps: how far a run leaps is no result.
+#: The tables with rows that are not leaps: how far a run leaps is no result.
 TABLES = (requests_table, preemptions_table, lambda run: expand(steps_table(run)))
 #: 1,600 slots; sglang and lightllm have blocks of one token, and vattention pages of 2 MiB.
 TIGHT = {"sglang": 1600, "lightllm": 1600, "vattention": 8}
 
 
 def load(**columns: Any) -> Workload:
-    """A request every 2 ms, of up to 190 prompt tokens; servers are told of a longer output."""
+    """A request every 2 ms, of up to 190 prompt tokens; a longer output is declared."""
     lengths = {"prompt_tokens": 40 + 30 * (ROWS // 4), "output_tokens": 30 + 7 * (ROWS % 5)}
-    told = {"arrival_ticks": ROWS * 2 * 10**9, "max_tokens": np.full(NUMBER, 300)}
-    return Workload("load", **told | lengths | columns)
+    defaults = {"arrival_ticks": ROWS * 2 * 10**9, "max_tokens": np.full(NUMBER, 300)}
+    return Workload("load", **defaults | lengths | columns)
 
 
 def _parents() -> Workload:
@@ -40,7 +40,7 @@ def _parents() -> Workload:
 
 
 def _grown() -> Workload:
-    """Outputs that are much longer than prompts, and of which servers are told: the pool runs out on the way."""
+    """Outputs that are much longer than prompts, and declared: the pool runs out on the way."""
     outputs = 150 + 71 * ROWS % 300
     return load(prompt_tokens=5 + 13 * ROWS % 50, output_tokens=outputs, max_tokens=outputs)
 
@@ -74,7 +74,7 @@ SCENES = (
     Scene("some of several", load(n=1 + ROWS % 3)),
     Scene("some of several, swapping", load(n=1 + ROWS % 3), more={"preemption_mode": "swap"}),
     Scene("grown", _grown()),
-    Scene("nobody is told, in a large pool", load(max_tokens=None), loose=True),
+    Scene("nothing declared, in a large pool", load(max_tokens=None), loose=True),
     Scene("some of several, in a large pool", load(n=1 + ROWS % 3), loose=True),
     Scene("all of several", load(n=np.full(NUMBER, 2))),
     Scene("all of several, swapping", load(n=np.full(NUMBER, 2)), more={"preemption_mode": "swap"}),
@@ -92,13 +92,13 @@ SCENES = (
     Scene("batches at once", load(), more={"waiting_served_ratio": 0.0}),
     Scene("blocks of 32", load(), more={"block_size": 32}),
     Scene("sessions without a cache", load(content=_SESSIONS), more={"enable_prefix_caching": False}),
-    Scene("few seats", load(), more={"max_num_seqs": 3}),
+    Scene("small max_num_seqs", load(), more={"max_num_seqs": 3}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
 SHOWN_IN = {
-    "max_num_seqs": "nobody is told, in a large pool",
-    "max_num_batched_tokens": "nobody is told, in a large pool",
+    "max_num_seqs": "nothing declared, in a large pool",
+    "max_num_batched_tokens": "nothing declared, in a large pool",
     "max_waiting_tokens": "large batches",
     "use_beam_search": "some of several, in a large pool",
     "beam_survival": "beams",

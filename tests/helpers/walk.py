@@ -82,7 +82,7 @@ class Walk:
                 yield moment
 
     def _count_tokens(self, before: Moment) -> None:
-        """A token a step for everyone who ran and was not done."""
+        """A token a step for every sequence that ran and was not done."""
         steps = self.engine.state.decode_step - before.decode_step
         for index in before.running:
             wanted = self.case.requests[index].output_tokens

@@ -9,7 +9,7 @@
     tables        models of pools with ids; the walk over block tables
     hybrid        KV groups over one pool
     paged         paged memory, with prefills in chunks, with pages that stay mapped
-    sharing       paged memory of groups whose sequences share blocks
+    sharing       paged memory of groups with sequences that share blocks
     trees         requests that go on from others
     dialogue      paged memory of trees of requests
     copies        contiguous memory of groups, which copy what paged memory shares; ``dialogue_copies``: of trees

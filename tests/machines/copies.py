@@ -20,7 +20,7 @@ from .served import Script
 
 
 class InSteps(Counted):
-    """Whoever is admitted in a step asks one transaction."""
+    """Admissions of one step ask one transaction."""
 
     def __init__(self, *memory: Any) -> None:
         super().__init__(*memory)
@@ -36,7 +36,7 @@ class InSteps(Counted):
             assert self.transaction.free_slots == self.free_slots
 
     def refuse(self, tokens: int) -> None:
-        """Nobody behind it is admitted in this step."""
+        """No sequence behind it is admitted in this step."""
         self.refused = True
         self.transaction.refuse(tokens)
         self.blocked = self.blocked_by(tokens)
@@ -50,7 +50,7 @@ class InSteps(Counted):
         super().advance(steps)
 
     def leap(self, steps: int) -> None:
-        """Stopping where somebody finishes."""
+        """Stopping where a sequence finishes."""
         while steps and self.tokens:
             self.open()
             reach = min(steps, self.steps_to_finish(), self.longest())
@@ -79,7 +79,7 @@ class PlacedInSteps(InSteps, InChunks):
 
 
 class Groups(InSteps):
-    """Groups whose leader takes the pieces of all, and whose siblings copy its prompt in the step after."""
+    """Groups with a leader that takes the pieces of all; its siblings copy the prompt in the step after."""
 
     def __init__(self, *memory: Any) -> None:
         super().__init__(*memory)
@@ -103,21 +103,21 @@ class Groups(InSteps):
         self.beams += [group for group in self.prefilled if group.ancestry]
         self.prefilled = []
 
-    def admit_group(self, prompt: int, output: int, extra: int, seats: int, searches: bool) -> None:
+    def admit_group(self, prompt: int, output: int, extra: int, num_seqs: int, searches: bool) -> None:
         """All of its pieces or none. The last token of an output needs no slot."""
         self.open()
         if self.refused:
             return
-        members = tuple(self.arrive(prompt, output) for _ in range(seats))
+        members = tuple(self.arrive(prompt, output) for _ in range(num_seqs))
         tokens = prompt + output - 1 + extra
-        room = self.has_places(self.slots_for(tokens), seats)
-        assert self.transaction.fits(members[0], tokens, seats) == room
+        room = self.has_places(self.slots_for(tokens), num_seqs)
+        assert self.transaction.fits(members[0], tokens, num_seqs) == room
         if not room:
             self.refuse(tokens)
             return
-        if seats > 1:
+        if num_seqs > 1:
             Group(members, Script(prompt + 100 * output + 10_000 * self.arrived) if searches else None)
-        self.transaction.place(members[0], tokens, seats)
+        self.transaction.place(members[0], tokens, num_seqs)
         grants = [Grant(tokens, self.slots_for(tokens), 0, start) for _, _, start in self.transaction.places]
         for grant in grants:
             self.take(grant)
@@ -133,7 +133,7 @@ class Groups(InSteps):
         return 1 if self.beams or self.just_prefilled() else super().longest()
 
     def just_prefilled(self) -> list[Group]:
-        """Groups whose siblings begin in the next step."""
+        """Groups with siblings that begin in the next step."""
         groups = (s.group for s in self.tokens if s.group is not None and not s.group.forked)
         return [group for group in groups if group.leader.output_tokens > 1]
 

@@ -1,4 +1,4 @@
-"""Memory of dialogue trees against tables that are looked up for who names a block: who runs, or is done and kept."""
+"""Memory of dialogue trees against the tables of running sequences and of finished ones that are kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trees import ROWS, Tree
 
 
 class DialogueMachine(Tree, RuleBasedStateMachine):
-    """Admissions of up to three in a step, forks of who runs and who is done, roll-backs, preemption."""
+    """Admissions of up to three in a step, forks of running and finished requests, roll-backs, preemption."""
 
     @initialize(pool=combined(range(4, 20, 3), range(1, 5), EITHER), rows=ROWS)
     def build(self, pool, rows):
@@ -27,11 +27,11 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         self.memory.expect(np.array(self.children))
         self.state = State(self.pauses)
         self.model = SharedTables(num_blocks)
-        #: Tables of those who are done and have children, the one used longest ago first.
+        #: Tables of finished requests with children, the one used longest ago first.
         self.kept: dict[int, list[int]] = {}
         self.model.pins = self.kept.values()
         self.opened = self.decodes = self.joined = False
-        # Kept tables that this step's admissions count on: blocks, and who takes it over.
+        # Kept tables that this step's admissions count on: blocks, and the request that takes it over.
         self.counted: dict[int, int] = {}
         self.takers: dict[int, Sequence] = {}
         # Blocks that those admissions name or copy.
@@ -61,13 +61,13 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             transaction = self.memory.transaction(self.state.decode_step)
             assert (transaction.free, transaction.need) == (self.room(), self.taken())
 
-    def go_on(self) -> None:
+    def reserve_decodes(self) -> None:
         """The step decodes: kept tables are given up for its blocks, and as many give way as have to."""
         self.open()
         if self.decodes:
             return
         self.decodes = True
-        self.memory.go_on(self.taken())
+        self.memory.reserve_decodes(self.taken())
         self.make_free(min(self.taken(), self.room()))
         while self.taken() > self.room():
             self.preempt([max(self.tokens, key=lambda sequence: sequence.index)])
@@ -91,11 +91,11 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     @precondition(lambda self: not self.joined)
     @rule(choice=combined(EITHER, range(1, 4)))
     def admit(self, choice):
-        """Some who come, or were preempted; where others pause for them, in a step of its own."""
+        """New or preempted requests; where others pause for them, in a step of its own."""
         again, most = choice
         if self.pauses and self.decodes:
             return
-        (self.open if self.pauses else self.go_on)()
+        (self.open if self.pauses else self.reserve_decodes)()
         left, admitted = self.room() - (0 if self.pauses else self.taken()), []
         for sequence in self.heads(again)[:most]:
             self.memory.look_up(sequence, self.state.decode_step)
@@ -116,7 +116,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             self.advance(0)
 
     def found(self, sequence: Sequence) -> int:
-        """Tokens of its parent, if all of them are there and nobody takes them away."""
+        """Tokens of its parent, if all of them are there and no sequence takes them away."""
         parent, tokens = self.parents[sequence.index], self.parent_tokens[sequence.index]
         if self.blocks(sequence.start_tokens) >= self.memory.num_blocks:
             return 0
@@ -127,7 +127,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         return tokens if there else 0
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether it takes over its parent's table, which nobody else counts on."""
+        """Whether it takes over its parent's table, which no other request counts on."""
         parent = self.parents[sequence.index]
         alone = self.takers.get(parent) is sequence or parent not in self.counted
         return parent in self.kept and self.rolls_back[sequence.index] and alone
@@ -179,7 +179,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     @rule(pick=picks)
     def evict(self, pick):
         """One or two give way and keep nothing."""
-        self.go_on()
+        self.reserve_decodes()
         if self.tokens:
             self.preempt(chosen([*self.tokens], pick))
 
@@ -198,9 +198,9 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as blocks reach, stopping where somebody finishes."""
+        """As far as blocks reach, stopping where a sequence finishes."""
         while steps and self.tokens:
-            self.go_on()
+            self.reserve_decodes()
             if self.tokens:
                 limit, free = min(steps, self.steps_to_finish()), self.memory.free
                 fits = max(n for n in range(limit + 1) if self.need(n) <= len(self.model.free))
@@ -209,11 +209,11 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
                 steps -= fits
 
     def need(self, steps: int) -> int:
-        """Blocks that those who run take in so many steps."""
+        """Blocks that running sequences take in so many steps."""
         return sum(self.blocks(tokens + steps) - self.blocks(tokens) for tokens in self.tokens.values())
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
+        """Steps pass, and finished sequences leave."""
         assert self.memory.copied_slots(bool(steps)) == self.copied * self.memory.block_size
         self.copied = 0
         if steps:
@@ -221,7 +221,7 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
             self.memory.tables.grow_until(self.state.decode_step + 1)
             self.model.check(self.memory.tables.pool, self.memory.tables.tables)
         assert self.memory.advance(self.state, steps) == self.meter()
-        assert self.told_cached() == self.cached() * self.memory.block_size
+        assert self.logged_cached() == self.cached() * self.memory.block_size
         for _ in range(steps - 1):
             self.write()
         self.state.decode_step += steps
@@ -231,16 +231,16 @@ class DialogueMachine(Tree, RuleBasedStateMachine):
         self.memory.release(finished, self.state.decode_step)
         self.leave(finished)
         if finished:
-            assert self.told_cached() == self.cached() * self.memory.block_size
+            assert self.logged_cached() == self.cached() * self.memory.block_size
 
     def write(self) -> None:
-        """A token each, in order of arrival. Invariant 3: nobody else names the block that it goes to."""
+        """A token each, in order of arrival. Invariant 3: no other table names the block that it goes to."""
         for sequence in sorted(self.tokens, key=lambda sequence: sequence.index):
             self.model.write(sequence, self.tokens[sequence] // self.memory.block_size)
             self.tokens[sequence] += 1
 
     def leave(self, finished: list[Sequence]) -> None:
-        """Who has children keeps its table for them, and the last child takes the table with it."""
+        """A request with children keeps its table for them, and the last child takes the table with it."""
         for sequence in finished:
             if self.children[sequence.index]:
                 self.kept[sequence.index] = list(self.model.tables[sequence])

@@ -1,4 +1,4 @@
-"""Contiguous memories of dialogue trees against a census of every slot of every piece, of those who are done too."""
+"""Contiguous memories of dialogue trees against a census of every slot of every piece, of finished requests too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trees import ROWS, Tree
 
 
 class Kept(Tree, InSteps):
-    """A tree whose requests copy what they begin with; who is done keeps its piece for its children."""
+    """A tree of requests that copy what they begin with; a finished one keeps its piece for its children."""
 
     def __init__(self, kind: type, num_blocks: int, block_size: int, rows: list[tuple], *arena: Any) -> None:
         self.kept: dict[int, Grant] = {}
@@ -36,7 +36,7 @@ class Kept(Tree, InSteps):
         super().open()
 
     def admit_head(self, extra: int) -> None:
-        """Who comes next, if there is room for it or can be made."""
+        """The next request, if there is room for it or can be made."""
         self.open()
         if self.refused or not self.to_come:
             return
@@ -45,8 +45,8 @@ class Kept(Tree, InSteps):
         self.memory.look_up(sequence, self.state.decode_step)
         assert sequence.computed_tokens == self.found(sequence)
         own = self.kept.get(parent) if self.rolls_back[sequence.index] and parent not in self.counted else None
-        residencies = own is not None and self.slots_for(tokens) <= own.slots
-        victims = [] if residencies else self.victims(sequence, self.slots_for(tokens))
+        fits_own = own is not None and self.slots_for(tokens) <= own.slots
+        victims = [] if fits_own else self.victims(sequence, self.slots_for(tokens))
         assert self.transaction.fits(sequence, tokens, 1) == (victims is not None)
         if victims is None:
             self.refuse(tokens)
@@ -56,7 +56,7 @@ class Kept(Tree, InSteps):
         assert sequence.computed_tokens == self.found(sequence)
         self.transaction.place(sequence, tokens, 1)
         self.take_head(again=False)
-        if residencies:
+        if fits_own:
             grant = self.kept.pop(parent)._replace(tokens=tokens)
         else:
             self.count_on(sequence, parent)
@@ -78,7 +78,7 @@ class Kept(Tree, InSteps):
             self.kept[parent] = self.kept.pop(parent)
 
     def victims(self, sequence: Sequence, slots: int) -> list[int] | None:
-        """Who has to be given up, used longest ago first; its own parent only where the others are not enough."""
+        """Pieces to give up, used longest ago first; its own parent's only where the others are not enough."""
         idle = [row for row in self.kept if row not in self.counted]
         own = self.parents[sequence.index] if sequence.computed_tokens else NO_PARENT
         for rows in ([row for row in idle if row != own], idle):
@@ -97,7 +97,7 @@ class Kept(Tree, InSteps):
         self.free_slots += grant.slots
 
     def drop(self, sequence: Sequence) -> None:
-        """Who has children keeps its piece for them; the last child takes the parent's with it."""
+        """A request with children keeps its piece for them; the last child takes the parent's with it."""
         row, parent = sequence.index, self.parents[sequence.index]
         grant = self.held.pop(sequence)
         if self.children[row]:
@@ -114,7 +114,7 @@ class Kept(Tree, InSteps):
 
     def check_meter(self, meter: tuple[int, ...]) -> None:
         super().check_meter(meter)
-        assert self.told_cached() == self.kept_slots()
+        assert self.logged_cached() == self.kept_slots()
 
     def free_census(self) -> list[str]:
         """The ledger takes cached slots from those that are free."""

@@ -66,7 +66,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         groups = PageGroups(full, sliding, window, num_pages)
         self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
         self.model = GroupTables(num_pages, block_size, groups)
-        # Tokens computed of those whose prefill goes on.
+        # Computed tokens of each chunked prefill.
         self.standing: dict[Sequence, int] = {}
         # Pages that the coming step takes, less those that it gives back, once it has begun.
         self.exchanged = 0
@@ -75,7 +75,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return sorted(self.tokens, key=lambda sequence: sequence.index)
 
     def step_fits(self) -> bool:
-        """Whether everybody who runs finds the pages for the coming step."""
+        """Whether every running sequence finds the pages for the coming step."""
         free = len(self.model.free)
         for sequence in self.in_order():
             back, taken = self.model.exchange(sequence, self.tokens[sequence], self.tokens[sequence] + 1)
@@ -85,7 +85,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return True
 
     def begin(self) -> None:
-        """Each who runs gives back what its window has passed, and takes what its next token needs."""
+        """Each running sequence gives back what its window has passed, and takes what its next token needs."""
         if not self.begun:
             before = len(self.model.free)
             super().begin()
@@ -94,7 +94,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
             self.exchanged = before - len(self.model.free)
 
     def has_room_for(self, sequence: Sequence, tokens: int, pauses: bool = False) -> bool:
-        """Whether the tables of a sequence can come to hold so many tokens, once those who run have theirs."""
+        """Whether the tables of a sequence can come to hold so many tokens, once running ones have theirs."""
         free = len(self.model.free)
         if not (self.begun or pauses):
             if not self.step_fits():
@@ -123,7 +123,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         self.start(sequence, pauses)
         self.model.reach(sequence, computed, sequence.start_tokens)
         if not pauses and (sequence.start_tokens - 1) % self.memory.block_size == 0:
-            # The slot of its last token counts as that of whoever runs.
+            # The slot of its last token counts as a running sequence's.
             self.exchanged += self.memory.groups.number
 
     @precondition(lambda self: not self.may_pause)
@@ -155,7 +155,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     @precondition(lambda self: self.standing)
     @rule(pick=picks)
-    def go_on(self, pick):
+    def continue_prefill(self, pick):
         """The last chunk of a prefill."""
         sequence = list(self.standing)[pick % len(self.standing)]
         if self.has_room_for(sequence, sequence.start_tokens):
@@ -178,7 +178,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens or self.begun)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as pages reach, stopping where somebody finishes."""
+        """As far as pages reach, stopping where a sequence finishes."""
         if not self.tokens:
             self.advance(0)
             return
@@ -191,15 +191,15 @@ class HybridMachine(Served, RuleBasedStateMachine):
             steps -= reach
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
-        told = self.foretold() if steps else {}
+        """Steps pass, and finished sequences leave."""
+        predicted = self.predicted_steps() if steps else {}
         if steps:
             self.begin()
         self.look()
         assert self.memory.advance(self.state, steps) == self.meter()
         self.levels = [len(self.model.free)]
         self.step_on(steps)
-        for pages, number in told.items():
+        for pages, number in predicted.items():
             first = next((number for number, level in enumerate(self.levels, 1) if level >= pages), None)
             assert number == first or (first is None and number > steps)
         finished = self.finished()
@@ -209,13 +209,13 @@ class HybridMachine(Served, RuleBasedStateMachine):
             del self.tokens[sequence]
             self.model.drop(sequence)
 
-    def foretold(self) -> dict[int, int | None]:
+    def predicted_steps(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
         free, more = self.memory.free, () if self.memory.skipped.prompts else (0, 1, 3, 8)
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:
-        """Within a leap everybody finds pages, whoever takes first."""
+        """Within a leap every sequence finds pages, in any order."""
         for _ in range(steps - 1):
             self.begun = False
             taken = sum(self.model.exchange(s, tokens, tokens + 1)[1] for s, tokens in self.tokens.items())
@@ -236,7 +236,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         return live, held, tail, skipped
 
     def look(self) -> None:
-        """The tables, as whoever looks at them now finds them. Invariants 2 and 3: a page is in one entry, or free."""
+        """The tables, as a look finds them now. Invariants 2 and 3: a page is in one entry, or free."""
         kept = self.memory.group_tables
         kept.grow_until(self.state.decode_step + self.begun)
         assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
@@ -248,7 +248,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     @invariant()
     def holds(self):
         self.look()
-        # ``free`` is told without the exchange of the coming step.
+        # ``free`` does not include the exchange of the coming step.
         assert self.memory.free == len(self.model.free) + (self.exchanged if self.begun else 0)
         if not self.begun:
             self.check_transaction()

@@ -26,11 +26,11 @@ class PagedMachine(Served, RuleBasedStateMachine):
         self.model, self.host = Tables(num_blocks), Tables(host_blocks)
 
     def may_pause(self, wanted: bool) -> bool:
-        """Whether those who run pause for an admission: in a step in which nothing has begun."""
+        """Whether running sequences pause for an admission: in a step in which nothing has begun."""
         return wanted and not self.begun
 
     def begin(self) -> None:
-        """Those whose blocks are full take another, in order of arrival."""
+        """Sequences with full blocks take another, in order of arrival."""
         if not self.begun:
             super().begin()
             full = [s for s, tokens in self.tokens.items() if (tokens - 1) % self.memory.block_size == 0]
@@ -107,7 +107,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens or self.begun)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as blocks reach, stopping where somebody finishes."""
+        """As far as blocks reach, stopping where a sequence finishes."""
         if not self.tokens:
             self.advance(0)
             return
@@ -127,7 +127,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
         return fits
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
+        """Steps pass, and finished sequences leave."""
         if steps:
             self.begin()
         self.look()
@@ -148,7 +148,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
         return sum(self.tokens.values()), held * self.memory.block_size
 
     def look(self) -> None:
-        """The tables, as whoever looks at them now finds them."""
+        """The tables, as a look finds them now."""
         kept = self.memory.tables
         kept.grow_until(self.state.decode_step + self.begun)
         self.walk()
@@ -166,13 +166,13 @@ class PagedMachine(Served, RuleBasedStateMachine):
         assert {s: len(self.model.tables[s]) for s in self.tokens} == {
             s: self.blocks(tokens) for s, tokens in self.tokens.items()
         }
-        # ``free`` is told without the slots of the coming step.
+        # ``free`` does not include the slots of the coming step.
         assert self.memory.free == len(self.model.free) + (self.taken_now() if self.begun else 0)
         assert self.memory.host_free == len(self.host.free)
 
 
 class ChunkedMachine(PagedMachine):
-    """As above, with prefills in chunks and decodes that stand still; nobody is swapped out."""
+    """As above, with prefills in chunks and decodes that stand still; no sequence is swapped out."""
 
     @initialize(pool=combined(BLOCKS, SIZES, EITHER))
     def build(self, pool):
@@ -183,7 +183,7 @@ class ChunkedMachine(PagedMachine):
         self.standing: dict[Sequence, int] = {}
 
     def may_pause(self, wanted: bool) -> bool:
-        """Chunks are there so that nobody has to."""
+        """No sequence has to pause, as prefills come in chunks."""
         return False
 
     def has_room_for(self, sequence: Sequence, tokens: int) -> bool:
@@ -211,7 +211,7 @@ class ChunkedMachine(PagedMachine):
 
     @precondition(lambda self: self.standing)
     @rule(pick=picks)
-    def go_on(self, pick):
+    def continue_prefill(self, pick):
         """The last chunk of a prefill, or the next token of one that stood still."""
         sequence = list(self.standing)[pick % len(self.standing)]
         if not self.has_room_for(sequence, sequence.start_tokens):
@@ -248,7 +248,7 @@ class ChunkedMachine(PagedMachine):
 
 
 class DeferredMachine(PagedMachine):
-    """Prefills in steps of their own, and pages that stay mapped; nobody is swapped out."""
+    """Prefills in steps of their own, and pages that stay mapped; no sequence is swapped out."""
 
     @initialize(pool=combined(BLOCKS, SIZES))
     def build(self, pool):
@@ -271,14 +271,14 @@ class DeferredMachine(PagedMachine):
         assert len(self.model.cached) == cached
 
     def meter(self) -> tuple[int, ...]:
-        """Invariant 1: what is not held is free or cached, which is told beside the meter."""
+        """Invariant 1: what is not held is free or cached; the meter and the log of changes agree on it."""
         held, cached, size = sum(map(len, self.model.tables.values())), len(self.model.cached), self.memory.block_size
         assert held + cached + len(self.model.free) == self.memory.num_blocks
-        assert self.told_cached() == cached * size
+        assert self.logged_cached() == cached * size
         return sum(self.tokens.values()), held * size
 
-    def told_cached(self) -> int:
-        """Cached slots by the changes that were told so far."""
+    def logged_cached(self) -> int:
+        """Cached slots by the changes that were logged so far."""
         return int(self.memory.cached_level.changes.columns()["slots"].sum())
 
     def walk(self) -> None:
@@ -294,6 +294,6 @@ class DeferredMachine(PagedMachine):
         counted, model = self.memory.regions, self.model
         assert self.memory.free == len(model.free) + len(model.cached)
         assert counted.cached == self.memory.tables.regions.cached == len(model.cached)
-        assert self.told_cached() == counted.cached * self.memory.block_size
+        assert self.logged_cached() == counted.cached * self.memory.block_size
         assert [len(region) for region in counted.deferred] == [len(region) for region in model.deferred]
         assert {s: len(pages) for s, pages in counted.spare.items()} == {s: len(p) for s, p in model.spare.items()}

@@ -59,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stack)
     @rule(pick=picks)
     def misuse(self, pick):
-        """Nobody shares a free block, nobody frees one twice."""
+        """No sequence shares a free block, none frees one twice."""
         block = self.stack[pick % len(self.stack)]
         with pytest.raises(SimulationFault, match=f"block {block}"):
             deepcopy(self.pool).share(block)

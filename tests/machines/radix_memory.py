@@ -12,7 +12,7 @@ from .paged import spans
 from .radix import Trie, spelled, strings
 from .served import Served, chosen
 
-#: Slots that are made free for each who is left after a retraction, as SGLang does.
+#: Slots that are made free for each sequence left after a retraction, as SGLang does.
 RETRACTED = 20
 
 
@@ -40,7 +40,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         self.contents = Contents()
         self.serve(self.kind(*num_slots, self.contents))
         self.trie, self.free, self.calls = Trie(), *num_slots, 0
-        # What each who runs has in the tree, in order of admission.
+        # What each running sequence has in the tree, in order of admission.
         self.locked: dict[Sequence, tuple] = {}
 
     def string(self, sequence: Sequence, tokens: int) -> tuple:
@@ -107,7 +107,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(steps=spans)
     def leap(self, steps):
-        """As far as slots reach, stopping where somebody finishes."""
+        """As far as slots reach, stopping where a sequence finishes."""
         room = self.free + self.evictable()
         steps = min(steps, self.steps_to_finish(), room // len(self.tokens))
         if not steps:
@@ -126,7 +126,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         assert self.memory.advance(self.state, steps) == (held, held)
 
     def leave(self) -> None:
-        """Those who are done leave what they computed in the tree, in order of admission."""
+        """Finished sequences leave what they computed in the tree, in order of admission."""
         finished = self.finished()
         assert self.state.take_finished() == finished
         self.memory.release(finished, self.state.decode_step)
@@ -151,7 +151,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
 
     @invariant()
     def holds(self):
-        """Invariant 1: slots are free, somebody's own, or in the tree, which is the trie."""
+        """Invariant 1: slots are free, one sequence's own, or in the tree, which is the trie."""
         own = sum(self.tokens[sequence] - len(locked) for sequence, locked in self.locked.items())
         assert self.free + own + len(self.trie.locks) == self.memory.num_blocks
         assert self.memory.free == self.free
@@ -169,7 +169,7 @@ class SlotRadixMachine(RadixMemoryMachine):
 
     @invariant()
     def every_slot_has_one_place(self):
-        """A slot is free, or of one edge, or somebody's own; a table is the locked path, and then one's own."""
+        """A slot is free, or of one edge, or one sequence's own; a table is the locked path, and then the own slots."""
         tables, tree = self.memory.tables, self.memory.tree
         assert tables.tables.keys() == self.tokens.keys()
         taken = [slot for slots in tree.slots.values() for slot in slots]

@@ -21,7 +21,7 @@ from .tables import Tables, walk
 class Counted(Served):
     """Reservations by count."""
 
-    #: Whether those who run pause for an admission.
+    #: Whether running sequences pause for an admission.
     pauses = False
 
     def __init__(self, memory: Any) -> None:
@@ -36,7 +36,7 @@ class Counted(Served):
         return tokens
 
     def blocked_by(self, tokens: int) -> int:
-        """Blocks of the piece that whoever asks for so many tokens is refused; 0 where there are no pieces."""
+        """Blocks of the piece that is refused to a request for so many tokens; 0 where there are no pieces."""
         return 0
 
     def has_place(self, slots: int) -> bool:
@@ -82,14 +82,14 @@ class Counted(Served):
             self.advance(0)
 
     def leap(self, steps: int) -> None:
-        """Stopping where somebody finishes."""
+        """Stopping where a sequence finishes."""
         while steps and self.tokens:
             reach = min(steps, self.steps_to_finish())
             self.advance(reach)
             steps -= reach
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
+        """Steps pass, and finished sequences leave."""
         if steps:
             self.begin()
         self.check_meter(self.memory.advance(self.state, steps))
@@ -107,7 +107,7 @@ class Counted(Served):
     def check_meter(self, meter: tuple[int, ...]) -> None:
         """Invariant 1: the buckets are those of a census of all slots, which every slot is in once."""
         live, held, growing, target, asked, finished_hold, stranded, largest_free = meter
-        told = dict.fromkeys(census([]), 0) | {
+        expected = dict.fromkeys(census([]), 0) | {
             "live": live,
             "reserved": target - live,
             "over_estimate": asked - target,
@@ -117,7 +117,7 @@ class Counted(Served):
             "free": self.slots - held - stranded,
         }
         counted = census(bucket for buckets in (self.census(), self.free_census()) for bucket in buckets)
-        assert told == counted and sum(counted.values()) == self.slots
+        assert expected == counted and sum(counted.values()) == self.slots
         assert growing == len(self.tokens)
         assert largest_free == self.largest_free()
 
@@ -145,7 +145,7 @@ class Counted(Served):
 
 
 class InBlocks(Counted):
-    """Whole blocks anywhere, with tables; those who run pause for a prefill."""
+    """Whole blocks anywhere, with tables; running sequences pause for a prefill."""
 
     pauses = True
 
@@ -175,7 +175,7 @@ class InBlocks(Counted):
 
 
 class InChunks(Counted):
-    """Chunks of an arena, whose places are looked up in a bitmap."""
+    """Chunks of an arena, with places that are looked up in a bitmap."""
 
     def __init__(self, memory: BuddyMemory, arena: str) -> None:
         super().__init__(memory)
@@ -248,7 +248,7 @@ class InBatches(Counted):
             self.held, self.ended, self.free_slots = {}, [], self.slots
 
     def census(self) -> list[str]:
-        """Padding, and all that those who have ended still hold, serves nobody."""
+        """Padding, and all that ended sequences still hold, is wasted."""
         buckets: list[str] = []
         for s, grant in self.held.items():
             own = 0 if s in self.ended else grant.tokens - grant.padding

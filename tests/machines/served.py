@@ -1,7 +1,7 @@
 """What the models of memories share: a memory served as the engine serves it, and every token counted one by one.
 
 In each step victims leave first, then others come back or are admitted, then the step passes, alone or as the first
-of a leap. Steps in which somebody is admitted and those who run pause pass at once, and the decode step stands still.
+of a leap. Steps in which a sequence is admitted and running ones pause end at once, and the decode step stands still.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Served:
 
     Attributes:
         tokens: Tokens with a slot of each running sequence; with that of the coming step once it has begun.
-        begun: Whether the running sequences have their slots of the coming step: nobody may leave before it is over.
+        begun: Whether the running sequences have their slots of the coming step: none may leave before it is over.
     """
 
     memory: Any
@@ -49,7 +49,7 @@ class Served:
         self.arrived = 0
 
     def arrive(self, prompt: int, output: int) -> Sequence:
-        """A new request that is told its true output."""
+        """A new request that declares its true output."""
         self.arrived += 1
         return Sequence(self.arrived, prompt, output, output)
 
@@ -63,7 +63,7 @@ class Served:
             self.begun = True
 
     def start(self, sequence: Sequence, pauses: bool, padded_tokens: int = 0) -> None:
-        """A prefill ends in the coming step, or in one in which those who run pause."""
+        """A prefill ends in the coming step, or in one in which running sequences pause."""
         if not pauses:
             self.begin()
         decode_step = self.state.decode_step - pauses
@@ -84,6 +84,6 @@ class Served:
         self.state.decode_step += steps
 
     def finished(self) -> list[Sequence]:
-        """Those with all their tokens, whose last one needs no slot."""
+        """Finished sequences; the last token of each needs no slot."""
         done = [s for s, tokens in self.tokens.items() if tokens == s.target_tokens - 1]
         return sorted(done, key=lambda sequence: sequence.index)

@@ -1,4 +1,4 @@
-"""Memory of groups against tables written token by token, in which each block is looked up for who else names it."""
+"""Memory of groups against tables written token by token, in which each block is looked up for what else names it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
         self.state = GroupState(self.pauses, size, prefix * size)
         self.model, self.host = SharedTables(num_blocks, prefix), SharedTables(host_blocks)
         self.stage: int | None = None
-        # Groups whose leader is prefilled in the coming step, or has been; beams that find their parents, in order.
+        # Groups with a leader that prefills in the coming step, or has; beams that find their parents, in order.
         self.prefilled: list[Group] = []
         self.forking: list[Group] = []
         # The last step for which each found its parents.
@@ -53,7 +53,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             self.preempt([self.leaders()[-1]], [])
 
     def branch(self, group: Group, decode_step: int) -> None:
-        """Once for every token, whoever else has found its parents."""
+        """Once for every token, whichever other groups have found their parents."""
         pairs = group.ancestry.last if self.beams[group] < decode_step else ()
         self.beams[group] = decode_step
         for dead, parent in pairs:
@@ -77,7 +77,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
         return self.tokens.get(sequence, sequence.start_tokens - 1)
 
     def taken(self) -> int:
-        """Blocks that the coming step takes, if those fork who can."""
+        """Blocks that the coming step takes, if groups that can fork do."""
         siblings = sum(len(group.siblings) for group in self.forking)
         return self.taken_by(self.model, self.tokens) + siblings
 
@@ -87,12 +87,12 @@ class SharingMachine(Served, RuleBasedStateMachine):
     @rule(request=combined(range(1, 9), range(1, 13), range(1, 5), EITHER, EITHER))
     def admit(self, request):
         """A new group, or one that was preempted; where others pause for it, in a step of its own."""
-        prompt, output, seats, searches, again = request
+        prompt, output, num_seqs, searches, again = request
         self.open()
         if self.pauses and self.stage != OPEN:
             return
         again = again and bool(self.state.waiting)
-        leader = self.state.waiting[0] if again else self.new_group(prompt, output, seats, searches)
+        leader = self.state.waiting[0] if again else self.new_group(prompt, output, num_seqs, searches)
         members = present(leader)
         blocks = sum(self.blocks(s.start_tokens) - self.shared_by(s) for s in members)
         assert self.memory.needed_blocks(members) == blocks
@@ -107,10 +107,10 @@ class SharingMachine(Served, RuleBasedStateMachine):
         if self.pauses:
             self.advance(0)
 
-    def new_group(self, prompt: int, output: int, seats: int, searches: bool) -> Sequence:
+    def new_group(self, prompt: int, output: int, num_seqs: int, searches: bool) -> Sequence:
         prompt += len(self.model.pins[0]) * self.memory.block_size
-        members = tuple(self.arrive(prompt, output) for _ in range(seats))
-        if seats > 1:
+        members = tuple(self.arrive(prompt, output) for _ in range(num_seqs))
+        if num_seqs > 1:
             Group(members, Script(prompt + 100 * output + 10_000 * self.arrived) if searches else None)
         return members[0]
 
@@ -134,7 +134,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
             self.beams[group] = decode_step
 
     def start(self, sequence: Sequence, pauses: bool, padded_tokens: int = 0) -> None:
-        """Its last token takes its slot in the coming step, unless those who run pause."""
+        """Its last token takes its slot in the coming step, unless running sequences pause."""
         decode_step = self.state.decode_step - pauses
         self.memory.admit(sequence, decode_step, padded_tokens, pauses)
         self.state.start(sequence, decode_step, padded_tokens)
@@ -168,7 +168,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
         self.preempt(preempted, out)
 
     def preempt(self, preempted: list[Sequence], out: list[Sequence]) -> None:
-        """Whoever is put in front of those who wait comes last."""
+        """A sequence put at the front of the queue comes last."""
         back = tuple(s for leader in preempted for s in present(leader)[:: -1 if self.pauses else 1])
         swapped = tuple(s for leader in out for s in present(leader))
         self.memory.evict(back, swapped, self.state.decode_step)
@@ -230,17 +230,17 @@ class SharingMachine(Served, RuleBasedStateMachine):
             return 1
         limit, free = min(limit, self.steps_to_finish()), len(self.model.free)
         fits = max(steps for steps in range(limit + 1) if self.need(steps) <= free)
-        told = min(limit, self.memory.steps_with(self.state, self.memory.free, limit))
-        assert told == (1 if self.beams else fits)
-        return told
+        steps = min(limit, self.memory.steps_with(self.state, self.memory.free, limit))
+        assert steps == (1 if self.beams else fits)
+        return steps
 
     def need(self, steps: int) -> int:
-        """Blocks that those who run take in so many steps."""
+        """Blocks that running sequences take in so many steps."""
         later = sum(self.blocks(tokens + steps) - self.blocks(tokens + 1) for tokens in self.tokens.values())
         return self.taken() + later if steps else 0
 
     def advance(self, steps: int) -> None:
-        """Steps pass, and those who have all their tokens leave."""
+        """Steps pass, and finished sequences leave."""
         if steps:
             copies = self.taken_by(self.model, self.tokens) - self.written(self.model, self.tokens)[None]
             assert self.memory.copied_slots(True) == copies * self.memory.block_size
@@ -281,7 +281,7 @@ class SharingMachine(Served, RuleBasedStateMachine):
         return len(live), len(names) * size, len(set(tails)) - len(tails), (names.total() - len(names)) * size
 
     def look(self) -> None:
-        """The tables, as whoever looks at them now finds them."""
+        """The tables, as a look finds them now."""
         kept = self.memory.tables
         self.model.check(kept.pool, kept.tables)
         self.host.check(kept.host_pool, kept.host_tables)

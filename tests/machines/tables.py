@@ -51,7 +51,7 @@ class SharedTables(Tables):
         return Counter(block for table in (*self.pins, *self.tables.values()) for block in table)
 
     def drop(self, sequence: Sequence) -> None:
-        """Blocks that nobody else names are free."""
+        """Blocks that no other table names are free."""
         table, names = self.tables.pop(sequence), self.names()
         self.free += [block for block in table if not names[block]]
 
@@ -74,7 +74,7 @@ class SharedTables(Tables):
         pool.tables[sequence] = [*pool.pins[0], *(moved[block] for block in table)]
 
     def check(self, pool: BlockPool, tables: dict[Sequence, list[int]]) -> None:
-        """Invariant 2: references are table entries and pins; what nobody names is free. Invariant 1: that is all."""
+        """Invariant 2: references are table entries and pins; unnamed blocks are free. Invariant 1: that is all."""
         assert tables == self.tables
         named = Counter(block for table in (*self.pins, *tables.values()) for block in table)
         assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
@@ -83,7 +83,7 @@ class SharedTables(Tables):
 
 
 class MappedTables(Tables):
-    """vAttention's rule as docs/policies.md numbers it: who leaves leaves its pages mapped."""
+    """vAttention's rule as docs/policies.md numbers it: a sequence that leaves keeps its pages mapped."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -110,7 +110,7 @@ class MappedTables(Tables):
         self._map([sequence] * (blocks - len(region)))
 
     def grow(self, sequences: list[Sequence]) -> None:
-        """Rule 3: into a spare page; who has none is mapped another one."""
+        """Rule 3: into a spare page; a sequence without one is mapped another one."""
         others = [sequence for sequence in sequences if sequence not in self.spare]
         for sequence in sequences:
             if sequence in self.spare:

@@ -26,7 +26,7 @@ def tree(rows: list[tuple]) -> Dialogue:
 
 
 class Tree(Served):
-    """Requests of a tree: who comes next, and whose parent is there.
+    """Requests of a tree: which one comes next, and which parents are there.
 
     ``tokens`` are those with a slot before the coming step, in which all take theirs together.
     """
@@ -53,6 +53,6 @@ class Tree(Served):
         else:
             del self.to_come[0]
 
-    def told_cached(self) -> int:
-        """Cached slots by the changes that were told so far."""
+    def logged_cached(self) -> int:
+        """Cached slots by the changes that were logged so far."""
         return int(self.memory.cache_log.changes.columns()["slots"].sum())

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .batches import FasterTransformer, StaticBatches
-from .decode_step import System, run
+from .clock import System, run
 from .fastgen import FastGen
 from .lightllm import LightLlm
 from .model import Limits, Outcome, Pool, Request, Step, check

@@ -124,7 +124,7 @@ def _arrive(system: System, coming: list[Sequence], now_ticks: int) -> None:
 
 
 def run(system: System, requests: list[Request], cost: Callable, swap_out: Callable, swap_in: Callable) -> Outcome:
-    """Schedule, log, wait, complete, until nobody is left."""
+    """Schedule, log, wait, complete, until no request is left."""
     sequences = [Sequence(index, request) for index, request in enumerate(requests)]
     coming = sorted(sequences, key=lambda sequence: sequence.arrival_order)
     steps: list[Step] = []
@@ -137,7 +137,7 @@ def run(system: System, requests: list[Request], cost: Callable, swap_out: Calla
             continue
         work = system.schedule()
         if not work.running and not work.preempted:
-            raise AssertionError(f"at tick {now_ticks} the policy neither runs nor preempts, and somebody waits")
+            raise AssertionError(f"at tick {now_ticks} the policy neither runs nor preempts, and a request waits")
         for sequence in work.running:
             if sequence.first_scheduled_ticks is None:
                 sequence.first_scheduled_ticks = now_ticks

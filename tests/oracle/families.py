@@ -3,8 +3,9 @@
 Here a *family* is one request with its sequences (``members``), the first of which prefills for all. They are
 admitted and leave together, and gain a token each in every step that computes them.
 
-A *decode step* moves the decode step on; a step that only prefills while who runs stands still (vllm-v0), or in
-which blocks are only swapped out, does not. A residency is a sequence on the device, from a step on; a cut ends one early.
+A *decode step* moves the decode step on; a step that only prefills while running sequences stand still (vllm-v0), or in
+which blocks are only swapped out, does not. A residency is a sequence on the device, from a step on; an eviction ends
+one early.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class FamilyStep:
-    """One step. ``decode_step`` is its place among the decode steps, None where the clock stands still; ``batch_size`` counts
+    """One step. ``decode_step`` is its place among the decode steps, None where it stands still; ``batch_size`` counts
     sequences that compute; ``move_ticks`` is the part of ``ticks`` that swaps and copies take. Then slots."""
 
     start_ticks: int
@@ -63,9 +64,9 @@ class FamilyStep:
 class FamilyOutcome:
     """What a simulation leaves.
 
-    ``residencies`` are (start clock, sequence, tokens with those of its first step, tokens generated before it, kind), and
-    ``evictions`` (clock, sequence, whether swapped out); ``times`` (first scheduled, first token, finish, recomputed,
-    swapped) by request, of those not refused.
+    ``residencies`` are (start step, sequence, tokens with those of its first step, tokens generated before it, kind),
+    and ``evictions`` (decode step, sequence, whether swapped out); ``times`` (first scheduled, first token, finish,
+    recomputed, swapped) by request, of those not refused.
     """
 
     steps: list[FamilyStep] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Family:
 @dataclass
 class Decided:
     """What one schedule did. ``prefilled``: member, tokens that were there, tokens with KV afterwards. ``began``:
-    member, tokens generated before, kind. ``pauses``: who ran before stands still."""
+    member, tokens generated before, kind. ``pauses``: the sequences that ran before stand still."""
 
     prefilled: list[tuple[Member, int, int]] = field(default_factory=list)
     decoded: list[Member] = field(default_factory=list)
@@ -166,13 +167,13 @@ class FamilySystem:
         """A family is done."""
         raise NotImplementedError
 
-    def seats(self) -> int:
+    def num_seqs(self) -> int:
         """Sequences that run, or will before long."""
         return sum(family.n for family in self.running)
 
 
 def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOutcome:
-    """Decide, log, wait, complete, until nobody is left."""
+    """Decide, log, wait, complete, until no request is left."""
     families, first = [], 0
     for index, asked in enumerate(requests):
         families.append(Family(index, asked, [Member(first + place) for place in range(asked.n)]))
@@ -187,7 +188,7 @@ def serve(system: FamilySystem, requests: list[Asked], costs: Costs) -> FamilyOu
         system.decided = decided = Decided()
         system.decide()
         if not (decided.families or decided.victims):
-            raise AssertionError(f"at tick {now} nobody runs, is admitted or gives way, and somebody waits")
+            raise AssertionError(f"at tick {now} no sequence runs, is admitted or gives way, and one waits")
         step = _logged(system, costs, now, decode_step)
         outcome.steps.append(step)
         _note(outcome, decided, decode_step)
@@ -227,7 +228,7 @@ def _logged(system: FamilySystem, costs: Costs, now: int, decode_step: int) -> F
 
 
 def _note(outcome: FamilyOutcome, decided: Decided, decode_step: int) -> None:
-    """Stays and cuts. A prefill while the clock stands still counts as done in the decode step before it."""
+    """Residencies and evictions. A prefill in a pause counts as done in the decode step before it."""
     for swapped, members in enumerate((decided.recomputed, decided.swapped_out)):
         outcome.evictions.extend((decode_step, member.index, swapped) for member in members)
     start = decode_step - decided.pauses
@@ -235,7 +236,7 @@ def _note(outcome: FamilyOutcome, decided: Decided, decode_step: int) -> None:
 
 
 def _complete(system: FamilySystem, now: int) -> None:
-    """A token for each sequence; who has all of them leaves."""
+    """A token for each sequence; finished ones leave."""
     for family in sorted(system.decided.families, key=lambda family: family.index):
         family.generated += 1
         if family.first_token_ticks is None:

@@ -13,7 +13,7 @@ PIN = Member(-1)
 class Blocks:
     """A pool in which a block is free while no table names it.
 
-    ``holders`` has the members whose tables name each block; ``tables`` the blocks of each member, in order.
+    ``holders`` has the members with tables that name each block; ``tables`` the blocks of each member, in order.
     """
 
     def __init__(self, num_blocks: int, block_size: int, pinned_blocks: int = 0) -> None:

@@ -1,7 +1,8 @@
 """The Orca policies over requests of several sequences: a piece of memory for each, with its own copy of the prompt.
 
-All pieces and seats are taken at admission. The siblings begin in the step after the prompt's, with copies of it; a
-beam that dies copies all that its survivor has: its tokens, or with chunks the chunk, empty slots included.
+All pieces are taken at admission, and all sequences count. The siblings begin in the step after the prompt's, with
+copies of it; a beam that dies copies all that its survivor has: its tokens, or with chunks the chunk, empty slots
+included.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class GroupedOrca(FamilySystem):
         self.owed_slots = 0
 
     def piece_slots(self, asked: Asked) -> int:
-        """What each sequence reserves: nobody is told of the output here, so as much as the model allows."""
+        """What each sequence reserves: no output is declared here, so as much as the model allows."""
         return self.limits.max_model_len
 
     def refuses(self, asked: Asked) -> bool:
@@ -49,7 +50,7 @@ class GroupedOrca(FamilySystem):
         return self.pool.slots - self.free_slots
 
     def decide(self) -> None:
-        """Who runs goes on; then the queue, up to the first that does not fit."""
+        """Running sequences go on; then the queue, up to the first that does not fit."""
         self.decided.copied_slots, self.owed_slots = self.owed_slots, 0
         for family in self.running:
             self.decode(family)
@@ -59,7 +60,7 @@ class GroupedOrca(FamilySystem):
             tokens += family.asked.prompt_tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
-            if self.running and self.seats() + family.n > self.limits.max_num_seqs:
+            if self.running and self.num_seqs() + family.n > self.limits.max_num_seqs:
                 break
             if not self.take(family):
                 break

@@ -1,8 +1,8 @@
 """vllm-sosp23 and vllm-v0 over groups of sequences that share blocks: samples, beams, and a pinned prefix.
 
-A group of n wants n free blocks to go on, and n seats. Its leader computes the prompt; before their first decode the
-others name all its blocks. Who writes into a block that others name copies it. Computed again, the leader computes
-all it knows, and each of the others what lies past the full blocks of the prompt.
+A group of n needs n free blocks to go on, and n of ``max_num_seqs``. Its leader computes the prompt; before their first
+decode the others name all its blocks. A sequence that writes into a block that others name copies it. Computed again,
+the leader computes all it knows, and each of the others what lies past the full blocks of the prompt.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class GroupedSosp23(FamilySystem):
             self.admit()
 
     def watermark_blocks(self) -> int:
-        """What an admission or return must leave; nothing while nobody runs."""
+        """What an admission or return must leave; nothing while no sequence runs."""
         return int(self.limits.watermark_fraction * self.pool.num_blocks) if self.running else 0
 
-    def has_seats(self, family: Family) -> bool:
-        """Whoever is alone may have more sequences than there are seats."""
-        return not self.running or self.seats() + family.n <= self.limits.max_num_seqs
+    def has_free_seqs(self, family: Family) -> bool:
+        """A group that runs alone may have more than ``max_num_seqs``."""
+        return not self.running or self.num_seqs() + family.n <= self.limits.max_num_seqs
 
     def keep_running(self) -> None:
         """In order of arrival: as many free blocks as sequences, or the last arrival goes, at worst itself."""
@@ -106,7 +106,7 @@ class GroupedSosp23(FamilySystem):
         self.waiting.sort(key=lambda waiting: waiting.index)
 
     def swap_out(self, family: Family, own_blocks: int) -> None:
-        """Each block goes once, whoever names it; the host knows them by the numbers they had."""
+        """Each block goes once, however many tables name it; the host knows them by the numbers they had."""
         family.swapped += 1
         self.decided.swapped_out += family.present
         self.decided.swapped_out_blocks += own_blocks
@@ -121,7 +121,7 @@ class GroupedSosp23(FamilySystem):
         """First come first served, with all blocks and one more for each sequence."""
         while self.swapped:
             need = self.host_blocks_of(self.swapped[0]) + self.swapped[0].n
-            if self.free_blocks - need < self.watermark_blocks() or not self.has_seats(self.swapped[0]):
+            if self.free_blocks - need < self.watermark_blocks() or not self.has_free_seqs(self.swapped[0]):
                 break
             self.bring_back(self.swapped.pop(0))
 
@@ -156,7 +156,7 @@ class GroupedSosp23(FamilySystem):
                 break
             if self.free_blocks - self.admission_blocks(family) < self.watermark_blocks():
                 break
-            if not self.has_seats(family):
+            if not self.has_free_seqs(family):
                 break
             self.prefill(self.waiting.pop(0))
 
@@ -188,7 +188,7 @@ class GroupedSosp23(FamilySystem):
         self.decided.families.append(family)
 
     def step_over(self, family: Family) -> None:
-        """The fates of beams are known: who dies goes on with a survivor's table."""
+        """The fates of beams are known: one that dies goes on with a survivor's table."""
         if self.ancestry is None or family.n == 1 or not family.forked:
             return
         if family not in self.draws:
@@ -206,11 +206,11 @@ class GroupedSosp23(FamilySystem):
 
 
 class GroupedV0(GroupedSosp23):
-    """A step prefills whom it admits, or decodes; nobody is admitted while somebody is swapped out."""
+    """A step prefills the admitted groups, or decodes; none is admitted while one is swapped out."""
 
     def decide(self) -> None:
         if not self.swapped:
-            self.prefill_those_who_wait()
+            self.prefill_waiting()
         if self.decided.families:
             self.decided.pauses = True
             return
@@ -218,7 +218,7 @@ class GroupedV0(GroupedSosp23):
         if not self.decided.victims:
             self.swap_in()
 
-    def prefill_those_who_wait(self) -> None:
+    def prefill_waiting(self) -> None:
         tokens = 0
         while self.waiting:
             family = self.waiting[0]
@@ -227,7 +227,7 @@ class GroupedV0(GroupedSosp23):
                 break
             if self.free_blocks - self.admission_blocks(family) < self.watermark_blocks():
                 break
-            if not self.has_seats(family):
+            if not self.has_free_seqs(family):
                 break
             self.prefill(self.waiting.pop(0))
 

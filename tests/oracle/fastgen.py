@@ -1,7 +1,7 @@
 """DeepSpeed-FastGen's Dynamic SplitFuse: decodes, then prompts split so that they fill the step's budget exactly.
 
-Blocks are taken as tokens are computed. Who finds none is skipped and keeps what it has; only when nobody can compute
-anything does the last running lose its blocks, in a schedule that does nothing else.
+Blocks are taken as tokens are computed. A sequence that finds none is skipped and keeps what it has; only when none
+can compute anything does the last running lose its blocks, in a schedule that does nothing else.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from .model import Sequence
 
 
 class FastGen(IterationSystem):
-    """At most one prompt is split at a time: nobody starts before it is done."""
+    """At most one prompt is split at a time: none starts before it is done."""
 
     def decide(self) -> None:
         budget = self._decode(self.limits.max_num_batched_tokens)
-        budget = self._go_on(budget)
+        budget = self._continue_prefill(budget)
         self._start(budget)
         if not self.computes:
             self.preempt(self.running[-1])
@@ -32,7 +32,7 @@ class FastGen(IterationSystem):
         blocks = len(self.tables[sequence]) + len(self.free)
         return blocks * self.pool.block_size - self.computed[sequence]
 
-    def _go_on(self, budget: int) -> int:
+    def _continue_prefill(self, budget: int) -> int:
         """The prompt that was split goes on, as far as blocks are free."""
         for sequence in self.running:
             chunk = min(known(sequence) - self.computed[sequence], budget, self.room(sequence))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .decode_step import run
+from .clock import run
 from .iteration import IterationSystem, known
 from .model import Limits, Outcome, Pool, Request, Sequence, check
 from .slots import FREE, SlotMap, census, classify_slot
@@ -148,7 +148,7 @@ class HybridV1(HybridSystem):
 
 
 class HybridWhole(HybridSystem):
-    """Whole prompts, and a free page in each group for whoever runs, needed or not."""
+    """Whole prompts, and a free page in each group for every running sequence, needed or not."""
 
     def most_in_flight(self) -> int:
         return self.limits.max_model_len
@@ -168,7 +168,7 @@ class HybridWhole(HybridSystem):
 
 
 class HybridV0(HybridWhole):
-    """vLLM 0.x: a step that admits anybody prefills, and nobody decodes in it."""
+    """vLLM 0.x: a step that admits a request prefills, and none decodes in it."""
 
     def decide(self) -> None:
         prompt_tokens = 0
@@ -185,7 +185,7 @@ class HybridV0(HybridWhole):
 
 
 class HybridSosp23(HybridWhole):
-    """vLLM of the paper: prompts and decodes share a step; who was preempted waits in order of arrival."""
+    """vLLM of the paper: prompts and decodes share a step; preempted sequences wait in order of arrival."""
 
     def __init__(self, pool: Pool, limits: Limits, groups: Groups) -> None:
         super().__init__(pool, limits, groups)

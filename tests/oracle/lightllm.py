@@ -1,6 +1,6 @@
-"""LightLLM: slots token by token, and an estimate of the peak to which those who run will grow.
+"""LightLLM: slots token by token, and an estimate of the peak to which running sequences will grow.
 
-All who run grow by a slot a step. When the one with the i-th most tokens left ends, i of them are still there, each
+All running sequences grow by a slot a step. When the one with the i-th most tokens left ends, i of them remain, each
 grown by what that one had left: the peak is the largest of these i sums.
 """
 
@@ -12,7 +12,7 @@ from .trtllm import WholePrompts
 
 
 class LightLlm(WholePrompts):
-    """Admission by the estimated peak; where outputs exceed what was told, the last running is paused."""
+    """Admission by the estimated peak; where outputs exceed the declared length, the last running is paused."""
 
     def __init__(self, pool: Pool, limits: Limits) -> None:
         super().__init__(pool, limits)
@@ -21,8 +21,8 @@ class LightLlm(WholePrompts):
 
     def largest_tokens(self, sequence: Sequence) -> int:
         """The peak of the sequence alone, as estimated and as it will be."""
-        told = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
-        return max(told, super().largest_tokens(sequence))
+        declared = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
+        return max(declared, super().largest_tokens(sequence))
 
     def decide(self) -> None:
         while len(self.free) < len(self.running):

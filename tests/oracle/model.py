@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Request:
-    """One request; ``max_tokens`` is what the server is told of its output, None for the most the model allows.
+    """One request; ``max_tokens`` is its declared output, None for the most the model allows.
 
-    ``prompt_ids`` and ``output_ids`` are its tokens, equal where contents are; None: nobody shares a token with it.
+    ``prompt_ids`` and ``output_ids`` are its tokens, equal where contents are; None: no request shares a token with it.
     """
 
     arrival_ticks: int
@@ -56,14 +56,13 @@ class Limits:
 @dataclass(frozen=True)
 class Step:
     """One schedule and the time it took; ids are indices into the list of requests.
-
     ``running`` holds all that hold slots in the step, a static batch's ended members too. It is empty where a schedule
-    preempted and left nothing to run: such a step lasts its swap ticks. ``prefilled`` pairs id and tokens computed,
-    padding included. ``preempted`` names every victim, ``swapped_out`` those of them that went to the host.
-    ``buckets`` gives slots by name. The next two are None where a policy has no positions: ``free_chunks`` the arena's
-    free chunks as (first block, blocks) by address, ``largest_free_run_blocks`` the longest run of free blocks,
-    through chunks that touch. The last two are the iteration systems' alone: ``decodes`` computes one token each after
-    its prefill, ``paused`` holds slots and computes nothing, also where nobody runs; ``prefilled`` has chunks there.
+       preempted and left nothing to run: such a step lasts its swap ticks. ``prefilled`` pairs id and tokens computed,
+       padding included. ``preempted`` names every victim, ``swapped_out`` those of them that went to the host. ``buckets``
+       gives slots by name. The next two are None where a policy has no positions: ``free_chunks`` the arena's free chunks
+       as (first block, blocks) by address, ``largest_free_run_blocks`` the longest run of free blocks, through chunks that
+       touch. The last two are the iteration systems' alone: ``decodes`` computes one token each after its prefill,
+       ``paused`` holds slots and computes nothing, also where no sequence runs; ``prefilled`` has chunks there.
     """
 
     start_ticks: int

@@ -1,4 +1,4 @@
-"""Orca: iteration-level first come first served, nobody preempted, all memory taken at admission.
+"""Orca: iteration-level first come first served, no preemption, all memory taken at admission.
 
 ``BuddyOrca`` is Orca as the SOSP'23 paper runs it, a buddy chunk a sequence; ``CountedOrca`` as its own paper has it.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import ceil
 
 from .buddy import BuddyArena
-from .decode_step import System, Work, cost_arguments
+from .clock import System, Work, cost_arguments
 from .model import Limits, Pool, Request, Sequence, allowed_output_tokens
 from .slots import FREE, STRANDED, SlotMap, census, classify_slot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from .decode_step import System, Work, cost_arguments
+from .clock import System, Work, cost_arguments
 from .model import Limits, Pool, Sequence
 from .slots import FREE, SlotMap, classify_slot
 
@@ -72,7 +72,7 @@ class Paged(System):
                 break
 
     def _admit(self) -> None:
-        """Phase 3: first come first served; whoever is admitted while nothing runs need not keep the watermark."""
+        """Phase 3: first come first served; a sequence admitted while nothing runs need not keep the watermark."""
         batched_tokens = len(self.running)
         while self.waiting:
             sequence = self.waiting[0]
@@ -104,7 +104,7 @@ class Paged(System):
         self.work.preempted.append(victim)
         table = self.tables.pop(victim)
         self.free.extend(table)
-        # Swapped out is only who can come back: with its blocks and one more.
+        # Only a sequence that can come back is swapped out: with its blocks and one more.
         returns = len(table) < self.pool.num_blocks
         if self.limits.preemption_mode == "swap" and returns and len(table) <= len(self.host_free):
             self.host_tables[victim] = [self.host_free.pop() for _ in table]

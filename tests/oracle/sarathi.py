@@ -13,7 +13,7 @@ class Sarathi(IterationSystem):
 
     def decide(self) -> None:
         budget = self._decode(self.limits.max_num_batched_tokens)
-        budget = self._go_on(budget)
+        budget = self._continue_prefill(budget)
         if not self.work.preempted:
             self._admit(budget)
 
@@ -27,7 +27,7 @@ class Sarathi(IterationSystem):
                 budget -= 1
         return budget
 
-    def _go_on(self, budget: int) -> int:
+    def _continue_prefill(self, budget: int) -> int:
         """The next chunk of every prompt in its prefill; all its blocks are there."""
         for sequence in self.running:
             chunk = min(known(sequence) - self.computed[sequence], budget)

@@ -1,6 +1,6 @@
-"""SGLang: every token that was computed stays in a trie, and who finds most of its prompt there comes first.
+"""SGLang: every computed token stays in a trie, and the request that finds most of its prompt there comes first.
 
-A token's slot is named by the tables of those who run, by the trie, or by nobody; a census looks at every one.
+A token's slot is named by the tables of running sequences, by the trie, or not at all; a census looks at every one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import floor
 
-from .decode_step import System, Work
+from .clock import System, Work
 from .iteration import known, pairs
 from .model import Limits, Pool, Sequence, allowed_output_tokens
 from .slots import CACHED, FREE, LIVE, SlotMap
@@ -19,7 +19,7 @@ INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED, ALIKE = 16_3
 
 
 class SgLang(System):
-    """``running`` decodes, in the order of its prefills; ``chunked`` is the sequence whose prefill goes on."""
+    """``running`` decodes, in the order of its prefills; ``chunked`` is the sequence in a chunked prefill."""
 
     def __init__(self, pool: Pool, limits: Limits) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class SgLang(System):
 
     def allowed(self, sequence: Sequence) -> int:
         """The max_tokens of a sequence, which the pool cuts."""
-        told = allowed_output_tokens(sequence.request, self.limits)
-        return min(told, self.pool.slots - 2 - sequence.request.prompt_tokens)
+        declared = allowed_output_tokens(sequence.request, self.limits)
+        return min(declared, self.pool.slots - 2 - sequence.request.prompt_tokens)
 
     def room(self) -> int:
         return len(self.free) + len(self.trie.evictable())
@@ -100,7 +100,7 @@ class SgLang(System):
             self.waiting.sort(key=lambda s: found[s], reverse=True)
 
     def fill(self) -> None:
-        """Choose who prefills in this step."""
+        """Choose the sequences that prefill in this step."""
         reserved = sum(min(self.allowed(s) - s.generated, LONGEST_OUTPUT) for s in self.running) * self.ratio
         chunk, inputs = self.limits.max_num_batched_tokens, INPUT_TOKENS
         if self.chunked:
@@ -203,7 +203,7 @@ class SgLang(System):
         return retracted
 
     def complete(self, now_ticks: int) -> None:
-        """The trie takes what was computed; who has computed all it knows gets a token, and some are done."""
+        """The trie takes what was computed; one that has computed all it knows gets a token, and some finish."""
         if not self.prefills:
             for sequence in list(self.running):
                 sequence.add_token(now_ticks)

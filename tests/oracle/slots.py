@@ -47,5 +47,5 @@ class SlotMap:
     def census(self) -> dict[str, int]:
         unclassified = [slot for slot, bucket in enumerate(self.classes) if bucket is None]
         if unclassified:
-            raise AssertionError(f"slots that nobody holds and that are not free: {unclassified}")
+            raise AssertionError(f"slots that no sequence holds and that are not free: {unclassified}")
         return census(bucket for bucket in self.classes if bucket is not None)

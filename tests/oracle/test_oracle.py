@@ -93,7 +93,7 @@ def test_vllm_preempts_itself_when_the_whole_pool_is_its_own(mode):
     assert outcome.requests[0]["preemptions"] == 1
 
 
-def test_vllm_swaps_out_who_can_come_back_with_one_block_more():
+def test_vllm_swaps_out_a_sequence_that_can_come_back_with_one_block_more():
     """Three blocks of two: 1 leaves with two, which is one less than there are, and comes back to all of them."""
     requests = [Request(0, 1, 2), Request(0, 4, 2)]
     limits = Limits(max_model_len=100, preemption_mode="swap")
@@ -107,7 +107,7 @@ def test_vllm_swaps_out_who_can_come_back_with_one_block_more():
 
 
 def first_steps(requests, pool, **limits) -> list[tuple[int, ...]]:
-    """Who is prefilled, step by step, under vLLM."""
+    """The sequences that prefill, step by step, under vLLM."""
     outcome = simulate("vllm-sosp23", requests, pool, Limits(max_model_len=100, **limits), Cost())
     return [tuple(i for i, _ in step.prefilled) for step in outcome.steps]
 

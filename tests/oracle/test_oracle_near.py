@@ -27,7 +27,7 @@ class Story(NamedTuple):
     near: dict[str, int]
 
 
-# Forty slots, seats for three, at most eight tokens of longest prompt and longest true output.
+# Forty slots, three sequences, at most eight tokens of longest prompt and longest true output.
 BATCHES = (
     [Request(0, 3, 2, 4), Request(0, 6, 2, 4), Request(0, 2, 3, 4), Request(0, 1, 1, 1)],
     Pool(10, 4),
@@ -35,7 +35,7 @@ BATCHES = (
 )
 
 STORIES = {
-    # 0, 1 and 2 have 6 + 4 slots each: the seats are taken, and no length of a batch stops it.
+    # 0, 1 and 2 have 6 + 4 slots each: ``max_num_seqs`` is reached, and no length of a batch stops it.
     "static": Story(
         *BATCHES,
         log=[
@@ -77,7 +77,7 @@ STORIES = {
         near={"orca-oracle": 0, "orca-max": 0},
     ),
     # Ten blocks, carved 8 and 2. Twenty tokens are five blocks, so a chunk of eight, and 1 waits. In slots two times
-    # twenty would fit, and so would 7 and 4, which is what they are told, be it in chunks.
+    # twenty would fit, and so would 7 and 4, which they declare, be it in chunks.
     "orca-max": Story(
         [Request(0, 4, 3, 3), Request(0, 2, 2, 2)],
         Pool(10, 4),
@@ -93,7 +93,7 @@ STORIES = {
         near={"orca": 0},
     ),
     # Six blocks, carved 4 and 2: 0 needs three for 5 + 4 tokens and takes four, 1 two, and 2 waits. In slots
-    # 9 + 5 + 3 would fit into the 24; with the 5 + 15 that 0 is told not even 1 would.
+    # 9 + 5 + 3 would fit into the 24; with the 5 + 15 that 0 declares not even 1 would.
     "orca-oracle": Story(
         [Request(0, 5, 4, 15), Request(0, 3, 2, 2), Request(0, 2, 1, 1)],
         Pool(6, 4),

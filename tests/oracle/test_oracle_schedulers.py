@@ -13,7 +13,7 @@ from oracle.story import finishes, log, serve
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("policy", ["vllm-v0", "sarathi", "trtllm-max-util", "vllm-v1", "fastgen"])
-def test_who_keeps_a_block_free_preempts_even_itself(policy, mode):
+def test_a_policy_that_keeps_a_block_free_preempts_even_the_sequence_itself(policy, mode):
     """Both blocks are its own and have room for its fourth token. Swapped out it could never come back with a third."""
     pool = Pool(3 if policy == "vllm-v1" else 2, 2, 5)
     outcome, _ = serve(policy, [Request(0, 3, 2)], pool, Limits(max_model_len=100, preemption_mode=mode))
@@ -38,7 +38,7 @@ def test_who_keeps_a_block_free_preempts_even_itself(policy, mode):
 )
 def test_the_tokens_of_a_step(policy, two_short, long_first, long_second, beside_a_decode):
     """Prompts of 3 and 3 within 5 tokens, of 9 and 3 within 4, of 3 and 9 within 5, of 2 and then 4 within 4: whole or
-    split, and beside whom."""
+    split, and beside which others."""
     assert prefills(policy, [Request(0, 3, 1, 1), Request(0, 3, 1, 1)], 5) == two_short
     assert prefills(policy, [Request(0, 9, 2, 2), Request(0, 3, 1, 1)], 4) == long_first
     assert prefills(policy, [Request(0, 3, 2, 2), Request(0, 9, 1, 1)], 5) == long_second

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oracle import Limits, Outcome, Pool, Request, simulate
-from oracle.decode_step import run
+from oracle.clock import run
 from oracle.lightllm import LightLlm
 from oracle.story import Cost, finishes, first_difference, log, serve, swap_in_ticks, swap_out_ticks
 
@@ -60,7 +60,7 @@ def test_tgi_counts_decode_steps_from_one():
 
 
 def test_tgi_looks_before_each_decode_but_not_after_a_prefill_that_others_waited_for():
-    """Three are worth the pause of ten, whose prefill takes 110 ticks. They come in it and go next, or come in the
+    """Three are worth the pause of ten with a prefill of 110 ticks. They come in it and go next, or come in the
     first decode step and go after that. Three more come in the prefill of these, and go after a decode step."""
     ten = [Request(0, 1, 9, 9)] * 10
     first, second, last = ([Request(arrival, 1, 1, 1)] * 3 for arrival in (1, 111, 112))
@@ -77,7 +77,7 @@ def test_tgi_looks_at_once_when_nothing_runs():
     assert tgi_prefills([Request(0, 9, 1), Request(0, 1, 1)], max_num_batched_tokens=4) == [(0,), (1,)]
 
 
-def test_trtllm_no_evict_admits_who_can_run_to_completion_beside_the_others():
+def test_trtllm_no_evict_admits_requests_that_can_run_to_completion_beside_the_others():
     """Six blocks of two. Of what is free in step 0 (three), 0 may still take two and 1 one, and 2 would take two; in
     step 1 one more is taken; in step 2, 1 has ended, 0 may still take one, and 2 goes. trtllm-max-util would admit 2 in
     step 0, and tgi would prefill it alone in step 2."""
@@ -95,7 +95,7 @@ def test_trtllm_no_evict_admits_who_can_run_to_completion_beside_the_others():
     assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 0
 
 
-def test_trtllm_no_evict_refuses_who_might_outgrow_the_pool():
+def test_trtllm_no_evict_refuses_a_request_that_might_outgrow_the_pool():
     requests = [Request(0, 3, 1), Request(0, 3, 1, 9), Request(0, 3, 1, 10)]
     for model, refused in ((12, [False, False, False]), (14, [True, False, True])):
         outcome, _ = serve("trtllm-no-evict", requests, Pool(6, 2), Limits(max_model_len=model))
@@ -143,12 +143,12 @@ def test_lightllm_admits_by_the_peak_to_come():
 
 
 def run_lightllm(requests: list[Request], slots: int) -> Outcome:
-    """Without the check that no output is longer than told."""
+    """Without the check that no output is longer than declared."""
     return run(LightLlm(Pool(slots, 1), Limits(max_model_len=100)), requests, Cost(), swap_out_ticks, swap_in_ticks)
 
 
-def test_lightllm_pauses_the_last_where_it_was_told_too_little():
-    """Six slots. Both say one token and write more. In step 2 both need a slot and none is free: 1 goes, and nobody
+def test_lightllm_pauses_the_last_where_too_little_was_declared():
+    """Six slots. Both declare one token and write more. In step 2 both need a slot and none is free: 1 goes, and none
     comes; in step 3 the peak of its four tokens and 0's five is nine."""
     outcome = run_lightllm([Request(0, 2, 4, 1), Request(0, 2, 3, 1)], 6)
     assert log(outcome) == [
@@ -167,7 +167,7 @@ def test_lightllm_pauses_the_last_where_it_was_told_too_little():
     slots=st.integers(10, 20),
 )
 @example(requests=[Request(0, 2, 4, 1), Request(0, 2, 3, 1)], slots=6)
-def test_lightllm_ends_whatever_it_is_told(requests, slots):
+def test_lightllm_ends_whatever_is_declared(requests, slots):
     outcome = run_lightllm(requests, slots)
     assert None not in finishes(outcome)
 
@@ -177,7 +177,7 @@ def test_lightllm_holds_single_tokens():
         simulate("lightllm", [], Pool(5, 2), Limits(max_model_len=9), Cost())
 
 
-def test_fastgen_skips_who_finds_no_block():
+def test_fastgen_skips_a_sequence_that_finds_no_block():
     """Five blocks of two, four tokens a step: the pool of vllm-v1's log. 1 lacks a block for its fifth token in step 2,
     where vllm-v1 would preempt it; here it keeps its blocks, and goes on in step 4 beside 2."""
     requests, pool = [Request(0, 3, 4), Request(0, 5, 3), Request(20, 1, 1)], Pool(5, 2)
@@ -197,7 +197,7 @@ def test_fastgen_skips_who_finds_no_block():
     assert first_difference(outcome, "vllm-v1", requests, Pool(6, 2), limits) == 2
 
 
-def test_fastgen_flushes_the_last_when_nobody_can_go_on():
+def test_fastgen_flushes_the_last_when_no_sequence_can_compute():
     """Four blocks of two. In step 2 1 is skipped, where trtllm-max-util would pause it, and 0 goes on in its own block;
     in step 3 both lack one: 1 is flushed, and at once 0 goes on."""
     requests, pool = [Request(0, 2, 5), Request(0, 3, 3), Request(50, 2, 1)], Pool(4, 2)
@@ -241,9 +241,9 @@ def test_sglang_looks_at_the_queue_a_decode_after_a_finish():
     assert first_difference(outcome, "lightllm", requests, pool, limits) == 0
 
 
-def test_sglang_retracts_the_longest_prompt_of_those_who_generated_least():
-    """Thirty slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 10 two slots are left for three who have
-    generated eight tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
+def test_sglang_retracts_the_longest_prompt_of_those_with_the_fewest_generated_tokens():
+    """Thirty slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 10 two slots are left for three with
+    eight generated tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
     that it leaves in the tree is evicted, as 20 slots for each of the others are not free. It waits for both of them: they
     would use 10 slots that its 11 + 2 do not fit into, at a ratio of 1. Its prefill evicts 11 tokens: two strings end
     with 9 tokens, and before that the older one's 2. Once admitted it counts with all ten outputs again, so that 3 waits."""

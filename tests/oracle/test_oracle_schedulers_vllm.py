@@ -11,8 +11,8 @@ from oracle import Limits, Pool, Request, simulate
 from oracle.story import Cost, finishes, first_difference, log, serve
 
 
-def test_vllm_v0_prefills_alone_and_swaps_out_who_came_last():
-    """Five blocks of two. Step 1 admits 2 though no block is left for who decodes, and nobody decodes in it; at once
+def test_vllm_v0_prefills_alone_and_swaps_out_the_last_arrival():
+    """Five blocks of two. Step 1 admits 2 though no block is left for decodes, and none decodes in it; at once
     (step 2) 2 has to make room. vllm-sosp23 decodes 0 and 1 in step 1, which leaves 2 too little. 1 goes in step 3;
     both come back when their blocks and one more each are free, and decode in that step."""
     requests, pool = [Request(0, 3, 5), Request(0, 2, 4), Request(50, 3, 2)], Pool(5, 2, 4)
@@ -35,9 +35,9 @@ def test_vllm_v0_prefills_alone_and_swaps_out_who_came_last():
     assert first_difference(outcome, "vllm-sosp23", requests, pool, limits) == 1
 
 
-def test_vllm_v0_swaps_in_only_where_nobody_was_preempted():
+def test_vllm_v0_swaps_in_only_without_preemptions():
     """Four blocks of two, one on the host. In step 2 3 could be admitted, but 2 is swapped out; 1 finds no block and
-    the host full, and is recomputed. Its two blocks would do for 2, which vllm-sosp23 takes back at once, since nobody
+    the host full, and is recomputed. Its two blocks would do for 2, which vllm-sosp23 takes back at once, since none
     was swapped out now; here 2 comes back a step later."""
     requests, pool = [Request(0, 1, 5), Request(0, 3, 3), Request(0, 1, 3), Request(30, 1, 1)], Pool(4, 2, 1)
     limits = Limits(max_model_len=100, preemption_mode="swap")
@@ -56,10 +56,10 @@ def test_vllm_v0_swaps_in_only_where_nobody_was_preempted():
     assert first_difference(outcome, "vllm-sosp23", requests, pool, limits) == 2
 
 
-def test_vllm_v0_puts_whom_it_recomputes_before_who_arrived_earlier():
+def test_vllm_v0_puts_recomputed_sequences_before_earlier_arrivals():
     """Ten blocks of one, one on the host. 1 is recomputed in step 2, while 2 is swapped out and comes back; in step 4 2
-    holds more than the host, is recomputed too and waits before 1, after whom comes 3. vllm-sosp23 keeps the order of
-    arrival; it takes 2 back in step 2 already."""
+    holds more than the host, is recomputed too and waits before 1, and 3 comes after both. vllm-sosp23 keeps the order
+    of arrival; it takes 2 back in step 2 already."""
     requests, pool = [Request(0, 4, 5), Request(0, 4, 3), Request(0, 1, 5), Request(500, 1, 1)], Pool(10, 1, 1)
     limits = Limits(max_model_len=100, preemption_mode="swap")
     outcome, _ = serve("vllm-v0", requests, pool, limits)

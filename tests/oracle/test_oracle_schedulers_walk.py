@@ -17,7 +17,7 @@ PREFILLS_ALONE = ("vllm-v0", "tgi")
 PREFILLS_BESIDE = ("trtllm-no-evict", "trtllm-max-util", "lightllm")
 ONE_BUDGET = ("vllm-v1", "sarathi", "fastgen")
 NEVER_PREEMPT = ("tgi", "trtllm-no-evict", "lightllm")
-#: Who loses its blocks computes all again: not so under SGLang, where it may find its tokens in the tree.
+#: Policies under which a preempted sequence computes all again: not so SGLang, where it may find tokens in the tree.
 FORGETFUL = [policy for policy in SCHEDULERS if policy != "sglang"]
 
 
@@ -49,7 +49,7 @@ class Walk:
         return self.outcome
 
     def step(self, step: Step) -> None:
-        """Who computes, how much, and what that yields, against the outcome's token times."""
+        """The computing sequences, their tokens, and what that yields, against the outcome's token times."""
         for i in set(step.preempted) - set(step.swapped_out):
             self.computed[i] = 0
             self.in_prefill.discard(i)
@@ -88,10 +88,10 @@ class Walk:
         if self.policy in ONE_BUDGET:
             assert tokens <= most
             if tokens < most and step.running and not step.preempted:
-                self.check_nobody_could_fill_the_budget(step)
+                self.check_no_request_could_fill_the_budget(step)
 
-    def check_nobody_could_fill_the_budget(self, step: Step) -> None:
-        """Nobody's prefill could go on, and the head of the queue could not be admitted."""
+    def check_no_request_could_fill_the_budget(self, step: Step) -> None:
+        """No prefill could go on, and the head of the queue could not be admitted."""
         free_blocks = step.buckets["free"] // self.pool.block_size
         for i in step.running:
             if self.computed[i] < self.known(i):

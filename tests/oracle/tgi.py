@@ -22,7 +22,7 @@ class Tgi(IterationSystem):
         self.has_just_joined = False
 
     def asked_tokens(self, sequence: Sequence) -> int:
-        """R: prompt and allowed output but for its last token, whose KV nobody reads."""
+        """R: prompt and allowed output but for its last token, the KV of which is never read."""
         allowed = sequence.request.prompt_tokens + allowed_output_tokens(sequence.request, self.limits) - 1
         return min(allowed, self.limits.max_model_len)
 
@@ -55,13 +55,13 @@ class Tgi(IterationSystem):
         return floor(len(self.running) * self.limits.waiting_served_ratio)
 
     def _next_batch(self) -> list[Sequence]:
-        """The head of the queue as far as it fits; nobody if that is less than the minimum."""
+        """The head of the queue as far as it fits; empty if that is less than the minimum."""
         batch: list[Sequence] = []
         tokens = blocks = 0
         for sequence in self.waiting:
             tokens += known(sequence)
             blocks += self.blocks_for(self.asked_tokens(sequence))
-            # The first of a batch goes, however long; with it nobody else.
+            # The first of a batch goes, however long; with it no other.
             if batch and tokens > self.limits.max_num_batched_tokens:
                 break
             if blocks > len(self.free) or len(self.running) + len(batch) == self.max_num_seqs:

@@ -1,7 +1,7 @@
-"""The Orca policies over dialogue trees: pieces of parents that are done are kept for those who go on from them.
+"""The Orca policies over dialogue trees: pieces of finished parents are kept for their children.
 
-A fork copies the parent's tokens into a piece of its own. Who rolls back stays in the parent's piece, if that is
-kept, long enough, and copied by nobody else in this step; otherwise it copies too.
+A fork copies the parent's tokens into a piece of its own. A rollback stays in the parent's piece, if that is
+kept, long enough, and copied by no other request in this step; otherwise it copies too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .model import Limits, Pool
 
 
 class Place(NamedTuple):
-    """How an admission finds room: the tokens that it finds, in the piece in which it stays, and who is given up for it."""
+    """How an admission finds room: the tokens that it finds, the piece that it takes over, and the pieces given up."""
 
     tokens: int = 0
     copies: Family | None = None
-    stays_in: Family | None = None
+    takes_pieces_of: Family | None = None
     given_up: tuple[Family, ...] = ()
 
 
 class TreeOrca(FamilySystem):
     """Pieces counted in slots, as its own paper has it.
 
-    ``kept`` are the pieces of who is done, the one used longest ago first; ``copied`` those copied in this step.
+    ``kept`` are the pieces of finished requests, the one used longest ago first; ``copied`` those copied in this step.
     """
 
     def __init__(self, pool: Pool, limits: Limits, requests: list[Asked]) -> None:
@@ -63,7 +63,7 @@ class TreeOrca(FamilySystem):
         del self.kept[family]
 
     def decide(self) -> None:
-        """Who runs goes on; then the queue, up to the first that does not fit."""
+        """Running sequences go on; then the queue, up to the first that does not fit."""
         self.copied = set()
         stored = {family: family.leader.computed_tokens for family in self.running}
         for family in self.running:
@@ -79,7 +79,7 @@ class TreeOrca(FamilySystem):
             tokens += family.asked.prompt_tokens - place.tokens
             if self.running and tokens > self.limits.max_num_batched_tokens:
                 break
-            if self.running and self.seats() + 1 > self.limits.max_num_seqs:
+            if self.running and self.num_seqs() + 1 > self.limits.max_num_seqs:
                 break
             self.admit(self.waiting.pop(0), place)
 
@@ -97,9 +97,9 @@ class TreeOrca(FamilySystem):
         given_up = self.given_up_for(slots, self.copied)
         return None if given_up is None else Place(given_up=given_up)
 
-    def given_up_for(self, slots: int, residency: set[Family]) -> tuple[Family, ...] | None:
+    def given_up_for(self, slots: int, spared: set[Family]) -> tuple[Family, ...] | None:
         """Those used longest ago, until there is room; None where all would not do."""
-        candidates = [family for family in self.kept if family not in residency]
+        candidates = [family for family in self.kept if family not in spared]
         for count in range(len(candidates) + 1):
             if self.room_without(candidates[:count], slots):
                 return tuple(candidates[:count])
@@ -109,8 +109,8 @@ class TreeOrca(FamilySystem):
         self.families[family.index] = family
         for kept in place.given_up:
             self.give_up(kept)
-        if place.stays_in is not None:
-            self.pieces[family] = self.kept.pop(place.stays_in)
+        if place.takes_pieces_of is not None:
+            self.pieces[family] = self.kept.pop(place.takes_pieces_of)
         else:
             self.take(family)
         if place.copies is not None:
@@ -126,7 +126,7 @@ class TreeOrca(FamilySystem):
         self.decided.families.append(family)
 
     def release(self, family: Family) -> None:
-        """Kept while somebody who is not done goes on from it; what it went on from, no longer than that."""
+        """Kept while an unfinished request goes on from it; what it went on from, no longer than that."""
         self.undone.discard(family.index)
         self.kept[family] = self.pieces.pop(family)
         parent = self.families.get(family.asked.parent)

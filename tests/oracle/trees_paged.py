@@ -1,4 +1,4 @@
-"""vllm-sosp23 and vllm-v0 over dialogue trees: tables of parents that are done are kept for who goes on from them.
+"""vllm-sosp23 and vllm-v0 over dialogue trees: tables of finished parents are kept for their children.
 
 A block is *free* while no running table names it, kept or not. Admissions are decided by counts, and take what they
 were promised when all are decided: so what one of them counts on is still there.
@@ -15,7 +15,7 @@ from .model import Limits, Pool
 
 
 class KeepingBlocks(Blocks):
-    """``kept`` has the tables of those who are done, the one used longest ago first; ``wanted`` says on how many
+    """``kept`` has the tables of finished requests, the one used longest ago first; ``wanted`` says on how many
     blocks of them the admissions of this step count."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -44,10 +44,10 @@ class KeepingBlocks(Blocks):
     def give_up_oldest(self) -> None:
         """The table used longest ago, but for the blocks at its start that admissions count on."""
         for family, table in self.kept.items():
-            residencies = table[: self.wanted.get(family, 0)]
-            if len(residencies) < len(table):
-                self.kept[family] = residencies
-                if not residencies:
+            counted_on = table[: self.wanted.get(family, 0)]
+            if len(counted_on) < len(table):
+                self.kept[family] = counted_on
+                if not counted_on:
                     del self.kept[family]
                 return
         raise AssertionError("no kept table can be given up")
@@ -127,12 +127,12 @@ class TreeSosp23(GroupedSosp23):
         return None
 
     def is_held(self, block: int, parent: int) -> bool:
-        """Whether somebody else, running or kept, names a block of the parent's table."""
+        """Whether another request, running or kept, names a block of the parent's table."""
         others = [table for family, table in self.blocks.kept.items() if family.index != parent]
         return bool(self.blocks.holders[block]) or any(block in table for table in others)
 
     def is_named(self, block: int, parent: Family) -> bool:
-        """Whether somebody else, running, kept or admitted, names a block of the parent's table."""
+        """Whether another request, running, kept or admitted, names a block of the parent's table."""
         return self.is_held(block, parent.index) or block in self.claimed()
 
     def stored_tokens(self, family: Family) -> int:
@@ -143,7 +143,7 @@ class TreeSosp23(GroupedSosp23):
         return [self.start_of(family).tokens]
 
     def admission_blocks(self, family: Family) -> int:
-        """All its blocks but for those that are in use anyway; and one for a copy, whose source must stay."""
+        """All its blocks but for those that are in use anyway; and one for a copy that needs its source kept."""
         start = self.start_of(family)
         claimed = self.claimed()
         in_use = [block for block in start.named if self.blocks.holders[block] or block in claimed]
@@ -181,7 +181,7 @@ class TreeSosp23(GroupedSosp23):
             self.decided.copied_slots += self.pool.block_size
 
     def release(self, family: Family) -> None:
-        """Kept while somebody goes on from it; what it went on from, no longer than that."""
+        """Kept while a request goes on from it; what it went on from, no longer than that."""
         self.undone.discard(family.index)
         if self.is_wanted(family):
             self.blocks.kept[family] = list(self.blocks.tables[family.leader])
@@ -191,7 +191,7 @@ class TreeSosp23(GroupedSosp23):
             del self.blocks.kept[parent]
 
     def is_wanted(self, family: Family) -> bool:
-        """Whether somebody who is not done goes on from it."""
+        """Whether an unfinished request goes on from it."""
         return any(child in self.undone for child in self.children[family.index])
 
     def census(self) -> tuple[int, int, int, int, int]:

@@ -36,7 +36,7 @@ class Trie:
         return length
 
     def insert(self, string: String, slots: list[int]) -> int:
-        """Cache ``string``, whose tokens lie in ``slots``; how much of it was cached already, in slots of its own."""
+        """Cache ``string``, with its tokens in ``slots``; how much of it was cached already, in slots of its own."""
         length = self.find(string)
         for end in range(length + 1, len(string) + 1):
             self.slots[string[:end]] = slots[end - 1]

@@ -1,7 +1,8 @@
 """TensorRT-LLM's two ways to admit, and the step that they share with LightLLM.
 
-A step holds the decodes of all who run and whole prompts of those admitted. GUARANTEED_NO_EVICT admits only who can
-run to completion beside all others; MAX_UTILIZATION admits who fits now, and pauses the last running when blocks end.
+A step holds the decodes of all running and whole prompts of admitted sequences. GUARANTEED_NO_EVICT admits those that
+can run to completion beside all others; MAX_UTILIZATION admits those that fit now, and pauses the last running when
+blocks end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class WholePrompts(IterationSystem):
 
 
 class NoEvict(WholePrompts):
-    """GUARANTEED_NO_EVICT: nobody is ever preempted."""
+    """GUARANTEED_NO_EVICT: no sequence is ever preempted."""
 
     def largest_tokens(self, sequence: Sequence) -> int:
         """Prompt and allowed output, the last token's slot counted."""

@@ -1,7 +1,7 @@
-"""vLLM 0.2 to 0.6: a step that admits anybody prefills them alone, and all who run wait for it.
+"""vLLM 0.2 to 0.6: a step that admits sequences prefills them alone, and all running ones wait for it.
 
-Otherwise all who run decode, the last arrivals making room for the first; then the swapped come back. Nobody is
-admitted while somebody is swapped out.
+Otherwise all running sequences decode, the last arrivals making room for the first; then the swapped come back. None is
+admitted while one is swapped out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class VllmV0(IterationSystem):
                 self._swap_in()
 
     def _prefill(self) -> None:
-        """Those who wait, first come first served, whatever that leaves to the decodes of later steps."""
+        """Waiting sequences, first come first served, whatever that leaves to the decodes of later steps."""
         prompt_tokens = 0
         while self.waiting and len(self.running) < self.max_num_seqs:
             tokens = known(self.waiting[0])
             prompt_tokens += tokens
-            # The first of a step goes, however long; with it nobody else.
+            # The first of a step goes, however long; with it no other.
             if self.computes and prompt_tokens > self.limits.max_num_batched_tokens:
                 break
             if len(self.free) - self.blocks_for(tokens) < self.watermark_blocks():

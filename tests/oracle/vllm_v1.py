@@ -1,7 +1,7 @@
 """vLLM V1: one budget of tokens a step, and every sequence catches up from what it computed to what it knows.
 
 Running sequences come first, in order, each taking the blocks of the tokens it computes; where these are not free the
-last running goes. Only if nobody went are others admitted, in chunks of what is left of the budget. One block is the
+last running goes. Only if none went are others admitted, in chunks of what is left of the budget. One block is the
 null block, in no table and in no bucket.
 """
 
@@ -28,7 +28,7 @@ class VllmV1(IterationSystem):
             self._admit(budget)
 
     def _catch_up(self, budget: int) -> int:
-        """Who runs computes what it has not yet; what is left of the budget."""
+        """Running sequences compute what they have not yet; what is left of the budget."""
         # Victims leave at the end of the list, which the loop has yet to reach.
         for sequence in self.running:
             tokens = min(known(sequence) - self.computed[sequence], budget)

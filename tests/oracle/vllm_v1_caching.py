@@ -1,8 +1,8 @@
 """vLLM V1 with prefix caching, from the rule as docs/policies.md states it.
 
-A block that is full has a name: all tokens of its sequence up to its end. Who is admitted takes over the blocks that
-are named as its own tokens are, first to last, until one is missing; never its last token. Blocks in no table lie in a
-queue: taken from its head, which ends their name, given back to its tail, the end of a table first.
+A block that is full has a name: all tokens of its sequence up to its end. An admitted sequence takes over the blocks
+that are named as its own tokens are, first to last, until one is missing; never its last token. Blocks in no table lie
+in a queue: taken from its head, which ends their name, given back to its tail, the end of a table first.
 """
 
 from __future__ import annotations

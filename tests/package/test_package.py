@@ -121,7 +121,7 @@ def test_package_data_is_declared():
             assert matches, f"{path.relative_to(ROOT)} would not be installed"
 
 
-def test_users_are_told_that_the_package_has_types():
+def test_the_package_ships_its_types():
     """PEP 561: type checkers read a package's annotations where it ships this file."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")

@@ -18,23 +18,32 @@ from fragmeter.reports.figures.figures import block_map
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.reports.style.palette import contrast
 from fragmeter.sim import Settings
-from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from played import PIXELS, play, set_time
+
+
+def first_columns(found: BlockMap, count: int) -> BlockMap:
+    """The map up to one of its moments: a run has as many columns as its grid leaves."""
+    columns = ("at_ticks", "start_ticks", "bucket", "sequence", "live_slots", "references", "census_slots", "free_runs")
+    assert found.num_columns >= count
+    return replace(found, **{name: getattr(found, name)[:count] for name in (*columns, "largest_free_blocks")})
 
 
 @pytest.fixture(scope="module")
 def crowded() -> BlockMap:
     """A pool that runs short."""
     load = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 60, seed=0, max_model_len=2048), request_rate=4)
-    return record(Settings(policy="vllm-sosp23", num_gpu_blocks_override=300), load, most_columns=400)[1]
+    return first_columns(
+        record(Settings(policy="vllm-sosp23", num_gpu_blocks_override=300), load, most_columns=800)[1], 400
+    )
 
 
 def busy(found: BlockMap, residency: int) -> tuple[BlockMap, np.ndarray]:
-    """2048 blocks at 2000 moments, free for one in ``stay`` and else with a request; and who holds them."""
+    """2048 blocks at 2000 moments, one in ``residency`` free and the others held; and the requests that hold them."""
     rng, shape = np.random.default_rng(0), (2000, 2048)
     is_free = rng.random(shape) < 1 / residency
-    requests = np.where(is_free, NOBODY, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
+    requests = np.where(is_free, NO_SEQUENCE, np.cumsum(is_free, axis=0) * 2048 + rng.permutation(2048))
     kind = np.where(is_free, KINDS.index("free"), 0).astype(np.uint8)
     ticks = np.arange(2000)
     return replace(found, at_ticks=ticks, start_ticks=ticks, block_ids=np.arange(2048), bucket=kind), requests
@@ -63,11 +72,11 @@ class TestBytes:
         finest = [(drawn.is_shaded, len(drawn.columns)) for drawn in shown]
         assert finest == sorted(finest) and {True, False} == {shaded for shaded, _ in finest}
 
-    def test_how_long_a_block_stays_with_a_request(self):
+    def test_mean_residency_of_a_block(self):
         """Row by row 3 and 1, 2 and 2, and 1: nine moments of five residencies."""
-        holders = np.array([[7, 7, 7, NOBODY, 8], [1, 1, 2, 2, NOBODY], [NOBODY] * 4 + [5]]).T
+        holders = np.array([[7, 7, 7, NO_SEQUENCE, 8], [1, 1, 2, 2, NO_SEQUENCE], [NO_SEQUENCE] * 4 + [5]]).T
         assert mean_residency(holders) == 9 / 5
-        assert mean_residency(np.full((4, 3), NOBODY)) == 0
+        assert mean_residency(np.full((4, 3), NO_SEQUENCE)) == 0
 
     def test_columns_are_those_in_the_middle_of_what_they_stand_for(self):
         assert middles(6, 6).tolist() == [0, 1, 2, 3, 4, 5]
@@ -107,10 +116,10 @@ def test_pixels_of_a_coarse_picture_are_what_was_recorded_then(driver, page, coa
     assert kinds == [int(coarse.found.bucket[8 * column + 4, row]) for column, row in places]
 
 
-def test_a_coarse_picture_still_says_whose_each_block_is(driver, page, coarse):
+def test_a_coarse_picture_still_names_the_holder_of_each_block(driver, page, coarse):
     play(driver, page)
     driver.execute_script("document.querySelector('.time').step = 'any'")
-    found, told_of = coarse.found, set()
+    found, seen = coarse.found, set()
     for place in range(0, 50, 3):
         column = 8 * place + 4
         set_time(driver, (place + 0.5) / 50)
@@ -118,11 +127,11 @@ def test_a_coarse_picture_still_says_whose_each_block_is(driver, page, coarse):
             said = chosen(driver, row)
             kind, holder = int(found.bucket[column, row]), int(found.sequence[column, row])
             if kind == GIVEN_UP:
-                holder = next(held for held in found.sequence[column::-1, row] if held != NOBODY)
+                holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
             assert KIND_LABELS[KINDS[kind]] in said
-            assert re.findall(r"request (\d+)", said) == ([] if holder == NOBODY else [str(holder)])
-            told_of.add(kind)
-    assert len(told_of) > 2
+            assert re.findall(r"request (\d+)", said) == ([] if holder == NO_SEQUENCE else [str(holder)])
+            seen.add(kind)
+    assert len(seen) > 2
 
 
 def chosen(driver, row: int) -> str:
@@ -139,7 +148,7 @@ def test_the_page_says_what_it_leaves_out(crowded, coarse):
     said = coarse.figure().layout.title.subtitle.text
     residency = f"{mean_residency(crowded.sequence):.1f}"
     assert "400 moments. Drawn: 50 of the moments" in said
-    assert f"requests have no shades, as a block stays with one for {residency} moments (mean)" in said
+    assert f"requests have no shades, as a block belongs to one for {residency} moments (mean)" in said
     whole = block_map(crowded, "All").layout.title.subtitle.text
     assert "Drawn" not in whole and "each request has its own shade" in whole
 
@@ -154,8 +163,8 @@ class TestColours:
 
     @pytest.mark.parametrize("is_dark", [False, True])
     @pytest.mark.parametrize("blind", ["protan", "deutan"])
-    def test_use_and_waste_are_told_apart_by_the_colour_blind(self, is_dark, blind):
-        """Every shade of what is of use, or free, against every shade of what is wasted: as a dichromat sees them,
+    def test_the_colour_blind_can_distinguish_use_and_waste(self, is_dark, blind):
+        """Every shade of used or free slots against every shade of waste: as a dichromat sees them,
         six times farther apart than what is just noticeable (2.3 in CIE 1976 L*a*b*)."""
         useful = of_kinds(is_dark, blind, "live", "reserved", "free")
         wasted = of_kinds(is_dark, blind, "over_estimate", "block_tail", "round_up", "finished_hold", "given_up")

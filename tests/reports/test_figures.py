@@ -188,8 +188,8 @@ class TestStory:
     def test_it_is_small_and_explains_its_letters(self):
         figure = story(self.ROWS, "made up")
         assert figure.layout.width < 400
-        told = figure.layout.title.subtitle.text
-        assert told == "P prefill, D decode, H ended but still held, W waiting."
+        subtitle = figure.layout.title.subtitle.text
+        assert subtitle == "P prefill, D decode, H ended but still held, W waiting."
         assert "H" not in story(self.ROWS[:2], "made up").layout.title.subtitle.text
 
 
@@ -282,7 +282,7 @@ class TestCurves:
 
 
 class TestBars:
-    def test_several_values_of_a_series_are_told_apart(self):
+    def test_several_values_of_a_series_have_bars_of_their_own(self):
         twice = along(("A", 1, 2.0, 3.0))["rows"] * 2
         rows = [row | {"metric": f"mean_{part}_tokens"} for row, part in zip(twice, "ab")]
         figure = bars_of({"workload": "made up", "rows": [row | {"x": None} for row in rows]})

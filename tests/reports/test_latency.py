@@ -42,8 +42,10 @@ def test_percentiles_are_those_of_the_summary(policy, n):
         "e2el": of_values(times.e2el_ms),
     }
     for name, values in found.items():
-        told = {percent: said[f"p{percent}_{name}_ms"] for percent in (90, 95, 99)} | {50: said[f"median_{name}_ms"]}
-        assert {percent: values.told_ms[percent] for percent in told} == told, name
+        percentiles = {percent: said[f"p{percent}_{name}_ms"] for percent in (90, 95, 99)} | {
+            50: said[f"median_{name}_ms"]
+        }
+        assert {percent: values.listed_ms[percent] for percent in percentiles} == percentiles, name
         assert values.mean_ms == said[f"mean_{name}_ms"]
 
 
@@ -89,7 +91,7 @@ def test_no_share_is_read_off_wrong_by_more_than_is_said(kind):
     high = np.where(drawn, found.percents[ends[1] - 1], line)
     assert drawn.any() and not drawn.all()
     assert (true >= low - found.error_pct - 1e-9).all() and (true <= high + found.error_pct + 1e-9).all()
-    assert found.told_ms[99] == found.values_ms[found.percents == 99][0] == np.percentile(values, 99)
+    assert found.listed_ms[99] == found.values_ms[found.percents == 99][0] == np.percentile(values, 99)
 
 
 def test_few_values_are_each_a_point():
@@ -120,24 +122,24 @@ def test_goodput_is_of_the_requests_that_meet_all():
     goal = objectives(["ttft:2000", "e2el:20000"])
     taken = request_times(run)
     good = int(((taken.ttft_ms <= 2000) & (taken.e2el_ms <= 20_000)).sum())
-    told = summary(run, goal)
+    results = summary(run, goal)
     assert 0 < good < len(taken.index)
-    assert told["request_goodput"] == good / (run.log.end_ticks / PER_SECOND)
-    assert told["goodput"] == {"ttft": 2000, "e2el": 20_000}
-    assert set(told) - set(summary(run)) == {"request_goodput", "goodput"}
+    assert results["request_goodput"] == good / (run.log.end_ticks / PER_SECOND)
+    assert results["goodput"] == {"ttft": 2000, "e2el": 20_000}
+    assert set(results) - set(summary(run)) == {"request_goodput", "goodput"}
 
 
 def test_the_page_says_what_the_goodput_is():
     """As ``summary`` has it, from the tables alone."""
     run = simulate(settings(policy="orca-max"), load(1))
     goal, nothing = objectives(["ttft:2000", "e2el:20000"]), pd.DataFrame()
-    told = summary(run, goal)
-    result = Result("one", told, {}, requests_table(run), nothing, nothing, nothing, gaps=gaps_table(run))
+    results = summary(run, goal)
+    result = Result("one", results, {}, requests_table(run), nothing, nothing, nothing, gaps=gaps_table(run))
     text = latencies([result], goal).text
-    assert f"meet ttft:2000 e2el:20000 (ms), a goodput of {told['request_goodput']:,.3g} requests/s." in text
+    assert f"meet ttft:2000 e2el:20000 (ms), a goodput of {results['request_goodput']:,.3g} requests/s." in text
 
 
-def test_the_figure_says_who_meets_the_objective():
+def test_the_figure_has_the_share_of_requests_that_meet_the_objective():
     runs = {"one": of_values(np.array([100.0, 300.0, 5000.0])), "two": of_values(np.array([200.0, 250.0]))}
     figure = latency_cdf("ttft", runs, 250, {"one": 100 / 3, "two": 100.0})
     names = [trace.name for trace in figure.data if trace.showlegend is not False]

@@ -63,9 +63,9 @@ def test_the_cases_have_what_they_are_for(results):
         assert results[name].requests["refused"].sum() == 1
     kinds = results["samples"].preemptions["kind"].value_counts()
     assert kinds["swap"] and kinds["recompute"]
-    # Who is preempted in the midst of its prompt had no residency.
-    cut_stays = results["chunks"].residencies["ended"].eq("preempted").sum()
-    assert 0 < cut_stays < len(results["chunks"].preemptions)
+    # A sequence that is preempted during its prefill has no residency.
+    preempted_residencies = results["chunks"].residencies["ended"].eq("preempted").sum()
+    assert 0 < preempted_residencies < len(results["chunks"].preemptions)
     assert results["replicas"].preemptions["replica"].nunique() == 3
 
 
@@ -79,9 +79,9 @@ def test_there_is_a_slice_for_each_request(results, timeline, name):
         row = requests.loc[int(one.name.split()[1])]
         end = row["arrival_ticks"] if row["refused"] else row["finish_ticks"]
         assert (one.begin_ns, one.end_ns, one.depth) == (row["arrival_ticks"] // 1000, end // 1000, 0)
-        told = {name: 0 if pd.isna(row[name]) else int(row[name]) for name in one.values}
-        assert one.values == told
-        assert set(told) == {"prompt_tokens", "output_tokens", "recomputed", "swapped", "refused"}
+        expected = {name: 0 if pd.isna(row[name]) else int(row[name]) for name in one.values}
+        assert one.values == expected
+        assert set(expected) == {"prompt_tokens", "output_tokens", "recomputed", "swapped", "refused"}
         assert "/requests/lane " in one.track
 
 
@@ -99,8 +99,10 @@ def test_what_a_request_did_lies_within_its_slice(results, timeline, name):
     states = timeline.of("state", name)
     found = [(int(one.within.name.split()[1]), one.name, one.begin_ns, one.end_ns) for one in states]
     found.sort(key=lambda span: (span[0], span[2]))
-    for (request, state, begin_ns, end_ns), (whose, what, start_s, end_s) in zip(found, wanted, strict=True):
-        assert (request, state) == (whose, what)
+    for (request, state, begin_ns, end_ns), (wanted_request, wanted_state, start_s, end_s) in zip(
+        found, wanted, strict=True
+    ):
+        assert (request, state) == (wanted_request, wanted_state)
         assert start_s - 1e-9 <= begin_ns / 1e9 <= start_s + 1e-12 and end_s - 1e-9 <= end_ns / 1e9 <= end_s + 1e-12
     for one in states:
         assert one.depth == 1 and one.within.begin_ns <= one.begin_ns <= one.end_ns <= one.within.end_ns
@@ -159,8 +161,8 @@ def test_every_leap_is_a_slice(results, timeline, name):
         for one, row in zip(slices, part.steps.to_dict("records"), strict=True):
             end_ticks = row["start_ticks"] + row["ticks"]
             assert (one.begin_ns, one.end_ns) == (row["start_ticks"] // 1000, end_ticks // 1000)
-            told = ("iterations", "decodes", "width", "prefill_tokens", "waiting")
-            assert one.values == {key: row[key] for key in told}
+            columns = ("iterations", "decodes", "batch_size", "prefill_tokens", "waiting")
+            assert one.values == {key: row[key] for key in columns}
             assert ("prefill" in one.name) == (row["prefill_tokens"] > 0)
             assert ("decode" in one.name) == (row["decodes"] > 0 or row["iterations"] > 1)
 
@@ -173,7 +175,7 @@ def test_preemptions_are_those_of_the_summary(results, timeline, name):
     for kind, column in (("recompute", "recomputed"), ("swap", "swapped")):
         counted = Counter(one.values["request"] for one in instants if one.name == kind)
         assert [counted[number] for number in result.requests.index] == result.requests[column].fillna(0).tolist()
-    # Whoever was on the device left it then.
+    # A sequence on the device leaves it at that time.
     happened = {(one.values["request"], one.begin_ns) for one in instants}
     ended = result.residencies[result.residencies["ended"].isin(("preempted", "swapped"))]
     assert {(row.request, row.end_ticks // 1000) for row in ended.itertuples()} <= happened

@@ -16,7 +16,7 @@ from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim import Settings
-from fragmeter.sim.recording.blocks import GIVEN_UP, NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload
 from plan_cases import swapping_case
 from played import PIXELS, meaning, play, plots, seconds, set_time, state
@@ -128,7 +128,7 @@ return Math.round(yaxis.p2l(window.pointedAt - plot.getBoundingClientRect().top 
 """
 
 
-def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
+def test_the_pointer_shows_the_holder_of_a_block(driver, page, maps):
     from selenium.webdriver.common.action_chains import ActionChains
 
     play(driver, page)
@@ -150,19 +150,19 @@ def test_the_pointer_is_told_whose_block_it_is(driver, page, maps):
             # Of columns that show the same step any will do.
             kind, holder = int(found.bucket[column, block]), int(found.sequence[column, block])
             assert KIND_LABELS[KINDS[kind]] in said
-            if holder != NOBODY:
+            if holder != NO_SEQUENCE:
                 tokens, references = found.live_slots[column, block], found.references[column, block]
                 assert f"request {holder}, " in said and f"{tokens} of 16 slots hold tokens, {references} ref" in said
 
 
-def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
+def test_a_block_that_a_preemption_freed_names_its_last_holder(driver, page, maps):
     found = maps["vllm-sosp23"]
     column, row = (int(place) for place in np.argwhere(found.bucket == GIVEN_UP)[0])
-    holder = next(held for held in found.sequence[column::-1, row] if held != NOBODY)
+    holder = next(held for held in found.sequence[column::-1, row] if held != NO_SEQUENCE)
     assert holder in found.preempted_sequence
     play(driver, page)
-    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
-    assert told.startswith("block 0: ")
+    text = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert text.startswith("block 0: ")
     end_s = max(other.meta["end_ticks"] for other in maps.values())
     share = found.at_ticks[column] / end_s
     driver.execute_script("document.querySelector('.time').step = 'any'; document.querySelector('.time').max = 1e6")
@@ -176,8 +176,8 @@ def test_a_block_that_a_preemption_freed_names_who_had_it(driver, page, maps):
         "slider.dispatchEvent(new Event('input', { bubbles: true }))",
         float(share),
     )
-    told = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
-    assert told == f"block {row}: free since a preemption of request {holder}"
+    text = driver.execute_script("return document.querySelectorAll('.chosen')[1].textContent")
+    assert text == f"block {row}: free since a preemption of request {holder}"
     driver.refresh()
 
 
@@ -247,8 +247,8 @@ def test_planes_say_which_sample_of_which_request_holds_a_block():
     request = plane_of(data["requests"])[first[:-1, None] + planes["holder"] - 1]
     for column, place in enumerate(planes["holder"][1:], start=1):
         request[column] = np.where(place == 0, request[column - 1], request[column])
-    held = found.sequence != NOBODY
-    assert (request[~held & (found.bucket != GIVEN_UP)] == NOBODY).all()
+    held = found.sequence != NO_SEQUENCE
+    assert (request[~held & (found.bucket != GIVEN_UP)] == NO_SEQUENCE).all()
     assert (planes["live"] + 4 * (found.bucket == KINDS.index("live")) == found.live_slots).all()
     assert (planes["references"] + held == found.references).all() and planes["references"].any()
     own = np.concatenate([np.arange(count) for count in work.num_sequences])

@@ -89,7 +89,7 @@ def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
 @pytest.mark.parametrize(
     "flags, keeps", [("vllm-v0", False), ("vllm-v0 --shared-prefix-tokens 8 --block-size 8", True), ("sglang", True)]
 )
-def test_what_is_kept_while_nobody_runs_is_not_made_up(flags, keeps, tmp_path):
+def test_blocks_kept_while_no_sequence_runs_are_not_invented(flags, keeps, tmp_path):
     result = result_of(tmp_path / "run", f"--request-rate 0.2 --policy {flags}")
     assert keeps_over_idle_spans(result) == keeps
     drawn = pool_over_time(result)
@@ -97,8 +97,8 @@ def test_what_is_kept_while_nobody_runs_is_not_made_up(flags, keeps, tmp_path):
     assert (len(idle) > 1) == (not keeps)
 
 
-def test_a_run_in_which_everybody_was_refused_has_a_page(tmp_path):
-    """An address-contiguous policy needs the model's maximum for anybody, and the pool is too small."""
+def test_a_run_that_refused_every_request_has_a_page(tmp_path):
+    """An address-contiguous policy reserves the model's maximum for every request, and the pool is too small."""
     refused, page, timeline = tmp_path / "refused", tmp_path / "page.html", tmp_path / "page.pftrace"
     flags = ["--policy", "orca-max", "--num-gpu-blocks-override", "40", "--num-prompts", "3", "--request-rate", "1"]
     assert status(["simulate", *flags, "--out", str(refused)]) == DONE

@@ -37,14 +37,14 @@ from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.metrics.objectives import objectives
 from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import memory_table, requests_table
-from fragmeter.sim.recording.blocks import NOBODY, BlockMap, record
+from fragmeter.sim.recording.blocks import NO_SEQUENCE, BlockMap, record
 from fragmeter.sim.types.ticks import PER_SECOND
 from plan_cases import swapping_case
 from strategies import Case, crowded_cases, medium_cases
 
 
 class Watched(Observer):
-    """Writes down where everybody is in every step."""
+    """Records the state of every sequence in every step."""
 
     every_step = True
 
@@ -113,7 +113,7 @@ def swapped() -> BlockMap:
 
 def test_free_blocks_and_their_longest_run(swapped):
     free, longest = largest_free_run(swapped, "Free").data
-    held = (swapped.sequence != NOBODY) | (swapped.references > 0)
+    held = (swapped.sequence != NO_SEQUENCE) | (swapped.references > 0)
     assert free.y.tolist() == (~held).sum(axis=1).tolist()
     assert longest.y.tolist() == swapped.largest_free_blocks.tolist()
     assert (longest.y <= free.y).all() and (longest.y < free.y).any()
@@ -125,7 +125,7 @@ def test_the_histogram_of_free_runs_adds_up(swapped):
     assert sum(bars.y) == pytest.approx(swapped.free_runs.sum() / swapped.num_columns)
 
 
-def test_the_pointer_is_told_what_was_recorded(swapped):
+def test_the_pointer_shows_what_was_recorded(swapped):
     _, work = swapping_case()
     requests = np.repeat(np.arange(len(work)), work.num_sequences)
     figure = block_map(swapped, "Blocks", requests)
@@ -135,7 +135,7 @@ def test_the_pointer_is_told_what_was_recorded(swapped):
         for place, at in enumerate(layer.x):
             column, said = columns[at], layer.text[row][place]
             holder = int(swapped.sequence[column, block])
-            if holder == NOBODY:
+            if holder == NO_SEQUENCE:
                 assert "request" not in said
             else:
                 tokens, references = swapped.live_slots[column, block], swapped.references[column, block]
@@ -149,7 +149,7 @@ def test_marks_of_preemptions_name_the_request(swapped):
     marks = next(trace for trace in block_map(swapped, "Blocks", requests).data if trace.name.startswith("preemption"))
     assert marks.name == f"preemption ({len(swapped.preempted_ticks)})"
     fates = ("to be computed again", "to the host")
-    assert [(who, fate) for who, fate in marks.customdata] == [
+    assert [(preempted, fate) for preempted, fate in marks.customdata] == [
         (str(requests[sequence]), fates[swapped])
         for sequence, swapped in zip(swapped.preempted_sequence, swapped.preempted_swapped)
     ]
@@ -248,18 +248,20 @@ def hold_to_map(lines: list[list[str]], result: Result) -> None:
     found, request = result.blocks, result.request_of_sequence
     start_s, seen = (found.start_ticks / PER_SECOND).tolist(), np.zeros(found.bucket.T.shape, dtype=int)
     row_of, last = {str(block): row for row, block in enumerate(found.block_ids)}, [""]
-    for block, *span, kind, who, sample in lines:
+    for block, *span, kind, holder, sample in lines:
         begin = bisect_left(start_s, float(span[0]))
         end = bisect_left(start_s, float(span[1])) if float(span[1]) < start_s[-1] else len(start_s)
         row = row_of[block]
         seen[row, begin:end] += 1
         assert {KIND_LABELS[KINDS[bucket]] for bucket in found.bucket[begin:end, row]} == {kind}
         holders = found.sequence[begin:end, row]
-        assert {str(request[one]) if one != NOBODY else "" for one in holders} == {who}
-        first = {str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NOBODY else "" for one in holders}
+        assert {str(request[one]) if one != NO_SEQUENCE else "" for one in holders} == {holder}
+        first = {
+            str(one - np.flatnonzero(request == request[one])[0] + 1) if one != NO_SEQUENCE else "" for one in holders
+        }
         assert first == {sample}
-        assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, who, sample])
-        last = [block, *span, kind, who, sample]
+        assert last[0] != block or (last[2] == span[0] and last[3:] != [kind, holder, sample])
+        last = [block, *span, kind, holder, sample]
     assert (seen == 1).all()
 
 
@@ -272,7 +274,7 @@ def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
     show(driver, write_sweep_report(tmp_path / "sweep.html", sweep), scheme, 400)
     assert driver.get_log("browser") == [] and poor_texts(texts(driver)) == []
     marks = "return [...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.point').length)"
-    # Two series at two rates; in the front also a ring around each of the three that nobody beats.
+    # Two series at two rates; the Pareto front also has a ring around each of its three points.
     assert driver.execute_script(marks) == [4, 4, 4, 4 + 3]
     widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert widths[0] <= widths[1] == 400

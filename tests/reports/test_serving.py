@@ -51,7 +51,7 @@ def test_the_spans_add_up_to_the_run(policy, n):
     span_s = said["duration"] / MOST_SPANS
     times = request_times(run)
     if n == 1:
-        # Whoever was sent and is not done runs or waits.
+        # A request that was sent and has not finished runs or waits.
         assert (found["running"] + found["waiting"]).sum() * span_s == pytest.approx(times.e2el_ms.sum() / 1e3)
     if not (run.log.evictions["residency"] >= 0).any():
         waited_s = (times.first_scheduled_ticks - times.arrival_ticks).sum() / PER_SECOND
@@ -81,7 +81,7 @@ def per_step(run: Run) -> np.ndarray:
 
 @pytest.mark.parametrize(("policy", "n"), [("vllm-v1", 1), ("vllm-v1", 2), ("vllm-sosp23", 2)])
 def test_requests_are_counted_where_they_are(policy, n):
-    """Span by span, by looking at 40 moments of each who is there."""
+    """Span by span, by counting the requests at 40 moments of each."""
     run = run_of(policy, n)
     found, times, residencies = spans_of(run), request_times(run), residencies_table(run)
     assert sum(summary(run)["preemptions"].values()) > 0

@@ -17,7 +17,7 @@ from plan_cases import caching_case, swapping_case
 
 
 def two_samples() -> Plan:
-    """The paper's Fig 8: two samples of a prompt whose last block is half full."""
+    """The paper's Fig 8: two samples of a prompt with a half-full last block."""
     requests = Workload("two", np.array([0]), np.array([7]), np.array([5]), n=np.array([2]))
     settings = Settings(model="toy-opt", block_size=4, num_gpu_blocks_override=9, max_model_len=32)
     return record(settings, requests)[1]
@@ -27,7 +27,7 @@ def requests_of(work: Workload) -> np.ndarray:
     return np.repeat(np.arange(len(work)), work.num_sequences)
 
 
-def told(frame: Frame) -> str:
+def as_line(frame: Frame) -> str:
     tables = " ".join(str(table) for table in frame.tables)
     return f"{frame.step} {tables} {frame.tokens} {dict(sorted(frame.references.items()))} {frame.copy}"
 
@@ -35,7 +35,7 @@ def told(frame: Frame) -> str:
 def test_the_papers_figure_8():
     """Prefill, fork, copy on write: the references of block 1 fall from 2 to 1, and block 2 is the copy."""
     frames = [*table_frames(two_samples(), [0, 1])]
-    assert [told(frame) for frame in frames[:5]] == [
+    assert [as_line(frame) for frame in frames[:5]] == [
         "0 [0, 1] [] [7, 0] {0: 1, 1: 1} None",
         "1 [0, 1] [0, 1] [7, 7] {0: 2, 1: 2} None",
         "1 [0, 2] [0, 1] [7, 7] {0: 2, 1: 1, 2: 1} (0, 1, 2, 2, 1)",
@@ -45,7 +45,7 @@ def test_the_papers_figure_8():
     assert [frame.text for frame in frames[:5]] == [
         "Sample 1 prefills 7 tokens.",
         "The step writes into block 1, which more than one table names.",
-        "Copy on write: sample 1 takes block 2 in place of block 1, whose references fall from 2 to 1.",
+        "Copy on write: sample 1 takes block 2 in place of block 1, and the references of block 1 fall from 2 to 1.",
         "Sample 2 forks: its table names the blocks of sample 1, and each writes a token of its own.",
         "Each sample writes a token.",
     ]
@@ -137,7 +137,7 @@ def test_the_reference_count_falls_from_2_to_1_where_the_new_block_comes(driver,
     assert physical(driver) == {0: 2, 1: 1, 2: 1} and logical(driver) == [["0", "0"], ["2", "1"]]
     assert driver.find_element("css selector", ".where").text.startswith("step 1, ")
     assert driver.find_element("css selector", ".happens").text == (
-        "Copy on write: sample 1 takes block 2 in place of block 1, whose references fall from 2 to 1."
+        "Copy on write: sample 1 takes block 2 in place of block 1, and the references of block 1 fall from 2 to 1."
     )
     new = driver.execute_script("return document.querySelector('.logical .is-new').textContent")
     assert new == "2" and driver.find_element("css selector", ".tables .copy").get_property("disabled")

@@ -87,8 +87,8 @@ def test_closer_up_every_request_is_drawn(driver, spans, length_s):
     ends = [min(request for request, _ in shown), max(request for request, _ in shown)]
     assert driver.execute_script(PLOT + "return plot._fullLayout.yaxis.range") == [ends[1] + 0.6, ends[0] - 0.6]
     requests = len({request for request, _ in shown})
-    told = driver.find_element("css selector", ".drawn").text
-    assert told == f"{requests:,} requests are drawn from 1,000.00 to {1000 + length_s:,}.00 s."
+    text = driver.find_element("css selector", ".drawn").text
+    assert text == f"{requests:,} requests are drawn from 1,000.00 to {1000 + length_s:,}.00 s."
 
 
 def zoom(driver, from_s: float, to_s: float) -> None:

@@ -1,4 +1,4 @@
-"""From lengths to a workload: arrivals, what the server is told, random streams."""
+"""From lengths to a workload: arrivals, declared max_tokens, random streams."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_a_request_rate_replaces_them_by_the_seeds_draw():
     assert made.arrival_ticks.tolist() != workload(TIMED, request_rate=2.0, seed=4).arrival_ticks.tolist()
 
 
-def test_what_the_server_is_told():
-    told = [workload(PAIRS, 1.0, max_tokens=rule).max_tokens for rule in ("true", "pow2", 16)]
-    assert [column.tolist() for column in told] == [[1, 2, 5, 16], [1, 2, 8, 16], [16] * 4]
+def test_declared_max_tokens():
+    declared = [workload(PAIRS, 1.0, max_tokens=rule).max_tokens for rule in ("true", "pow2", 16)]
+    assert [column.tolist() for column in declared] == [[1, 2, 5, 16], [1, 2, 8, 16], [16] * 4]
     assert workload(PAIRS, 1.0).max_tokens is None
     assert workload(TIMED, max_tokens="true").max_tokens.tolist() == [1, 5]
 
@@ -90,7 +90,7 @@ def test_pairs_are_capped_with_or_without_the_cap_itself():
     assert (len(PAIRS), PAIRS.capped(3, strict=True).name, len(PAIRS.capped(1, strict=False))) == (4, "four", 0)
 
 
-def test_columns_must_match_and_stay_as_they_are():
+def test_columns_must_match_and_are_read_only():
     with pytest.raises(SettingError, match="output_tokens = 1: must have 2 values"):
         LengthPairs("odd", [1, 2], [1])
     with pytest.raises(SettingError, match="arrival_ticks = 1: must have 2 values"):

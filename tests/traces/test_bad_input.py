@@ -93,7 +93,7 @@ CSV = {
         b'a,b,c,input,output,d\n1,x"y,"z\n",5,6,q"\n',
         ": has fields that span lines; write each request on one line",
     ),
-    "told too little": (
+    "max_tokens below the output": (
         b"input,output,max_tokens\n1,5,5\n1,5,4\n",
         ", line 3: max_tokens = 4: must be at least output, the output that comes; raise it or leave the column out",
     ),

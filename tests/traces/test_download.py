@@ -46,9 +46,13 @@ def test_a_trace_is_fetched_and_verified(tmp_path, capsys, monkeypatch, origin):
     known = download.requests_sha256(read(SAMPLES / "azure2023.csv"))
     offer(monkeypatch, f"{origin}/azure2023.csv", sha256=known)
     assert status(["traces", "get", "sample", "--out", str(tmp_path / "new"), "--json", "-"]) == DONE
-    told = capsys.readouterr()
-    assert json.loads(told.out) == {"path": str(tmp_path / "new" / "azure2023.csv"), "licence": "MIT", "verified": True}
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {
+        "path": str(tmp_path / "new" / "azure2023.csv"),
+        "licence": "MIT",
+        "verified": True,
+    }
+    assert printed.err == ""
     assert (tmp_path / "new" / "azure2023.csv").read_bytes() == (SAMPLES / "azure2023.csv").read_bytes()
 
 
@@ -75,26 +79,27 @@ def test_a_file_that_has_gone(tmp_path, capsys, monkeypatch, origin):
 
 def test_without_a_network(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        offer(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}/trace.csv")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        offer(monkeypatch, f"http://127.0.0.1:{unused.getsockname()[1]}/trace.csv")
         assert status(["traces", "get", "sample", "--out", str(tmp_path)]) == MISTAKE
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "cannot be fetched (ConnectionError); is there a network here?" in told
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1 and "cannot be fetched (ConnectionError); is there a network here?" in complaint
 
 
 def test_without_the_package_that_fetches(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     assert status(["traces", "get", "mooncake-conversation", "--out", str(tmp_path)]) == MISTAKE
-    told = capsys.readouterr().err
+    complaint = capsys.readouterr().err
     assert (
-        "needs the package pooch: pip install 'fragmeter[traces]', or fetch the file by hand from https://raw" in told
+        "needs the package pooch: pip install 'fragmeter[traces]', or fetch the file by hand from https://raw"
+        in complaint
     )
 
 
 def test_the_catalogue_is_of_known_names():
-    with pytest.raises(SettingError, match="name = 'nobody': choose one of azure2023-conv, azure2023-code,"):
-        download.public("nobody")
+    with pytest.raises(SettingError, match="name = 'unknown': choose one of azure2023-conv, azure2023-code,"):
+        download.public("unknown")
     names = [entry.name for entry in download.PUBLIC]
     assert len(set(names)) == len(names)
     for entry in download.PUBLIC:

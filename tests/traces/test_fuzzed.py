@@ -135,7 +135,7 @@ def test_damaged_bytes_are_refused_in_one_line_or_read(tmp_path_factory, kind, e
             assert "\n" not in str(error)
 
 
-def test_a_parquet_file_whose_columns_have_no_names_in_text(tmp_path):
+def test_a_parquet_file_with_column_names_that_are_no_text(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_bytes(binary("parquet", tmp_path).replace(b"output_tokens", b"output_\xe0okens"))
     with pytest.raises(TraceError, match="is no readable Parquet file"):
@@ -193,7 +193,7 @@ def test_binary_junk_between_lines(tmp_path):
 
 def test_a_conversation_that_is_none_is_skipped_and_one_that_breaks_off_is_named(tmp_path):
     path = tmp_path / "sharegpt.json"
-    talk = json.dumps({"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]})
+    talk = json.dumps({"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Me."}]})
     path.write_text(f"[\n{talk},\n7,\n{talk}]")
     with pytest.raises(TraceError, match="line 3: conversation = 7: must have a list of conversations"):
         read_with_content(path)

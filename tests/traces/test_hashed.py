@@ -47,12 +47,14 @@ class TestTheReader:
         "an older check": ({"input_length": -1}, "input_length = -1: must be 1 or more; correct or drop the row"),
     }
 
-    @pytest.mark.parametrize(("change", "told"), BROKEN.values(), ids=BROKEN)
-    def test_a_row_that_cannot_be(self, change, told, tmp_path):
+    @pytest.mark.parametrize(("change", "complaint"), BROKEN.values(), ids=BROKEN)
+    def test_a_row_that_cannot_be(self, change, complaint, tmp_path):
         path = put(tmp_path, [*MOONCAKE[:2], "", "", MOONCAKE[2] | change])
         with pytest.raises(TraceError) as caught:
             read_hashed(path)
-        assert str(caught.value).startswith(f"{path}, line 5: {told}"), "lines are counted as an editor counts them"
+        assert str(caught.value).startswith(f"{path}, line 5: {complaint}"), (
+            "lines are counted as an editor counts them"
+        )
 
     def test_sizes_of_some_rows_only(self, tmp_path):
         path = put(tmp_path, [*MOONCAKE[:2], MOONCAKE[2] | {"block_tokens": [512, 88]}])
@@ -65,12 +67,12 @@ class TestTheReader:
         "too much": ({"block_tokens": [12, 19]}, "block_tokens = [12, 19]: adds up to 31, more than the prompt's 30"),
     }
 
-    @pytest.mark.parametrize(("change", "told"), BROKEN_SIZES.values(), ids=BROKEN_SIZES)
-    def test_sizes_that_cannot_be(self, change, told, tmp_path):
+    @pytest.mark.parametrize(("change", "complaint"), BROKEN_SIZES.values(), ids=BROKEN_SIZES)
+    def test_sizes_that_cannot_be(self, change, complaint, tmp_path):
         path = put(tmp_path, [*SIZED[:2], SIZED[2] | change])
         with pytest.raises(TraceError) as caught:
             read_hashed(path)
-        assert str(caught.value).startswith(f"{path}, line 3: {told}")
+        assert str(caught.value).startswith(f"{path}, line 3: {complaint}")
 
     @pytest.mark.parametrize("ids", ["9" * 5000, "[" * 100_000 + "]" * 100_000], ids=["digits", "brackets"])
     def test_a_value_that_python_cannot_hold(self, ids, tmp_path):

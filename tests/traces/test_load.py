@@ -21,7 +21,7 @@ LENGTHS = ("prompt_tokens", "output_tokens", "total_tokens")
 
 
 def made(n: int = 4000, batch: int = 3) -> Trace:
-    """Lengths of two kinds that belong together, and batches whose gaps last."""
+    """Correlated lengths of two kinds, and batches with autocorrelated gaps."""
     rng = stream(0, "test")
     long = rng.random(n) < 0.3
     prompts = np.where(long, rng.integers(2000, 4000, n), rng.integers(1, 50, n))
@@ -74,7 +74,7 @@ def test_the_lengths_belong_together():
     assert (trace.output_tokens[long] < 10).mean() > 0.85 and (trace.output_tokens[~long] >= 200).mean() > 0.9
 
 
-def test_batches_stay_batches_and_gaps_last():
+def test_batches_and_autocorrelated_gaps_are_kept():
     trace = made()
     drawn = draw(fit(trace))
     for found in (trace, drawn):
@@ -141,14 +141,14 @@ class TestTheFile:
         "text": ({"prompt_tokens": "long"}, "prompt_tokens = 'long': "),
     }
 
-    @pytest.mark.parametrize(("change", "told"), BROKEN.values(), ids=BROKEN)
-    def test_one_that_cannot_be(self, tmp_path, change, told):
+    @pytest.mark.parametrize(("change", "complaint"), BROKEN.values(), ids=BROKEN)
+    def test_one_that_cannot_be(self, tmp_path, change, complaint):
         path = tmp_path / "load.json"
         write_load(fit(made()), path)
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         with pytest.raises(TraceError) as caught:
             read_load(path)
-        assert told in str(caught.value) and str(caught.value).endswith("fit the load again")
+        assert complaint in str(caught.value) and str(caught.value).endswith("fit the load again")
 
     @pytest.mark.parametrize("quantiles", [[5.0, 1.0], [float("nan")] * 2, [-1.0, 2.0]])
     def test_quantiles_that_cannot_be(self, tmp_path, quantiles):
@@ -171,14 +171,14 @@ def test_the_program_fits_draws_and_serves(tmp_path, capsys):
     write(made(400), tmp_path / "made.csv")
     load, new = str(tmp_path / "load.json"), str(tmp_path / "new.csv")
 
-    def told(*tokens: str) -> dict:
+    def result(*tokens: str) -> dict:
         assert status([*tokens, "--json", "-"]) == DONE
         return json.loads(capsys.readouterr().out)
 
-    fitted = told("traces", "synth", str(tmp_path / "made.csv"), "--out", load)
+    fitted = result("traces", "synth", str(tmp_path / "made.csv"), "--out", load)
     assert fitted["drawn"]["rows"] == fitted["trace"]["rows"] == 400
-    assert told("traces", "sample", load, new, "--num-prompts", "50", "--seed", "3")["rows"] == len(read(new)) == 50
-    served = [told(*SERVE, "--trace", load, "--seed", seed) for seed in "001"]
+    assert result("traces", "sample", load, new, "--num-prompts", "50", "--seed", "3")["rows"] == len(read(new)) == 50
+    served = [result(*SERVE, "--trace", load, "--seed", seed) for seed in "001"]
     assert served[0]["completed"] == 60
     assert served[0] == served[1] != served[2]
 

@@ -28,7 +28,7 @@ def curve(folder, text: str):
     return path
 
 
-def test_without_a_word_the_trace_stays_as_it_is():
+def test_the_default_keeps_the_trace():
     assert paced(TIMED, Pacing()) is TIMED
 
 
@@ -124,10 +124,10 @@ def test_the_program_paces(tmp_path, capsys):
     assert status([*serve, "--rate-scale", "4", "--json", "-", "--out", str(tmp_path / "out")]) == DONE
     assert json.loads(capsys.readouterr().out)["duration"] == pytest.approx(2, abs=0.5)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["workload"]["rate_scale"] == 4
-    for flags, told in (
+    for flags, complaint in (
         (["--rate-scale", "4", "--request-rate", "1"], "rate_scale = 4.0: excludes request_rate; give one of them"),
         (["--burstiness", "2"], "burstiness = 2.0: is of drawn arrivals; give a request rate or a rate curve"),
         (["--rate-curve", "nowhere.csv"], "nowhere.csv: no such file; check the path"),
     ):
         assert status([*serve, *flags]) == MISTAKE
-        assert told in capsys.readouterr().err
+        assert complaint in capsys.readouterr().err

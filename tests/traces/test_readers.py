@@ -193,8 +193,10 @@ def test_a_million_rows_in_bounded_memory(tmp_path, form):
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024; before = peak();"
         "trace = traces.read(sys.argv[1]); print(len(trace), peak() - before)"
     )
-    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout
-    rows, more_mib = map(int, told.split())
+    printed = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    rows, more_mib = map(int, printed.split())
     assert rows == 1_000_000
     assert more_mib < 250, "the file has up to 150 MiB, and as text in Python it would take a gigabyte"
 

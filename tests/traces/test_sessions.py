@@ -1,4 +1,4 @@
-"""Sessions whose turns wait for answers: what traces say of it, and what becomes of them."""
+"""Sessions with turns that wait for answers: delays in traces, and the runs of such sessions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_delays_without_any_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "complaint"),
     [
         ({"delay": -1}, "line 3: delay = -1: must be from 0 to 8388608000; correct the row"),
         ({"delay": 1e10}, "line 3: delay = 10000000000: must be from 0"),
@@ -75,11 +75,11 @@ def test_delays_without_any_time(tmp_path):
         ({"session_id": None}, "line 3: delay = 1500: is of a turn, and the row has no session_id; give one"),
     ],
 )
-def test_delays_that_cannot_be(tmp_path, row, told):
+def test_delays_that_cannot_be(tmp_path, row, complaint):
     rows = [*ROWS[:2], ROWS[2] | row, *ROWS[4:]]
     with pytest.raises(TraceError) as caught:
         read_with_content(written(tmp_path, rows))
-    assert told in str(caught.value)
+    assert complaint in str(caught.value)
     assert len(read_with_content(written(tmp_path, rows), Reading(skip_bad=True))) == 4
 
 
@@ -88,7 +88,7 @@ def test_the_first_time_must_be_there(tmp_path):
         read_with_content(written(tmp_path, [ROWS[2], *ROWS[:2]]))
 
 
-def test_who_waits_how_long(tmp_path):
+def test_think_time_of_each_turn(tmp_path):
     trace = read_with_content(written(tmp_path))
     asked = users(Pacing(), trace)
     # What the trace says before a turn is what its user thinks after the one before; a first turn waits for nothing.
@@ -128,8 +128,8 @@ def hit_rate(folder: Path, capsys, think_s: float) -> float:
     return json.loads(capsys.readouterr().out)["prefix_cache"]["hit_rate"]
 
 
-def test_who_thinks_long_finds_less(tmp_path, capsys):
-    """Who goes on at once finds all but a block's rest; the longer users think, the more others come meanwhile."""
+def test_longer_think_times_give_fewer_cache_hits(tmp_path, capsys):
+    """A turn without think time hits all but a partial block; in longer think times more other requests arrive."""
     rates = [hit_rate(tmp_path, capsys, think_s) for think_s in (0, 2, 8, 1000)]
     assert rates[0] == (400 + 800) / 2400
     assert rates[0] > rates[1] > rates[2] > rates[3]
@@ -142,5 +142,5 @@ def test_fifty_users_have_mooncakes_conversations(capsys):
     serve = ["simulate", "--trace", trace, "--policy", "vllm-v1", "--model", "llama-3.1-8b", "--gpu", "h200"]
     serve += ["--block-size", "512", "--max-concurrency", "50", "--think-time", "5", "--json", "-"]
     assert status(serve) == DONE
-    told = json.loads(capsys.readouterr().out)
-    assert told["completed"] + told["refused"] == 12_031
+    results = json.loads(capsys.readouterr().out)
+    assert results["completed"] + results["refused"] == 12_031

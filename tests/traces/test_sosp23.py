@@ -94,7 +94,7 @@ def test_a_request_that_fills_the_model_is_left_out():
 @settings(max_examples=30, deadline=None)
 @given(
     pairs=st.lists(st.tuples(st.integers(1, 1500), st.integers(1, 1500)), min_size=1, max_size=30),
-    # Long enough that somebody arrives: in 2 s nobody did, for a seed in seven.
+    # Long enough for an arrival: in 2 s there was none for one seed in seven.
     rate=st.floats(2, 50),
     duration_s=st.floats(20, 30),
     seed=st.integers(0, 2**32 - 1),

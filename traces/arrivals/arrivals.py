@@ -1,4 +1,4 @@
-"""When requests arrive, and what the server is told of their length: from a trace to a workload."""
+"""Arrivals and declared lengths of requests: from a trace to a workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def told_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
-    """The max_tokens (int64 [n]) that clients tell of, given the true outputs.
+    """The max_tokens (int64 [n]) that requests declare, given the true outputs.
 
     ``"true"``: the output itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
     the estimate of Orca (Pow2)). A number: the same for all.
@@ -59,18 +59,18 @@ def workload(
 
     A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
     those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. So does ``n``,
-    the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those who
-    wait for answers before they send more.
+    the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those of
+    a closed loop.
 
     Raises:
         SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
     """
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
-    told = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
+    declared = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
-    return Workload(trace.name, arrivals, *lengths, told, trace.content, trace.dialogue, asked, users)
+    return Workload(trace.name, arrivals, *lengths, declared, trace.content, trace.dialogue, asked, users)
 
 
 def _checked_n(n: int) -> int:

@@ -44,9 +44,8 @@ class Pacing:
         rate_curve: CSV with the columns start_s and request_rate: from each start on the rate is so many requests/s,
             from the last one for good.
         rate_scale: The trace's own times, with the rate multiplied by this.
-        max_concurrency: As in vLLM: at most so many requests under way, as of so many users who wait for their answers.
-            A request is sent when it comes and a user is free. Where neither trace nor rate says when requests come,
-            all may be sent at once.
+        max_concurrency: As in vLLM: the most requests in flight, each sent by one of so many users. A request is sent
+            when it arrives and a user is free. Where neither trace nor rate gives arrivals, all may be sent at once.
         think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
             distribution. Where a trace has sessions, a user sends the turns of one, each after the answer to the turn
             before; without max_concurrency each session has a user of its own, and begins when its first turn comes.
@@ -87,7 +86,7 @@ class RateCurve:
     def times_s(self, passed: np.ndarray) -> np.ndarray:
         """When (float64 [n], seconds) the rate's integral reaches ``passed`` (float64 [n], ascending), inf for never."""
         reached = np.concatenate([[0], np.cumsum(self.request_rate[:-1] * np.diff(self.start_s))])
-        # The step in which it is reached: the first of those that end with more, as nobody comes at rate 0.
+        # The step in which it is reached: the first that ends with more, as no request arrives at rate 0.
         step = np.searchsorted(reached, passed, side="left") - 1
         step = np.maximum(step, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,13 +117,13 @@ def _gaps(trace: Trace, pacing: Pacing, seed: int) -> np.ndarray:
 
 
 def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
-    """Who sends the requests of a trace and waits for the answers; None where they come whatever the server does.
+    """The users of a closed loop; None where requests arrive whatever the server does.
 
-    Sessions wait for answers where it is said how long: by ``think_time`` or by the trace's delays. Else their turns
-    come as traced, and ``max_concurrency`` limits how many are under way.
+    With ``think_time`` or delays in the trace each turn of a session is sent after the answer to the one before it.
+    Otherwise turns arrive as traced, and ``max_concurrency`` limits the requests in flight.
 
     Raises:
-        SettingError: A think time of nobody.
+        SettingError: A think time without users.
     """
     think_s, sessions = pacing.think_time, None
     if think_s is not None or trace.delay_ticks is not None:

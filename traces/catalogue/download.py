@@ -1,8 +1,8 @@
-"""Public traces, fetched from where they are published.
+"""Public traces, downloaded from their publishers.
 
-What is known of a file here is the SHA-256 of its requests: of their lengths and arrivals, as ``Workload.sha256`` has
-it. It stays the same however the file is written, and it says that what we read is what was published. Files whose
-requests were never read here have none, and are marked as unverified.
+The catalogue has the SHA-256 of a trace's requests: of their lengths and arrivals, as in ``Workload.sha256``. It does not
+depend on the format of the file, and it checks that the requests read are those published. A trace without one
+is marked as unverified.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TIMEOUT_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """A trace that somebody has published.
+    """A published trace.
 
     Attributes:
-        name: What ``get`` calls it.
-        description: What it is.
+        name: Its name for ``get``.
+        description: Its contents in a few words.
         urls: Where its files are; the first is the trace, the others belong beside it.
         licence: On what terms.
-        requests_sha256: Of its requests; None where nobody has read them here.
+        requests_sha256: Of its requests; None where the trace is unverified.
     """
 
     name: str

@@ -8,7 +8,7 @@ Releases before 0.4 name the start ``start_time`` and keep the strategy under ``
 times of single tokens are not there. A file keeps a sample of the requests where ``--sample-requests`` (by default 10
 in 0.4 and 0.5) says so; that is no trace, and is refused.
 
-Source: vllm-project/guidellm, releases 0.2.1 to 0.8.1: benchmark/benchmark.py and schemas/request_stats.py, whose own
+Source: vllm-project/guidellm, releases 0.2.1 to 0.8.1: benchmark/benchmark.py and schemas/request_stats.py; their
 classes wrote the samples in the tests.
 """
 

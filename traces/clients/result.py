@@ -70,7 +70,7 @@ class BenchmarkResult:
     """A benchmark of a server.
 
     Attributes:
-        client: Whose names ``requests`` use.
+        client: The benchmark client; ``requests`` uses its names.
         path: The file.
         requests: In the order in which they were sent, where the file says when.
         about: The load by the names of ``vllm bench serve``: ``duration`` (seconds), ``request_rate`` (requests/s, inf

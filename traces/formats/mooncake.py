@@ -22,7 +22,7 @@ MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_leng
 
 
 def timed(block_tokens: int, reading: Reading) -> Form:
-    """The form of a file whose blocks have so many tokens, and whose unit of time its user may name."""
+    """The form of a file with blocks of so many tokens; ``reading`` may set its unit of time."""
     title, unit_ticks = "Mooncake", ticks.PER_MS
     if block_tokens == VLLM_BLOCK_TOKENS:
         title, unit_ticks = "vLLM timed_trace", ticks.PER_SECOND

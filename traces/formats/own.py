@@ -1,4 +1,4 @@
-"""Our own columns, the SOSP'23 pairs (``input``, ``output``), and whoever calls them alike.
+"""fragmeter's own columns, the SOSP'23 pairs (``input``, ``output``), and files with the same names.
 
 ``arrival_s`` is in seconds, and so is ``delay_s``, between a turn of a ``session_id`` and the answer before it.
 ``hash_ids`` and ``block_tokens`` are for JSON lines and Parquet.

@@ -71,8 +71,8 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
         arrays["delay_ticks"] = delays = _delays(table, delay, form.delays[delay])
         if SESSION in arrays:
             alone = np.array([name is None for name in arrays[SESSION]]) & (delays > 0)
-            told = table.columns[delay].to_numpy(zero_copy_only=False)
-            table.refuse(alone, delay, told, "is of a turn, and the row has no session_id; give one")
+            shown = table.columns[delay].to_numpy(zero_copy_only=False)
+            table.refuse(alone, delay, shown, "is of a turn, and the row has no session_id; give one")
         table = _timed(table, delay, form, before)
     clock = next((name for name in form.clocks if name in table.columns), None)
     if clock is not None:
@@ -134,7 +134,7 @@ def _session_texts(table: Table) -> np.ndarray:
 
 
 def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
-    """Who goes on from whom: ``parent`` with either ``fork_at`` or ``truncate_to``, in those rows that have one.
+    """Parents of requests: ``parent`` with either ``fork_at`` or ``truncate_to``, in the rows that have one.
 
     Args:
         rows: Where all the rows stand; it needs no columns.
@@ -184,8 +184,8 @@ def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
     if before.timed:
         # Exact: to_ticks finds the nanosecond again.
         above = pc.fill_null(above.cast(pa.float64()), before.last_ticks / unit_ticks)
-    told = pc.is_null(table.columns[delay])
-    return table.having(**{field: pc.if_else(told, times.cast(above.type), above)})
+    timed = pc.is_null(table.columns[delay])
+    return table.having(**{field: pc.if_else(timed, times.cast(above.type), above)})
 
 
 def _optional(table: Table, field: str) -> np.ndarray:
@@ -236,7 +236,7 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
     else:
         times, unit_ticks = numbers_of(table, field, "a time, 0 or more"), clock.unit_ticks
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
-    told, origin = _told(table, field), before.origin
+    shown, origin = _as_written(table, field), before.origin
     if clock.from_first:
         origin = times[0] if origin is None else origin
         times = times - origin
@@ -246,22 +246,21 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
     else:
         low = "must be 0 or more; count from the start of the run"
         high = f"must be below {latest}; subtract the first arrival from all"
-    table.refuse(times < 0, field, told, low)
-    table.refuse(times >= latest, field, told, high)
+    table.refuse(times < 0, field, shown, low)
+    table.refuse(times >= latest, field, shown, high)
     arrivals = to_ticks(times, unit_ticks)
-    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, told, early)
+    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, shown, early)
     return arrivals, Before(origin, int(arrivals[-1]), zoned, timed=True)
 
 
-def _told(table: Table, field: str) -> np.ndarray:
-    """The times in the words of the file."""
+def _as_written(table: Table, field: str) -> np.ndarray:
+    """The times as the file has them, for messages."""
     return table.columns[field].to_numpy(zero_copy_only=False)
 
 
 def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
     """The column as int64 or float64 [n]; refuses missing values and what is no number."""
-    nobody = pa.nulls(len(table))
-    column = table.columns.get(field, nobody)
+    column = table.columns.get(field, pa.nulls(len(table)))
     kind = column.type
     if not (_is_numeric(kind) or pa.types.is_null(kind)):
         raise _not_a_number(table, field, meaning)

@@ -94,7 +94,7 @@ class TraceFile:
             raise TraceError(self.path, None, None, None, remedy) from None
 
     def _opened(self) -> BinaryIO:
-        # Asked for first: a pipe that nobody writes into would hang.
+        # Checked first: opening a pipe without a writer would hang.
         if is_stream(self.path):
             remedy = "is a pipe or a device, and a trace is read more than once; save it to a file and give that"
             raise TraceError(self.path, None, None, None, remedy)

@@ -1,7 +1,7 @@
 """How one kind of file says what we read: its names and its units.
 
-A form is told by names that no other has. What its columns hold is turned by ``prepare`` into what our own would;
-from there on all are checked alike.
+A form is recognised by names that no other has. ``prepare`` converts its columns into fragmeter's own; the same checks
+then apply to all forms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTENT = {HASH_IDS: whole_lists, BLOCK_TOKENS: whole_lists, SESSION: sessions}
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How an arrival is told.
+    """The unit of arrivals in a file.
 
     Attributes:
         unit_ticks: Ticks of a unit; None where it is a date.

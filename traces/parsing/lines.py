@@ -56,7 +56,7 @@ class Block:
 def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
     """``data`` without its blank lines, and the number of the line that comes after it.
 
-    Line ends become ``\\n``, so that rows and lines match whoever wrote the file.
+    Line ends become ``\\n``, so that rows and lines match in files of any system.
     """
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -1,4 +1,4 @@
-"""Parquet: our own columns, as ``traces convert`` writes them, or anybody's with the same names."""
+"""Parquet: our own columns, as ``traces convert`` writes them, or another program's with the same names."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarra
         As ``whole_pieces``.
 
     Raises:
-        TraceError: Names a request whose sizes do not fit its ids or its prompt.
+        TraceError: The sizes of a request do not fit its ids or its prompt.
     """
     (pieces, ids), (sizes, tokens) = _lists(table, HASH_IDS), _lists(table, BLOCK_TOKENS)
     request = np.repeat(np.arange(len(sizes)), sizes)
@@ -63,8 +63,8 @@ def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarra
         if wrong.any():
             row = int(wrong.argmax())
             found = table.columns[BLOCK_TOKENS][row].as_py()
-            told = remedy.format(pieces=pieces[row], total=sum(found), prompt=prompt_tokens[row])
-            raise table.error(row, BLOCK_TOKENS, found, told)
+            message = remedy.format(pieces=pieces[row], total=sum(found), prompt=prompt_tokens[row])
+            raise table.error(row, BLOCK_TOKENS, found, message)
     return {"pieces": pieces, "ids": ids, "tokens": tokens}
 
 

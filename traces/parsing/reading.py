@@ -14,7 +14,7 @@ MOST_INFLATED_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Reading:
-    """What a reader is told beside the file.
+    """Options of a reader.
 
     Attributes:
         skip_bad: Leave out rows that cannot be true, and count them, instead of refusing the file.

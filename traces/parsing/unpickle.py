@@ -1,8 +1,8 @@
 """The SOSP'23 artifact's own format, a pickled list of (prompt_len, output_len), read without trust.
 
-A pickle is a program for a small stack machine, and the usual one calls any function it is told
-to. This one knows only the instructions that build lists, tuples and numbers; every other is
-refused before it runs. Protocols 0 to 5.
+A pickle is a program for a small stack machine, and Python's calls any function that the file names.
+This one knows only the instructions that build lists, tuples and numbers; it refuses every other
+before it runs. Protocols 0 to 5.
 """
 
 from __future__ import annotations

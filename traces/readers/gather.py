@@ -22,12 +22,12 @@ _MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tok
 
 
 class Gathering:
-    """Rows of a file that are well, and how many are left out.
+    """Valid rows of a file, and how many are left out.
 
     Args:
         path: The file.
         form: What it is.
-        limits: What ``checked`` is told besides.
+        limits: Further arguments of ``checked``.
     """
 
     def __init__(self, path: str | PathLike[str], form: Form, **limits: int) -> None:

@@ -187,13 +187,13 @@ def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[st
 
 def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
     first = records[0] if records else {}
-    named, told = MOONCAKE.marks <= first.keys(), reading.timed_trace_chunk_hash_size
+    named, block_size = MOONCAKE.marks <= first.keys(), reading.timed_trace_chunk_hash_size
     if named and (isinstance(first.get(HASH_IDS), dict) or isinstance(first["timestamp"], str)):
         return RAGPULSE
     if BAILIAN.marks <= first.keys():
-        return replace(BAILIAN, block_tokens=told or BAILIAN.block_tokens)
+        return replace(BAILIAN, block_tokens=block_size or BAILIAN.block_tokens)
     form = MOONCAKE if named and BLOCK_TOKENS not in first else OWN
-    block_tokens = told or likely_block_tokens(_counts(records, form))
+    block_tokens = block_size or likely_block_tokens(_counts(records, form))
     return timed(block_tokens, reading) if form is MOONCAKE else replace(OWN, block_tokens=block_tokens)
 
 

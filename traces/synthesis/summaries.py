@@ -59,8 +59,8 @@ def length_summaries() -> Summaries:
 def sample(set_name: str, n: int, rng: np.random.Generator, max_total_tokens: int | None = None) -> LengthPairs:
     """``n`` pairs drawn from the embedded set ``set_name``.
 
-    With ``max_total_tokens``, pairs whose prompt + output exceeds it are rejected and drawn anew. The
-    sets are uncapped, as rejection needs: from a set already capped, it would cap twice.
+    With ``max_total_tokens``, pairs with more prompt + output are rejected and drawn again. The
+    sets are uncapped, because rejection from a capped set would cap twice.
 
     Raises:
         SettingError: no such set, a negative number, or a cap that next to no pair meets.

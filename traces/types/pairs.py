@@ -53,7 +53,7 @@ class LengthPairs:
         return self.name, self.prompt_tokens.tobytes(), self.output_tokens.tobytes()
 
     def capped(self, max_total: int, strict: bool) -> LengthPairs:
-        """The pairs whose prompt + output is at most ``max_total`` tokens (``strict``: below it)."""
+        """The pairs with prompt + output of at most ``max_total`` tokens (``strict``: below it)."""
         total_tokens = self.prompt_tokens + self.output_tokens
         keep = total_tokens < max_total if strict else total_tokens <= max_total
         return LengthPairs(self.name, self.prompt_tokens[keep], self.output_tokens[keep])

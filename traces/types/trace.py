@@ -58,11 +58,11 @@ class Trace:
         prompt_tokens: At least 1.
         output_tokens: At least 1: the true output.
         arrival_ticks: Not decreasing, or None where the file has no times.
-        max_tokens: The longest output that the server is told of, or None where the file is silent.
-        rows: Where each request stands in its file.
-        n: Sequences that each request asks for, or None where the file is silent.
-        dialogue: Whose text each prompt begins with, or None where the file is silent.
-        content: What the prompts are made of, or None where it was not read (``read_with_content`` does).
+        max_tokens: The longest output that each request declares, or None where the file has none.
+        rows: The line or row of each request in its file.
+        n: Sequences of each request, or None where the file has none.
+        dialogue: The request that each prompt continues, or None where the file has none.
+        content: The tokens of the prompts, or None where it was not read (``read_with_content`` does).
         left_out: Rows of the file that are not here.
         delay_ticks: How long the user waits before each turn of a session, after the answer to the turn before it; or
             None where the file is silent.
@@ -109,7 +109,7 @@ def check_fits(trace: Trace, max_model_len: int, path: str | PathLike[str]) -> N
     """Refuse a trace with a request longer than the model.
 
     Raises:
-        TraceError: names the first request of ``path`` whose prompt + output exceeds ``max_model_len`` tokens.
+        TraceError: names the first request of ``path`` with more prompt + output than ``max_model_len`` tokens.
     """
     total_tokens = trace.prompt_tokens + trace.output_tokens
     too_long = total_tokens > max_model_len

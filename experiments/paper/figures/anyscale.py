@@ -38,9 +38,9 @@ from ....sim.spec.pool import MAX_BATCHED_TOKENS
 from ....sim.types.ticks import PER_SECOND, from_ms
 from ....sim.workload.workload import Workload
 from ....traces import stream
-from ..comparison import Payload, Row
+from ..comparison import Payload
 from ..paused import PausedCost
-from ..rows import STEP_CHANGES, as_finding, moved, value_row
+from ..rows import STEP_CHANGES, Row, as_finding, moved, value_row
 
 FIGURE = "anyscale"
 METRIC = "times_naive_static"

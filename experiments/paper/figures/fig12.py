@@ -160,7 +160,7 @@ def fitted_scale(asked: Asked, series: str) -> Scale:
     )
 
 
-_LOADS: dict[tuple, Load] = {}
+_LOADS: dict[tuple[Any, ...], Load] = {}
 
 
 def _fitting_load(series: str, source: Source, rate: float, duration_s: float) -> Load:

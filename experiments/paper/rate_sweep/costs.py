@@ -14,7 +14,7 @@ from functools import cache
 from ....sim.cost import PaperCost, StepCost, cost
 from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
 from ....sim.spec import block_bytes, gpu, model
-from ..step_time import usual_length
+from ..published import usual_length
 
 _MEASURED = ("opt-13b", "a100-40gb", 1)
 #: Sequences and prompt tokens over which the roofline's slopes are taken.

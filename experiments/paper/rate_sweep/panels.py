@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from ...runs.crossing import Crossing
 from ..comparison import Payload
@@ -121,7 +122,7 @@ def panel_document(panel: Panel) -> Payload:
     }
 
 
-def _wandered(panel: Panel, found: Mapping[tuple, Crossing]) -> dict[tuple, float]:
+def _wandered(panel: Panel, found: Mapping[tuple[Any, ...], Crossing]) -> dict[tuple[Any, ...], float]:
     """Crossings of the spare seeds, by (series, seed)."""
     first = {(series, seed): found[series, panel.seeds[0]] for series in panel.systems for seed in panel.wandering}
     searches = [panel.search(*key) for key in first]
@@ -129,7 +130,9 @@ def _wandered(panel: Panel, found: Mapping[tuple, Crossing]) -> dict[tuple, floa
     return {key: moved_to(first[key], latency) for key, latency in by_key.items()}
 
 
-def _crossing_row(panel: Panel, series: str, found: Mapping[tuple, Crossing], wandered: Mapping[tuple, float]) -> Row:
+def _crossing_row(
+    panel: Panel, series: str, found: Mapping[tuple[Any, ...], Crossing], wandered: Mapping[tuple[Any, ...], float]
+) -> Row:
     crossings = [found[series, seed] for seed in panel.seeds]
     return value_row(
         series,

@@ -16,10 +16,11 @@ to the end (``overload``). One search is one job, on whatever core is free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, log
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class Search:
         asked: Other rates, in requests/s, for which the latency is reported.
     """
 
-    key: tuple
+    key: tuple[Any, ...]
     system: System
     load: Load
     scale: float
@@ -103,7 +104,7 @@ def crossing_of(search: Search) -> Crossing:
     return crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, search.load.rate, curve)
 
 
-def find_rate(search: Search) -> tuple[tuple, Crossing]:
+def find_rate(search: Search) -> tuple[tuple[Any, ...], Crossing]:
     """As ``crossing_of``, by the search's key; its points include one of light load and what else the search asks
     for.
     """
@@ -114,7 +115,7 @@ def find_rate(search: Search) -> tuple[tuple, Crossing]:
     return search.key, replace(found, points=tuple(sorted((added | known).items())))
 
 
-def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple, Crossing]:
+def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple[Any, ...], Crossing]:
     """Every search's crossing, in the order of the searches; those of many requests are begun first."""
     jobs = sorted(((search,) for search in searches), key=lambda job: len(job[0].load.workload), reverse=True)
     return _done(find_rate, jobs, subject, [search.key for search in searches])
@@ -126,16 +127,20 @@ def fit_scale(system: System, load: Load) -> Crossing:
     return crossing(partial(curve, most_s=_FAR_ABOVE * TARGET_S), TARGET_S, _SCALE_START, curve)
 
 
-def latencies(searches: Sequence[Search], rates: Mapping[tuple, float], subject: str) -> dict[tuple, float]:
+def latencies(
+    searches: Sequence[Search], rates: Mapping[tuple[Any, ...], float], subject: str
+) -> dict[tuple[Any, ...], float]:
     """Mean normalised latency of every search's system and load at the rate under its key."""
     return _done(_latency_at, [(search, rates[search.key]) for search in searches], subject, list(rates))
 
 
-def _latency_at(search: Search, rate: float) -> tuple[tuple, float]:
+def _latency_at(search: Search, rate: float) -> tuple[tuple[Any, ...], float]:
     return search.key, latency_s(search.system, search.load, rate, search.scale)
 
 
-def _done(call, jobs: Sequence[tuple], subject: str, keys: Iterable[tuple]) -> dict:
+def _done(
+    call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], subject: str, keys: Iterable[tuple[Any, ...]]
+) -> dict[tuple[Any, ...], Any]:
     found = dict(track(as_they_finish(call, jobs, len(jobs), Workers()), subject, len(jobs)))
     return {key: found[key] for key in keys if key in found}
 

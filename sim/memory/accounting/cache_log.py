@@ -11,7 +11,7 @@ LOOK_UP = ("index", "known_tokens", "hit_tokens")
 
 
 class CachedLevel:
-    """How many slots are cached; when that changed is told in ``moments``.
+    """How many slots are cached; ``moments`` says when that changed.
 
     Args:
         unit_slots: Slots of what is counted.

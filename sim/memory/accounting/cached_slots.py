@@ -5,7 +5,7 @@ leap, and cached ones among them cease to be so: a change that no row tells. So 
 
     sum over a span = sum of change * (what is left of the span when it happens)
 
-which holds also where nobody runs, and the cache lies idle.
+which holds also where no sequence runs, and the cache lies idle.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class CachedSlots:
     """The integrals of the ``cached`` bucket over the log of a run log."""
 
     def __init__(self, run_log: RunLog) -> None:
-        self._book = run_log
+        self._run_log = run_log
         self._slots, self._moment = run_log.cache_changes["slots"], run_log.cache_changes["moment"]
 
     @cached_property
     def _ticks(self) -> np.ndarray:
-        return ticks_of(self._book, self._moment)
+        return ticks_of(self._run_log, self._moment)
 
     @cached_property
     def _iteration(self) -> np.ndarray:
-        return iteration_of(self._book, self._moment)
+        return iteration_of(self._run_log, self._moment)
 
     def over_steps(self, first: int, stop: int) -> int:
         """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
@@ -45,8 +45,8 @@ class CachedSlots:
 
     def at_rows(self) -> np.ndarray:
         """Cached slots in the first step of every row, int64 [rows]."""
-        rows = len(self._book.row_step)
-        row = first_row_of(self._book, self._moment)
+        rows = len(self._run_log.row_step)
+        row = first_row_of(self._run_log, self._moment)
         changes = np.zeros(rows + 1, dtype=np.int64)
         np.add.at(changes, np.minimum(row, rows), self._slots)
         return np.cumsum(changes)[:rows]

@@ -30,11 +30,11 @@ class Growth:
         stop = first + np.maximum(0, -(-(run_log.residency_end - first) // size)) * size
         self._first, self._stop = np.sort(first), np.sort(stop)
         self._tail = np.zeros(size, dtype=np.int64)
-        self._clock = 0
+        self._until = 0
 
     def until(self, decode_step: int) -> np.ndarray:
         """Blocks taken in each step from the last ``until`` to ``decode_step``, int64."""
-        size, start = self._size, self._clock
+        size, start = self._size, self._until
         lines = -(-(decode_step - start) // size)
         taken = self._marks(self._first, start, lines * size) - self._marks(self._stop, start, lines * size)
         if lines:
@@ -42,13 +42,13 @@ class Growth:
             taken = taken.reshape(lines, size).cumsum(axis=0).ravel()
         taken = taken[: decode_step - start]
         self._tail = np.concatenate([self._tail, taken])[-size:]
-        self._clock = decode_step
+        self._until = decode_step
         return taken
 
     @staticmethod
-    def _marks(clocks: np.ndarray, start: int, steps: int) -> np.ndarray:
-        low, high = np.searchsorted(clocks, [start, start + steps])
-        return np.bincount(clocks[low:high] - start, minlength=steps)[:steps]
+    def _marks(starts: np.ndarray, start: int, steps: int) -> np.ndarray:
+        low, high = np.searchsorted(starts, [start, start + steps])
+        return np.bincount(starts[low:high] - start, minlength=steps)[:steps]
 
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -67,7 +67,7 @@ def skip_moments(run_log: RunLog) -> Moments:
     """As ``growth_moments``, for the blocks that a sliding group gives back.
 
     What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
-    lets go of after it is told here.
+    gives back after it is in these columns.
     """
     size = run_log.block_size
     turn = run_log.groups.window_tokens + size - run_log.residency_lag
@@ -77,27 +77,27 @@ def skip_moments(run_log: RunLog) -> Moments:
 
 def _row_moments(run_log: RunLog, first: np.ndarray) -> Moments:
     growth = Growth(run_log, first)
-    parts = [_moments(growth, clocks, steps) for clocks, steps in _spans(run_log)]
+    parts = [_moments(growth, starts, steps) for starts, steps in _spans(run_log)]
     moments = np.concatenate([np.zeros((3, 0), dtype=np.int64), *parts], axis=1)
     return moments[0], moments[1], moments[2]
 
 
 def _spans(run_log: RunLog) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Runs of rows of about a chunk of steps: their clocks and steps."""
-    clocks, steps = run_log.row_step, run_log.rows["steps"]
-    edges = np.flatnonzero(np.diff((clocks + steps) // _CHUNK_STEPS)) + 1
+    """Runs of rows of about a chunk of steps: their first decode steps, and their steps."""
+    starts, steps = run_log.row_step, run_log.rows["steps"]
+    edges = np.flatnonzero(np.diff((starts + steps) // _CHUNK_STEPS)) + 1
     for rows in np.split(np.arange(len(steps)), edges):
         if len(rows):
-            yield clocks[rows], steps[rows]
+            yield starts[rows], steps[rows]
 
 
-def _moments(growth: Growth, clocks: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    taken = growth.until(int(clocks[-1] + steps[-1]))
-    number = np.arange(len(taken)) - np.repeat(clocks - clocks[0], steps)
+def _moments(growth: Growth, starts: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    taken = growth.until(int(starts[-1] + steps[-1]))
+    number = np.arange(len(taken)) - np.repeat(starts - starts[0], steps)
     moments = np.zeros((3, len(steps)), dtype=np.int64)
     some = np.flatnonzero(steps)
     if len(some):
-        places = (clocks - clocks[0])[some]
+        places = (starts - starts[0])[some]
         taken[places] = 0
         weighted = taken * number
         for power, values in enumerate((taken, weighted, weighted * number)):

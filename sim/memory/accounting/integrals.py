@@ -7,7 +7,7 @@ Every slot of the pool is in exactly one bucket (semantics: first match wins)
     over_estimate   reserved for an output that never comes
     block_tail      past the end of the sequence in its last block
     round_up        past what was asked of a contiguous allocator
-    finished_hold   padding, and slots of ended sequences whose static batch goes on
+    finished_hold   padding, and slots of ended sequences in a static batch that goes on
     stranded        free, in a chunk too small for the queue's head that memory blocks
     cached          reclaimable with its contents kept
     free            free
@@ -88,7 +88,7 @@ class Accounts:
     """The integrals of a run log, over any window with edges that the run knew of.
 
     Args:
-        groups: KV groups whose slots are counted, those of others as free; None counts all.
+        groups: KV groups with slots to count, those of others as free; None counts all.
     """
 
     def __init__(self, run_log: RunLog, groups: PageGroups | None = None) -> None:
@@ -103,7 +103,7 @@ class Accounts:
         """Sums over a span of time.
 
         Raises:
-            SimulationFault: A leap passes an edge, so the run was not told of this window.
+            SimulationFault: A leap passes an edge, so the run did not stop at this window.
         """
         run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
         over_steps: Counter[str] = Counter()
@@ -187,19 +187,19 @@ class Accounts:
         run_log, rows = self.log, self.log.rows
         tails = run_log.tails
         tail = _level(run_log.row_iteration, tails.come_iteration, tails.leave_iteration, tails.slots)
-        # A row that only swaps has the number of the one after it, but nobody runs in it.
+        # A row that only swaps has the number of the one after it, but no sequence runs in it.
         levels = {**rows, "cached": self._cached.at_rows()}
         return self._buckets(levels, np.where(rows["iterations"] == 0, 0, tail), run_log.capacity_slots)
 
 
-def _level(clocks: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
-    """Sum of the amounts that have come and not gone by each clock."""
+def _level(decode_steps: np.ndarray, come: np.ndarray, go: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    """Sum of the amounts that have come and not gone by each decode step."""
     here = come < go
-    level = np.zeros(len(clocks), dtype=np.int64)
+    level = np.zeros(len(decode_steps), dtype=np.int64)
     for at, sign in ((come, 1), (go, -1)):
         order = np.argsort(at[here], kind="stable")
         running = np.concatenate([[0], np.cumsum(amount[here][order])])
-        level += sign * running[np.searchsorted(at[here][order], clocks, side="right")]
+        level += sign * running[np.searchsorted(at[here][order], decode_steps, side="right")]
     return level
 
 

@@ -1,6 +1,6 @@
 """The ledger's run log: one row a leap, one a residency, written once and integrated afterwards.
 
-A leap is a span of steps over which nobody comes or goes. Within it every bucket is a polynomial
+A leap is a span of steps without an admission, a preemption or a finish. Within it every bucket is a polynomial
 in the step, or jumps in steps that the row tells, so a row of integers is all that has to be kept
 while the simulation runs; ``integrals`` turns rows into exact sums over steps and over time.
 """
@@ -35,7 +35,7 @@ METER = (
     "finished_hold",  # padding, and all that ended sequences hold
     "stranded",  # free slots in pieces too small for the head
     "largest_free",  # slots of the longest run of free blocks
-    "prefill_tail",  # block_tail of sequences whose prefill goes on, less what residencies count of one block twice
+    "prefill_tail",  # block_tail of sequences in a chunked prefill, less what residencies count of one block twice
     "skipped",  # slots of the blocks that each sliding group has given back
     "saved",  # slots that tables name again, after a first table or a pin
 )
@@ -47,9 +47,9 @@ DERIVED = (
 )
 #: Columns of a residency: a sequence on the device from an admission (or swap-in) on.
 RESIDENCY = ("index", "start_step", "start_ticks", "tokens", "generated_tokens", "kind", "recomputed_tokens")
-#: Columns of a cut: a residency that ended before its sequence did.
+#: Columns of an eviction: a residency that ended before its sequence did.
 EVICTION = ("index", "start_step", "decode_step", "ticks", "swapped")
-#: What ``swapped`` says of a cut: the sequence is recomputed, comes back from the host, or stands still.
+#: What ``swapped`` says of an eviction: the sequence is recomputed, comes back from the host, or stands still.
 STALLED = 2
 #: Columns of a chunk: part of a prefill that goes on after its step.
 CHUNK = ("index", "start_ticks", "tokens", "recomputed_tokens")
@@ -60,7 +60,7 @@ HOST = ("ticks", "held_blocks")
 #: Columns of a change of the cached slots: when (``moments``), and how many came (went, below 0).
 CACHE_CHANGE = ("moment", "slots")
 
-#: A span of steps over which nobody comes or goes: the columns of ``LEAP``. A bare tuple, as one is
+#: A span of steps with the same running sequences: the columns of ``LEAP``. A bare tuple, as one is
 #: made for every event.
 Leap = tuple[int, ...]
 #: What a memory says of the leap: the first columns of ``METER``.
@@ -146,7 +146,7 @@ class Ledger:
         """A sequence computes nothing from ``decode_step`` on, and keeps its blocks."""
         self.evictions.append((sequence.index, sequence.start_step, decode_step, now, STALLED))
 
-    def cut(
+    def evict(
         self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int, now: int
     ) -> None:
         """Sequences leave the device ``now``, before ``decode_step``, and have to come back."""

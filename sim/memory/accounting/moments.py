@@ -1,11 +1,11 @@
-"""When something happened, told by a memory, which knows neither ticks nor iterations.
+"""When something happened, as a memory notes it: memories know neither ticks nor iterations.
 
 A memory knows how many rows the ledger has, and the decode step. One number stands for each of
 
-    at_row(r)        when row r was decided: who came, who was preempted
+    at_row(r)        when row r was decided: admissions and preemptions
     after_row(r)     when row r was over, its prefill done
-    in_step(c)       in step c of the decode step: who grew
-    after_step(c)    when the clock came to c: who was done
+    in_step(c)       in step c of the decode step: growth
+    after_step(c)    when decode step c began: finishes
 
 and when the run is over the run log says which ticks and which iteration that was.
 """
@@ -36,7 +36,7 @@ def in_step(decode_step: int) -> int:
 
 
 def after_step(decode_step: int) -> int:
-    """The end of step ``clock - 1``, which may be long before the next step starts."""
+    """The end of step ``decode_step - 1``, which may be long before the next step starts."""
     return decode_step * _KINDS + _AFTER_STEP
 
 
@@ -44,8 +44,8 @@ def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """Ticks of moments, int64."""
     number, kind = np.divmod(moments, _KINDS)
     ticks = np.append(run_log.rows["start_ticks"], run_log.end_ticks)[np.where(kind == _AT_ROW, number, 0)]
-    for some, of_clock in ((kind == _IN_STEP, run_log.start_of), (kind == _AFTER_STEP, run_log.end_of)):
-        ticks[some] = of_clock(number[some])
+    for some, of_step in ((kind == _IN_STEP, run_log.start_of), (kind == _AFTER_STEP, run_log.end_of)):
+        ticks[some] = of_step(number[some])
     row = number[kind == _AFTER_ROW]
     ticks[kind == _AFTER_ROW] = run_log.rows["start_ticks"][row] + run_log.rows["ticks"][row]
     return ticks
@@ -68,7 +68,7 @@ def first_row_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     number, kind = np.divmod(moments, _KINDS)
     row = np.where(kind == _AFTER_STEP, np.searchsorted(run_log.row_step, number, side="left"), number)
     row += kind == _AFTER_ROW
-    # Of rows with one clock it is the last that has steps.
+    # Of rows of one decode step it is the last that has steps.
     last = np.searchsorted(run_log.row_step, number, side="right") - 1
     begins = run_log.row_step[np.maximum(last, 0)] == number
     return np.where(kind == _IN_STEP, last + ~begins, row)

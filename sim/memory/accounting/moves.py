@@ -1,4 +1,4 @@
-"""Contents that change place: what block tables, and contiguous pieces, tell whoever records a run."""
+"""Contents that change place: what block tables, and contiguous pieces, note for a recording."""
 
 from __future__ import annotations
 

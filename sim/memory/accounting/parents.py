@@ -1,4 +1,4 @@
-"""Who goes on from whom, and how long what a parent computed is kept, in paged and in contiguous memory."""
+"""Requests with a parent, and how long what a parent computed is kept, in paged and in contiguous memory."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Parents(Generic[Kept]):
     """
 
     def know(self, dialogue: Dialogue) -> None:
-        """Who is whose parent; to be told before anything else."""
+        """Set the parent of every request; call it first."""
         self.kept: OrderedDict[int, Kept] = OrderedDict()
         self._parent, self._parent_tokens = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
         self._rolls_back = dialogue.rolls_back.tolist()
         self._children = [0] * len(dialogue)
         self._running: dict[int, Sequence] = {}
-        # Whether anybody is admitted in this step.
+        # Whether a sequence is admitted in this step.
         self._joining = False
 
     def expect(self, children: np.ndarray) -> None:
         """How many requests that will be served go on from each, int64 [n]."""
         self._children = children.tolist()
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether a sequence that is not admitted may be in the next step: after admissions, when what was promised to
         them can be given up, and until its parent, if it runs, gets as far as it goes on from."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]

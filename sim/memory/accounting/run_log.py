@@ -1,7 +1,7 @@
-"""A finished run's run log, as columns, and the clock that it keeps.
+"""A finished run's run log, as columns, and the times of its decode steps.
 
 Rows are leaps, residencies are sequences on the device (``ledger``). Steps are numbered through; the
-clock functions say when a step starts and ends, exactly, from the row it lies in.
+functions of time say when a step starts and ends, exactly, from the row it lies in.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class RunLog:
     Attributes:
         rows, residencies, evictions, chunks, copies, host: int64 columns by the names in ``ledger``.
         prompt_tokens, output_tokens: int64 [sequences], of the workload's sequences.
-        leader: int64 [sequences], who prefills for each: itself, where it has no siblings.
+        leader: int64 [sequences], the sequence that prefills for each: itself, where it has no siblings.
         capacity_slots, block_size: Size of the pool.
         paged: Whether memory is paged; else contiguous.
         residue: Bucket of the slots held past what was asked for.
         together: Whether sequences leave with their batch.
-        pinned_slots: Slots that are live whether anybody runs or not.
+        pinned_slots: Slots that are live whether a sequence runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
         cache_changes: int64 columns, how many slots in no table keep their contents or their mapping.
@@ -80,7 +80,7 @@ class RunLog:
 
     @cached_property
     def residency_row(self) -> np.ndarray:
-        """Row with whose first step each residency starts."""
+        """Row with the first step of each residency."""
         return self.row_at(self.residencies["start_ticks"])
 
     def row_at(self, start_ticks: np.ndarray) -> np.ndarray:
@@ -89,20 +89,20 @@ class RunLog:
 
     @cached_property
     def residency_end(self) -> np.ndarray:
-        """Clock after the last step in which each residency computes a token."""
+        """Decode step after the last step in which each residency computes a token."""
         residencies = self.residencies
         end = residencies["start_step"] + self.output_tokens[residencies["index"]] - residencies["generated_tokens"]
-        return self._with_cuts(end, self.evictions["decode_step"])
+        return self._with_evictions(end, self.evictions["decode_step"])
 
-    def _with_cuts(self, uncut: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """One value a residency: ``cut`` of those that a cut ended."""
-        residency, result = self.evictions["residency"], uncut.copy()
-        result[residency[residency >= 0]] = cut[residency >= 0]
+    def _with_evictions(self, ends: np.ndarray, evicted: np.ndarray) -> np.ndarray:
+        """One value a residency: ``evicted`` where an eviction ended it."""
+        residency, result = self.evictions["residency"], ends.copy()
+        result[residency[residency >= 0]] = evicted[residency >= 0]
         return result
 
     @cached_property
     def residency_release(self) -> np.ndarray:
-        """Clock after the last step in which each residency holds its slots: with its batch, where that is so."""
+        """Decode step after the last step in which each residency holds its slots: with its batch, where that is so."""
         if not self.together:
             return self.residency_end
         _, batch = np.unique(self.residencies["start_step"], return_inverse=True)
@@ -129,7 +129,7 @@ class RunLog:
     def leave_ticks(self) -> np.ndarray:
         """When each residency gives up its slots."""
         finish = self.end_of(self.residency_release) if self.together else self.last_token_ticks
-        return self._with_cuts(finish, self.evictions["ticks"])
+        return self._with_evictions(finish, self.evictions["ticks"])
 
     @cached_property
     def leave_iteration(self) -> np.ndarray:
@@ -137,7 +137,7 @@ class RunLog:
         last = np.where(
             self._decodes, self.iteration_of(self.residency_end - 1), self.row_iteration[self.residency_row]
         )
-        return self._with_cuts(last + 1, self.first_iteration_from(self.evictions["ticks"]))
+        return self._with_evictions(last + 1, self.first_iteration_from(self.evictions["ticks"]))
 
     @cached_property
     def _decodes(self) -> np.ndarray:
@@ -160,7 +160,7 @@ class RunLog:
         return self.rows["start_ticks"][row] + self._into(row, decode_step - self.row_step[row])
 
     def end_of(self, decode_step: np.ndarray) -> np.ndarray:
-        """Ticks at which step ``clock - 1`` ends, that is, when the clock comes to ``decode_step``."""
+        """Ticks at which ``decode_step - 1`` ends."""
         row = np.searchsorted(self.row_step, decode_step - 1, side="right") - 1
         return self.rows["start_ticks"][row] + self._into(row, decode_step - self.row_step[row])
 
@@ -233,10 +233,10 @@ def _complete(rows: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -
 
 
 def _evicted_residency(evictions: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -> np.ndarray:
-    """Which stay each cut ends; -1 where a prefill was cut short."""
+    """The residency that each eviction ends; -1 where a prefill was evicted."""
     ended = evictions["start_step"] != NOT_DECODING
     order = np.argsort(residencies["index"], kind="stable")
-    # Every stay of a request but its last is cut, in order.
+    # Every residency of a request but its last ends in an eviction, in order.
     index = evictions["index"][ended]
     nth = np.zeros(len(index), dtype=np.int64)
     by_request = np.argsort(index, kind="stable")

@@ -1,4 +1,4 @@
-"""Arenas: who gets which run of blocks when reservations are contiguous.
+"""Arenas: which sequence gets which run of blocks when reservations are contiguous.
 
 Three ways to place a request for b blocks, so that external fragmentation can be compared:
 
@@ -8,7 +8,7 @@ Three ways to place a request for b blocks, so that external fragmentation can b
 
 The last two keep the free runs by address. A run that is cut keeps its upper end; a piece that comes
 back is joined with the runs that end where it starts and start where it ends, so that two runs never
-touch. Nothing is rounded: what they waste is the runs too short for whoever waits.
+touch. Nothing is rounded: what they waste is the runs too short for the waiting sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Arena(Protocol):
         """Give a piece back; SimulationFault where some of it is free already."""
 
     def free_blocks_below(self, blocks: int) -> int:
-        """Free blocks in pieces too small for ``blocks``: stranded for whoever wants that."""
+        """Free blocks in pieces too small for ``blocks``: stranded for a request of that size."""
 
     def free_pieces(self) -> list[tuple[int, int]]:
         """Free blocks as (start, length), by address, in the pieces in which they can be had."""

@@ -77,7 +77,7 @@ class BuddyArena:
         return any(start & -size in starts for size, starts in self.free_lists.items() if size >= blocks)
 
     def free_blocks_below(self, blocks: int) -> int:
-        """Free blocks in chunks too small for one of ``blocks``: stranded for whoever wants that."""
+        """Free blocks in chunks too small for one of ``blocks``: stranded for a request of that size."""
         return sum(size * len(starts) for size, starts in self.free_lists.items() if size < blocks)
 
     def free_pieces(self) -> list[tuple[int, int]]:

@@ -106,12 +106,12 @@ class ContiguousMemory(MemoryDefaults):
     """Reservations counted in slots, without position: room is room wherever it lies. See ``Memory``, ``Placement``.
 
     Attributes:
-        used_slots: Slots of the reservations of those who are admitted.
+        used_slots: Slots of the reservations of admitted sequences.
         growing: Sequences that gain a token a step.
-        searches: Whether beams run, whose every step is a decision.
-        addresses: While somebody records, where the pieces lie all the same: each in the lowest run of slots that
+        searches: Whether beams run: each of their steps is a decision.
+        addresses: In a recording, where the pieces lie all the same: each in the lowest run of slots that
             holds it, also beyond the pool, since what is counted knows no gaps.
-        moves: Is told of contents that are copied, by slots; None where nobody records.
+        moves: Where copies of contents are noted, in slots; None without a recording.
     """
 
     addresses: FirstFitArena | None = None
@@ -174,7 +174,7 @@ class ContiguousMemory(MemoryDefaults):
         """See ``Placement``; where slots are only counted, room is room wherever it lies."""
         return []
 
-    def tell_of_copy(self, source: Grant, target: Grant, slots: int) -> None:
+    def record_copy(self, source: Grant, target: Grant, slots: int) -> None:
         """The first slots of a piece are copied to another."""
         if self.moves is not None:
             self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
@@ -191,7 +191,7 @@ class ContiguousMemory(MemoryDefaults):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Nothing is found: where requests have no parents, a prompt is computed."""
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a sequence may be more in a later step: nothing ever is."""
         return False
 
@@ -213,7 +213,7 @@ class ContiguousMemory(MemoryDefaults):
 
     def advance(self, state: State, steps: int) -> Meter:
         """What the ledger integrates, see ``meter``."""
-        # Where nobody decodes all is as after the last step.
+        # Where no sequence decodes all is as after the last step.
         live = self.growing * (state.decode_step if steps else state.decode_step - 1) + self._lag
         held, free = self.used_slots, self.largest_free_slots()
         stranded = self.stranded_slots(self._transaction.blocked_blocks)
@@ -224,7 +224,7 @@ class ContiguousMemory(MemoryDefaults):
         return self.capacity_slots - self.used_slots
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences whose last token came out before ``decode_step`` give their slots back."""
+        """Sequences that generated their last token before ``decode_step`` give their slots back."""
         for sequence in finished:
             grant = sequence.grant
             self._end(sequence)
@@ -247,7 +247,7 @@ class ContiguousMemory(MemoryDefaults):
 
 
 class BatchMemory(ContiguousMemory):
-    """Reservations of a static batch: who ends early holds its slots until the last one is done."""
+    """Reservations of a static batch: a sequence that ends early holds its slots until the last one is done."""
 
     leaves_together = True
 

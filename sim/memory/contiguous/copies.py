@@ -2,7 +2,7 @@
 
 What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
 its siblings copy the prompt, and a beam that becomes another copies all that the other has. Where pieces are counted
-that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23, whose Orca pairs all
+that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23: its Orca pairs all
 blocks of both tables, also those that are still empty (``BuddyBlockSpaceManager.fork``).
 """
 
@@ -46,7 +46,7 @@ class _Copies(ContiguousMemory):
                 slots = self._slots_to_copy(group.leader.grant, held)
                 self._copied_slots += len(replaced) * slots
                 for dead, parent in replaced:
-                    self.tell_of_copy(group.members[parent].grant, group.members[dead].grant, slots)
+                    self.record_copy(group.members[parent].grant, group.members[dead].grant, slots)
         return super().transaction(decode_step)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -55,7 +55,7 @@ class _Copies(ContiguousMemory):
         if group is not None and sequence.kind == FORKED:
             slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
             self._copied_slots += slots
-            self.tell_of_copy(group.leader.grant, sequence.grant, slots)
+            self.record_copy(group.leader.grant, sequence.grant, slots)
             self._grow(sequence, decode_step)
             if group.ancestry:
                 self._beams[group] = None

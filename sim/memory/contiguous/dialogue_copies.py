@@ -1,7 +1,7 @@
 """Contiguous memory in which a request goes on from any token of another one: by a copy.
 
-Who is done keeps its piece while requests name it as their parent; the one used longest ago is given up
-first when room runs out. A fork copies the parent's tokens into a piece of its own. Who rolls back
+A finished request keeps its piece while requests name it as their parent; the one used longest ago is given up
+first when room runs out. A fork copies the parent's tokens into a piece of its own. A request that rolls back
 stays in the parent's piece where that is long enough for it, and copies where it is not.
 """
 
@@ -29,7 +29,7 @@ class DialogueTransaction(ContiguousTransaction):
     _given_up: list[int] | None
 
     def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
-        """See ``ContiguousTransaction``; says who would be given up, if anybody.
+        """See ``ContiguousTransaction``; says which pieces would be given up, if any.
 
         Where that is its own parent, nothing is found for the sequence any more.
         """
@@ -47,7 +47,7 @@ class DialogueTransaction(ContiguousTransaction):
     def _victims(self, tokens: int, candidates: list[int]) -> list[int] | None:
         """The first of the candidates, as many as make room for ``tokens``; None where all of them do not.
 
-        It is tried and undone: who gives way for nothing would help nobody.
+        It is tried and undone where it does not suffice: a piece given up for nothing helps no request.
         """
         memory, free_slots = self.memory, self.free_slots
         if free_slots + sum(memory.kept[parent].slots for parent in candidates) < memory.slots_of(tokens):
@@ -65,7 +65,7 @@ class DialogueTransaction(ContiguousTransaction):
         return candidates[:count] if enough else None
 
     def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
-        """See ``ContiguousTransaction``; who rolls its parent back takes its piece over."""
+        """See ``ContiguousTransaction``; a request that rolls its parent back takes its piece over."""
         for parent in self._given_up or ():
             self.free_slots += self.memory.evict_kept(parent)
         grant = self._piece(sequence, tokens)
@@ -123,7 +123,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
             self._promised.add(parent)
 
     def piece_to_take(self, sequence: Sequence) -> Grant | None:
-        """The kept piece of the parent that a sequence rolls back, if nobody else counts on it."""
+        """The kept piece of the parent that a sequence rolls back, if no other one counts on it."""
         parent = self._parent[sequence.index]
         alone = self._rolls_back[sequence.index] and parent not in self._promised
         return self.kept.get(parent) if alone else None
@@ -140,7 +140,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         return self._parent[sequence.index] if sequence.computed_tokens else NO_PARENT
 
     def unpromised(self, spared: int = NO_PARENT) -> list[int]:
-        """Parents whose pieces nobody counts on in this step, the one used longest ago first."""
+        """Parents with pieces that no request counts on in this step, the one used longest ago first."""
         return [parent for parent in self.kept if parent not in self._promised and parent != spared]
 
     @contextmanager
@@ -171,7 +171,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         if sequence.index not in self._in_place:
             self._copied_slots += sequence.computed_tokens
             if sequence.computed_tokens:
-                self.tell_of_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
+                self.record_copy(self._piece_of_parent(sequence), sequence.grant, sequence.computed_tokens)
 
     def _piece_of_parent(self, sequence: Sequence) -> Grant:
         parent = self._parent[sequence.index]
@@ -187,7 +187,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         return slots
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``ContiguousMemory``; who has children keeps its piece for them."""
+        """See ``ContiguousMemory``; a request with children keeps its piece for them."""
         for sequence in finished:
             del self._running[sequence.index]
             grant = sequence.grant
@@ -206,7 +206,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         return self.capacity_slots - self.used_slots - self._kept_slots
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``ContiguousMemory``; what is kept is told apart."""
+        """See ``ContiguousMemory``; kept pieces are noted separately."""
         self.cache_log.enter_row(self._kept_slots)
         return super().advance(state, steps)
 

@@ -45,7 +45,7 @@ class BlockPool:
         return [(block in self._taken) + self._further.get(block, 0) for block in range(self.num_blocks)]
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one table entry names ``block``: who writes to it must copy it first."""
+        """Whether more than one table entry names ``block``: a writer must copy it first."""
         return block in self._further
 
     def take(self) -> int:
@@ -77,7 +77,7 @@ class BlockPool:
         self._further[block] = self._further.get(block, 0) + 1
 
     def release(self, blocks: list[int]) -> None:
-        """One table less names each of ``blocks``; those that nobody names are free again."""
+        """One table less names each of ``blocks``; those that no table names are free again."""
         last = [block for block in blocks if not self._drop_further(block)] if self._further else blocks
         left = len(self._taken) - len(last)
         self._taken.difference_update(last)

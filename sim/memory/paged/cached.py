@@ -1,4 +1,4 @@
-"""Paged memory whose free blocks keep their contents for those that begin alike: vLLM's prefix cache.
+"""Paged memory with free blocks that keep their contents for prompts that begin alike: vLLM's prefix cache.
 
     look up     a waiting sequence names its blocks and finds the longest prefix that is cached
     enter       it takes what it found; of the rest it gets blocks for what it computes
@@ -6,12 +6,12 @@
     release     blocks that no table names join the tail of the free queue, and keep their names
 
 Counts are those of ``ChunkedMemory``, but for what is shared: ``free`` counts blocks that no table
-names, and a block in two tables is held once. In a step the running take and publish before anybody
-enters, and who enters first before the next: grants take effect at once, so that the next look-up sees
+names, and a block in two tables is held once. In a step the running take and publish before a sequence
+enters, and the first to enter before the next: grants take effect at once, so that the next look-up sees
 what they evicted and published. The plan that follows carries out the rest.
 
 Growth takes blocks from the head of the queue, cached ones among them, in the middle of a leap. Tables
-grow when somebody looks, step by step, so the log still has the step of each change.
+grow when they are looked at, step by step, so the log still has the step of each change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CachedTransaction(PagedTransaction):
     __slots__ = ("decode_step", "found", "given_up", "seeker")
     memory: CachedMemory
     decode_step: int
-    #: Who looked up last and was not granted, and what was found.
+    #: The sequence that looked up last and was not granted, and what was found.
     seeker: Sequence | None
     found: list[int]
     given_up: Counter[int]
@@ -120,7 +120,7 @@ class CachedMemory(ChunkedMemory):
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         super().release(leaving, decode_step)
         self._count_shared_once()
-        # Also of victims: somebody decoded in the step before.
+        # Also of victims: a sequence decoded in the step before.
         self.cache_log.settle(self.tables.pool.num_cached, after_step(decode_step))
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
@@ -159,12 +159,12 @@ class CachedMemory(ChunkedMemory):
 
 
 class CachedTables(BlockTables):
-    """Tables over a pool whose free blocks may be found by their names.
+    """Tables over a pool with free blocks that are found by their names.
 
     Args:
         num_blocks, block_size: Size of the pool.
         names: Of the blocks of every request.
-        log: Is told when blocks are taken, hit and evicted.
+        log: Records blocks that are taken, hit and evicted.
     """
 
     def __init__(self, num_blocks: int, block_size: int, names: BlockNames, log: CacheLog) -> None:
@@ -175,7 +175,7 @@ class CachedTables(BlockTables):
         self._all_names = names
         # Of the blocks that each will have filled when it is done.
         self._names: dict[Sequence, list[int]] = {}
-        # Who publishes blocks that end in a run while it decodes.
+        # Sequences that publish blocks which end in a run while they decode.
         self._authors: dict[int, Sequence] = {}
 
     def look_up(self, sequence: Sequence) -> list[int]:
@@ -225,7 +225,7 @@ class CachedTables(BlockTables):
             return
         for step in range(start, decode_step + 1):
             growing = members[step % size]
-            # Who takes a block in a step filled one in the step before.
+            # A sequence that takes a block in a step filled one in the step before.
             if growing and step > start:
                 self._publish_last(growing)
             if growing and step < decode_step:
@@ -257,7 +257,7 @@ class CachedTables(BlockTables):
             self._authors.pop(run_of(names[-1]), None)
 
     def author_of(self, seeker: Sequence, place: int) -> Sequence | None:
-        """Who will publish, while it decodes, the block at ``place`` of one that waits."""
+        """The sequence that will publish, while it decodes, the block at ``place`` of a waiting one."""
         if place >= lookup_blocks(seeker.start_tokens, self._block_size):
             return None
         return self._authors.get(run_of(self._names[seeker][place]))

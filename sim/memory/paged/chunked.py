@@ -1,4 +1,4 @@
-"""Paged memory whose prefills may go on over several steps.
+"""Paged memory for prefills over several steps.
 
 While its prefill goes on a sequence is no part of the lockstep: it holds the blocks of the tokens
 computed so far, or of its whole prompt, and nothing of it grows but by chunks.
@@ -54,7 +54,7 @@ class ChunkedMemory(PagedMemory):
             self.tables.park(sequence, phase)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """One that stands still, or whose prefill goes on, gives up its blocks."""
+        """A stalled sequence, or one in a chunked prefill, gives up its blocks."""
         self.free += self.partial.pop(sequence)
         if self.tables:
             self.tables.grow_until(decode_step)

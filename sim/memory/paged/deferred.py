@@ -1,7 +1,7 @@
 """Pages that stay mapped after their request: vAttention's deferred reclamation.
 
-A sequence lives in a *region* of virtual memory, contiguous, to whose front pages are mapped as it
-grows. (A page here is a page group, a block of the ledger.) Who leaves leaves its pages mapped:
+A sequence lives in a *region* of virtual memory, contiguous. Pages are mapped to its front as it
+grows. (A page here is a page group, a block of the ledger.) A sequence that leaves keeps its pages mapped:
 
     region of         S1 ended       S3 runs (took over another's)     S2 runs
     pages             m m m          u u u | m                         u u          . .
@@ -11,13 +11,13 @@ grows. (A page here is a page group, a block of the ledger.) Who leaves leaves i
               mapped is used, the rest stays mapped as *spare*; what lacks is mapped
     grows     into its own spare page, else a page is mapped
     mapping   takes an unmapped page; where there is none the oldest deferred region gives up its last
-              one, and where there is no such region, the spare pages of who came first
+              one, and where there is no such region, the spare pages of the sequence that came first
 
 Deferred and spare pages are *cached*: no table names them, and they can be had. ``free`` counts them
 in, so decisions are those of plain paged memory. In a leap ``cached`` may change in the first step
 only: the policy's horizon ends at the next step in which a sequence grows into a spare page, or in
 which one grows while nothing is left unmapped. Once all pages were mapped that is each step in which
-somebody grows, so that a leap is some ``block_size / width`` steps long, and there are about as many
+a sequence grows, so that a leap is some ``block_size / batch_size`` steps long, and there are about as many
 leaps as page groups are filled.
 """
 
@@ -38,10 +38,10 @@ from .paged import BlockTables, PagedMemory
 
 
 class Regions:
-    """The pages that are mapped and in no table: a page is its id, or 0 where nobody keeps ids.
+    """The pages that are mapped and in no table: a page is its id, or 0 where no ids are kept.
 
     Attributes:
-        deferred: Pages of each region that nobody runs in, by address; the region left first comes first.
+        deferred: Pages of each region without a running sequence, by address; the region left first comes first.
         spare: Pages past those that a running sequence uses, where there are any; in order of admission.
         cached: Pages in both.
     """
@@ -103,7 +103,7 @@ class Regions:
 
 
 class DeferredMemory(PagedMemory):
-    """As ``PagedMemory`` without a host, with pages that stay mapped until somebody needs them.
+    """As ``PagedMemory`` without a host, with pages that stay mapped until a sequence needs them.
 
     Args:
         num_blocks: Page groups of the device pool.
@@ -198,10 +198,10 @@ class PagePool(BlockPool):
 
 
 class RegionTables(BlockTables):
-    """Tables whose pages stay mapped when a sequence leaves.
+    """Tables with pages that stay mapped when a sequence leaves.
 
-    They follow the rule step by step, whenever they are looked at: nothing is told them of what
-    ``DeferredMemory`` counts.
+    They follow the rule step by step, whenever they are looked at, without the counts of
+    ``DeferredMemory``.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -1,6 +1,6 @@
 """Paged memory in which a request goes on from any token of another one.
 
-Who is done keeps its table while requests name it as their parent. What only such tables name is
+A finished request keeps its table while requests name it as their parent. What only such tables name is
 *cached*: it counts as free, and is given up, the table used longest ago first, when blocks run out.
 
     parent   [b0][b1][b2 ..]            22 tokens in blocks of 8
@@ -9,7 +9,7 @@ Who is done keeps its table while requests name it as their parent. What only su
     roll     [b0][b1][b2] to 20 tokens  takes the table over; a copy is needed only of what others name
 
 A parent that still runs can be forked as far as it has got. One that was given up, or is not there
-yet, helps nobody: the child computes its prompt.
+yet, helps no child: the child computes its prompt.
 
 Tables always have ids here, so that what is free is what the pool says.
 """
@@ -60,7 +60,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.know(dialogue)
         self.cache_log: CacheLog = CacheLog(block_size)
         self.cached_level = self.cache_log
-        # Nothing goes to the host, not even victims whose blocks others hold too.
+        # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
         self.tables: DialogueTables = DialogueTables(num_blocks, 0, block_size)
         # Running tables that name a block, of those that several tables name or did.
@@ -82,7 +82,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.tables.grow_until(decode_step)
         return super().transaction(decode_step)
 
-    def go_on(self, need: int) -> None:
+    def reserve_decodes(self, need: int) -> None:
         """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
         self._make_free(min(need, self.free))
 
@@ -110,12 +110,12 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def _is_there(self, parent: int, tokens: int, decode_step: int) -> bool:
         if parent in self.kept:
-            # Who takes the table over leaves nothing to others that look it up in this step.
+            # A sequence that takes the table over leaves nothing to others that look it up in this step.
             return parent not in self._taken and len(self.kept[parent]) * self.block_size >= tokens
         return self._got_to(parent, tokens, decode_step)
 
     def _takes(self, sequence: Sequence) -> bool:
-        """Whether it rolls back a parent that nobody else counts on in this step."""
+        """Whether it rolls back a parent that no other sequence counts on in this step."""
         parent = self._parent[sequence.index]
         if parent in self._promised:
             return self._taken.get(parent) is sequence
@@ -176,7 +176,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             self.cached_blocks -= 1
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``PagedMemory``; who has children keeps its table for them."""
+        """See ``PagedMemory``; a request with children keeps its table for them."""
         self.tables.grow_until(decode_step)
         leaving = tuple(leaving)
         for sequence in leaving:
@@ -233,7 +233,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             free = pool.num_free
 
     def _give_up(self, parent: int) -> None:
-        """Nobody keeps the table of a parent any more."""
+        """The table of a parent is kept no more."""
         self._promised.pop(parent, None)
         self._cut(self.kept.pop(parent), 0)
 

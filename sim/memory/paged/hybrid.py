@@ -1,4 +1,4 @@
-"""Paged memory whose layers are KV groups, some with a window, over one pool of pages.
+"""Paged memory for layers in KV groups, some with a window, over one pool of pages.
 
 A block of a sequence is a page in each group: as in vLLM's hybrid KV cache manager all groups grow at
 the same time, by a page each, and the groups with a window give back what it lets go of (``skipped``).
@@ -88,7 +88,7 @@ class HybridTransaction(PagedTransaction):
 
 
 class HybridMemory(PagedMemory):
-    """Pages held by running sequences and by those whose prefill goes on; there is no swap space.
+    """Pages held by running sequences and by chunked prefills; there is no swap space.
 
     Args:
         num_blocks: Pages of the pool.
@@ -97,7 +97,7 @@ class HybridMemory(PagedMemory):
         ids: Whether to keep block tables, one a sequence and group.
 
     Attributes:
-        prefills: What each sequence holds whose prefill goes on; in place of ``partial``.
+        prefills: What each sequence in a chunked prefill holds; in place of ``partial``.
         group_tables: The block tables, one a sequence and group, where there are ids; in place of ``tables``.
     """
 
@@ -181,10 +181,10 @@ class HybridMemory(PagedMemory):
         self.free -= self.pages(blocks, skipped)
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
-        """Steps from the coming one on in which every sequence finds its pages, whoever takes first, with
+        """Steps from the coming one on in which every sequence finds its pages in any order of taking, with
         ``blocks`` free before them; perhaps fewer than the truth."""
         alike = self.skipped.steps_alike(state.decode_step)
-        # Nobody takes more than a page a group in so many steps, even if nothing comes back.
+        # No sequence takes more than a page a group in so many steps, even if nothing comes back.
         safe = blocks // (self.groups.number * state.batch_size) * self.block_size
         return min(alike, safe if safe >= limit else self._steps_within(state.decode_step, blocks, limit))
 

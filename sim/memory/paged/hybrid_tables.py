@@ -1,4 +1,4 @@
-"""Block tables of sequences whose layers are KV groups: a table a group, null where a window has passed."""
+"""Block tables for layers in KV groups: a table a group, null where a window has passed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Table = list[int | None]
 
 
 class HybridTables:
-    """Physical pages behind the counts. Tables grow when somebody comes, goes or looks, as ``BlockTables`` do.
+    """Physical pages behind the counts. Tables grow when sequences come, go or are looked at, as ``BlockTables`` do.
 
     In a step the sequences go in order of arrival; each gives back what its windows need no more, group by
     group and last block first, and then takes a page for each group, the full ones first.
@@ -28,7 +28,7 @@ class HybridTables:
         self.pool = BlockPool(num_blocks)
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
         self._size, self._groups = block_size, groups
-        # Who may take, or give back, in a step: by the step modulo the block size.
+        # Sequences that may take, or give back, in a step: by the step modulo the block size.
         self._takers: list[set[Sequence]] = [set() for _ in range(block_size)]
         self._givers: list[set[Sequence]] = [set() for _ in range(block_size)]
         # Those that have yet to decode for the first time, when they give back what their prompt needed.
@@ -55,7 +55,7 @@ class HybridTables:
         """A prefill ends in ``decode_step``: from the next one on the tables grow, and windows move on."""
         start, size = sequence.start_tokens, self._size
         self.reach(sequence, sequence.computed_tokens, start)
-        # Before step s it holds start + s - clock - 1 tokens.
+        # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
         self._givers[(decode_step + self._groups.window_tokens - start) % size].add(sequence)
         self._prompts.add(sequence)

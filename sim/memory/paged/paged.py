@@ -2,9 +2,9 @@
 
 A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks. While it decodes it needs a new
 block in the steps in which the tokens held before are a multiple of the block size. With
-``c = clock + lag`` after ``decode_step``, that is when ``clock = 1 - lag (mod block_size)``: its
+``c = decode_step + lag`` after ``decode_step``, that is when ``decode_step = 1 - lag (mod block_size)``: its
 *phase*, fixed from admission to leaving. So the blocks needed in ``decode_step`` are the number of
-running sequences of phase ``clock mod block_size``, and a histogram of phases tells the need of any
+running sequences of phase ``decode_step mod block_size``, and a histogram of phases tells the need of any
 span of steps at a cost that does not grow with the number of sequences:
 
     phase      0  1  2  3          block size 4, seven sequences
@@ -76,7 +76,7 @@ class PagedTransaction:
         return sequence.computed_tokens
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        """Grant one whose prefill goes on the blocks for its first ``tokens``."""
+        """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""
 
     def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
         """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
@@ -109,9 +109,9 @@ class PagedMemory(MemoryDefaults):
         free: Blocks that are free before the running sequences append their slots of the coming step; those that a
             cache keeps, and can give up, are free.
         host_free: Blocks of the swap space that are free.
-        partial: Blocks held by each sequence whose prefill goes on, or that is stalled.
+        partial: Blocks held by each sequence in a chunked prefill, or that is stalled.
         tables: Block tables, where there are ids.
-        searches: Whether beams run, whose every step is a decision.
+        searches: Whether beams run: each of their steps is a decision.
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
         due_copies: Shared blocks that running sequences copy in their next step.
     """
@@ -172,7 +172,7 @@ class PagedMemory(MemoryDefaults):
             self.tables.admit(sequence, decode_step, past, phase)
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
-        """As ``admit``, for a sequence whose blocks come back from the host."""
+        """As ``admit``, for a sequence with blocks that come back from the host."""
         # All but that of the token that its next step computes.
         self.host_free += -(-(sequence.start_tokens - 1) // self.block_size)
         self.admit(sequence, decode_step)
@@ -250,14 +250,14 @@ class PagedMemory(MemoryDefaults):
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
 
-    def ripens(self, sequence: Sequence, decode_step: int) -> bool:
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether what is found for a waiting sequence may be more in a later step."""
         return False
 
     def promise(self, sequence: Sequence) -> None:
         """The sequence is admitted in this step: what was looked up for it stays until then."""
 
-    def go_on(self, need: int) -> None:
+    def reserve_decodes(self, need: int) -> None:
         """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
 
     def held_blocks(self, leader: Sequence, decode_step: int) -> int:
@@ -292,7 +292,7 @@ class PagedMemory(MemoryDefaults):
         return state.batch_size * decode_step + state.lag_sum, (self.num_blocks - free + phases[start]) * size
 
     def _stand_still(self, state: State) -> Meter:
-        """What ``advance`` returns where nobody decodes: all is as after the last step."""
+        """What ``advance`` returns where no sequence decodes: all is as after the last step."""
         return state.batch_size * (state.decode_step - 1) + state.lag_sum, (
             self.num_blocks - self.free
         ) * self.block_size
@@ -301,11 +301,11 @@ class PagedMemory(MemoryDefaults):
 class BlockTables:
     """Physical ids behind the counts: a block table for every sequence on the device or the host.
 
-    Tables grow when somebody comes, goes or looks: whoever looks in ``decode_step`` first calls
-    ``grow_until(clock + 1)``, which changes nothing but the tables.
+    Tables grow when sequences come, go or are looked at: a look in ``decode_step`` first calls
+    ``grow_until(decode_step + 1)``, which changes nothing but the tables.
 
     Attributes:
-        moves: Is told of blocks whose contents change place; None where nobody records.
+        moves: Where blocks with contents that change place are noted; None without a recording.
         rewrites: Whether blocks that a table names may become others; else tables only grow, at their ends.
         prefix: Blocks of a pinned prefix; see ``Tables``.
     """
@@ -320,7 +320,7 @@ class BlockTables:
         self.tables: dict[Sequence, list[int]] = {}
         self.host_tables: dict[Sequence, list[int]] = {}
         self._block_size = block_size
-        # Running sequences by phase, in arrival order: who takes a block in a step, in which order.
+        # Running sequences by phase, in arrival order: which take a block in a step, in which order.
         self._members: list[list[Sequence]] = [[] for _ in range(block_size)]
         self._grown_until = 0
 

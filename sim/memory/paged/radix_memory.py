@@ -5,7 +5,7 @@ A sequence locks the path to what it has in the tree; what it computes beyond th
     root === a b c === d e     S1: prompt a b c d e, locked to there; x y, which it generated, are its own
                |
                +===== f g      S2: prompt a b c f g; what it shares with S1 is there once
-             --- h i j         nobody's: evictable
+             --- h i j         unlocked: evictable
 
     slots = free + own + locked + evictable         live: own and locked; cached: evictable
 
@@ -28,7 +28,7 @@ from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
 from ..prefix import RadixNode, RadixTree, all_but_last, first_tokens
 
-#: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each who is left after a retraction.
+#: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.
 RETRACT_STEPS = 20
 
 
@@ -65,13 +65,13 @@ class RadixTransaction:
         self._given_up = {}
         self.room = self.memory.room
 
-    def told(self, sequence: Sequence) -> int:
-        """The longest output that the server is told of, as the pool lets it be."""
+    def max_output_tokens(self, sequence: Sequence) -> int:
+        """The declared longest output, capped by what the pool can hold."""
         return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
 
     def left_before(self, decode_step: int) -> int:
-        """The decode step, below ``decode_step``, at which somebody last finished with a decode; -1 if nobody did."""
-        latest, earlier = self.memory.left_clocks
+        """The decode step, below ``decode_step``, at which a sequence last finished with a decode; -1 if none did."""
+        latest, earlier = self.memory.finish_steps
         return latest if latest < decode_step else earlier
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
@@ -121,14 +121,14 @@ class RadixMemory(MemoryDefaults):
 
     Args:
         num_slots: Slots of the pool.
-        runs: The tokens of every request; None where nobody shares any.
-        keeps: Whether the tree keeps what nobody locks.
+        runs: The tokens of every request; None where no request shares any.
+        keeps: Whether the tree keeps unlocked nodes.
 
     Attributes:
         tree: What was computed, locked or not.
         holdings: What the sequences that run or prefill have in the tree, in order of admission.
-        free: Slots that are neither in the tree nor somebody's own.
-        left_clocks: The last two decode clocks at which somebody finished with a decode, the last one first.
+        free: Slots that are neither in the tree nor held by one sequence.
+        finish_steps: The last two decode steps at which a sequence finished with a decode, the last one first.
         log: What was looked up, and when slots were cached or not.
         cache_log: The log, where anything is kept for others.
         evicted_blocks: Slots that were evicted.
@@ -146,10 +146,10 @@ class RadixMemory(MemoryDefaults):
         self.num_blocks = self.capacity_slots = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
-        self.left_clocks = (-1, -1)
-        # Who prefills in this step, in order, and the tokens that are computed of each when it is over.
+        self.finish_steps = (-1, -1)
+        # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
         self._batch: list[tuple[Sequence, int]] = []
-        # Strings of those who wait, prefill or run, by their tokens: they are looked up again and again.
+        # Strings of sequences that wait, prefill or run, by their tokens: they are looked up again and again.
         self._known: dict[Sequence, tuple[int, tuple[Run, ...]]] = {}
         # Times are calls of the tree.
         self._calls = 0
@@ -262,7 +262,7 @@ class RadixMemory(MemoryDefaults):
         self._settle()
 
     def _settle(self) -> None:
-        """The row is over: what nobody locks any more is cached, or gone."""
+        """The row is over: what is no longer locked is cached, or gone."""
         if not self._keeps:
             self.free += self.tree.evict(self.tree.evictable_tokens)
         self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
@@ -288,11 +288,11 @@ class RadixMemory(MemoryDefaults):
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that leave before ``decode_step``: the tree keeps what they computed.
 
-        Who left with its prefill is in the tree already.
+        A sequence that left with its prefill is in the tree already.
         """
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        if decoded and decode_step > self.left_clocks[0]:
-            self.left_clocks = (decode_step, self.left_clocks[0])
+        if decoded and decode_step > self.finish_steps[0]:
+            self.finish_steps = (decode_step, self.finish_steps[0])
         if len(decoded) > 1:
             places = {sequence: place for place, sequence in enumerate(self.holdings)}
             decoded.sort(key=places.__getitem__)

@@ -1,7 +1,7 @@
-"""A radix tree's slots by their ids: which of them holds which token of whom.
+"""A radix tree's slots by their ids: which slot holds which token of which sequence.
 
 A node knows the slots of its edge. What a sequence computes lies in slots of its own, until it joins the tree: then
-the new leaf takes them over, and those whose tokens the tree holds already are free; the sequence goes on with the
+the new leaf takes them over, and slots of tokens that the tree holds already are free; the sequence goes on with the
 tree's.
 """
 
@@ -28,7 +28,7 @@ class SlotTree(RadixTree):
 
     Attributes:
         slots: Of each edge, by the node at its end; never changed in place.
-        evicted: Slots of the leaves that were evicted, until somebody takes them.
+        evicted: Slots of the leaves that were evicted, until they are taken.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class SlotRadixMemory(RadixMemory):
         self.tree: SlotTree = SlotTree()
         self.tables: SlotTables = SlotTables(num_slots)
         # Of the leap that is about to run, once it has been looked at: slots held in its first step, and the steps
-        # whose slots are handed out.
+        # that hand out their slots.
         self._held: int | None = None
         self._settled = 0
         # Slots that were taken step by step and are in no table yet.

@@ -1,9 +1,9 @@
-"""Paged memory whose sequences share blocks: groups that fork from one prompt, and a prefix that all have.
+"""Paged memory with shared blocks: groups that fork from one prompt, and a prefix that all have.
 
 Every sequence is first counted as if nothing were shared (``PagedMemory``), then what it does not
 hold of its own is given back:
 
-    the leader of a group, or who is alone    the blocks of the pinned prefix
+    leader of a group, or lone sequence       the blocks of the pinned prefix
     a sibling                                 the full blocks of its prompt
     a group, besides                          ``spared_blocks``: a half-full last block after a fork,
                                               and whatever beams have in common
@@ -60,7 +60,7 @@ class SharingMemory(PagedMemory):
         return own - self._spared(leader)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
-        """Blocks in which those who come, or come back, put all but their last ``tokens`` known tokens."""
+        """Blocks in which arriving, or returning, sequences put all but their last ``tokens`` known tokens."""
         size, own = self.block_size, 0
         for member in members:
             own += -(-(member.start_tokens - tokens) // size) - self.shared_blocks(member)
@@ -90,7 +90,7 @@ class SharingMemory(PagedMemory):
         return transaction
 
     def _branch(self, group: Group, decode_step: int) -> None:
-        """Beams that died become copies of others, all of whose blocks they name."""
+        """Beams that died become copies of others, and name all of their blocks."""
         tables, ancestry = self.tables, group.ancestry
         if tables is None or ancestry is None:
             raise SimulationFault("beams have no block tables, or no ancestry")
@@ -143,7 +143,7 @@ class SharingMemory(PagedMemory):
             self._owe(group, due)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``PagedMemory``; whoever computes again shares only the full blocks of the prompt."""
+        """See ``PagedMemory``; a recomputed sequence shares only the full blocks of the prompt."""
         super().evict(preempted, swapped_out, decode_step)
         for sequence in swapped_out:
             self.host_free += self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
@@ -175,7 +175,7 @@ class SharingMemory(PagedMemory):
         return 1 if self._beams else super().steps_with(state, blocks - self.due_copies, limit)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``; in the first step those who owe a copy make it."""
+        """See ``PagedMemory``; in the first step sequences that owe a copy make it."""
         live, held = super().advance(state, steps)
         size, due = self.block_size, self.due_copies
         saved = self._saved_blocks * size

@@ -21,7 +21,7 @@ class SharingTables(BlockTables):
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
         super().__init__(num_blocks, host_blocks, block_size)
         self.prefix = self.pool.take_many(prefix_blocks)
-        # Those whose last block may be shared in the step that comes next.
+        # Sequences with a last block that may be shared in the step that comes next.
         self._copiers: dict[Sequence, None] = {}
 
     def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
@@ -51,7 +51,7 @@ class SharingTables(BlockTables):
         return list(blocks)
 
     def replace(self, dead: Sequence, parent: Sequence) -> int:
-        """A beam becomes a copy of another; how many blocks nobody names any more."""
+        """A beam becomes a copy of another; the number of blocks that no table names any more."""
         free = self.pool.num_free
         self.pool.release(self.tables[dead])
         self.tables[dead] = self._name(self.tables[parent])
@@ -86,7 +86,7 @@ class SharingTables(BlockTables):
         self._copiers.pop(sequence, None)
 
     def swap_out(self, sequence: Sequence) -> None:
-        """Move the tables of a leader and of all who go with it to the host pool; what is shared moves once."""
+        """Move the tables of a leader and its group to the host pool; what is shared moves once."""
         if not leads(sequence):
             return
         moved: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Which blocks windows let go of, and when: counts for one group whose layers have a window.
+"""The blocks that windows let go of, and when: counts for one group of layers with a window.
 
 A token attends to itself and the ``window - 1`` before it. So a step that finds c tokens computed
 needs none before ``c - window + 1``, and the blocks that lie wholly before that are *skipped*: they
@@ -11,7 +11,7 @@ step, and lets go of a block every ``block_size`` steps, from its *turn* on:
                                             turn
 
 What a step gives back is thus a histogram by step modulo the block size, as what it takes is, of the
-sequences whose turn has come; the turns of the others wait in a heap. A prefill attends to all of its
+sequences past their turn; the turns of the others wait in a heap. A prefill attends to all of its
 prompt: the blocks that lie before the window of the first decode are given back by that step, all at
 once. Until then the sequence is one of ``prompts``.
 """
@@ -31,20 +31,20 @@ class SkippedBlocks:
     """Blocks given back, in one group, by the sequences that decode.
 
     Attributes:
-        prompts: Sequences whose prompt is longer than the window and that have not decoded yet, with the
+        prompts: Sequences with a prompt longer than the window that have not decoded yet, with the
             blocks that their prefill's chunks gave back.
     """
 
-    __slots__ = ("_clocks", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
+    __slots__ = ("_due_steps", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
 
     def __init__(self, groups: PageGroups, block_size: int) -> None:
         self._groups, self._size = groups, block_size
         self.prompts: dict[Sequence, int] = {}
         # By step modulo the block size; twice over, so that a span shorter than a block is one slice.
         self._phases = [0] * (2 * block_size)
-        # Sequences whose turn comes in a step that is not settled yet; its clocks, in order.
+        # Sequences with a turn in a step that is not settled yet; its decode steps, in order.
         self._turns: dict[int, int] = {}
-        self._clocks: list[int] = []
+        self._due_steps: list[int] = []
         self._settled = -1
 
     def of(self, tokens: int) -> int:
@@ -52,7 +52,7 @@ class SkippedBlocks:
         return self._groups.skipped_blocks(tokens, self._size)
 
     def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
-        """A sequence ends its prefill, ``skipped`` of whose blocks were given back, and decodes from then on."""
+        """A sequence with ``skipped`` blocks given back ends its prefill, and decodes from then on."""
         if self.of(sequence.start_tokens):
             self.prompts[sequence] = skipped
         else:
@@ -71,7 +71,7 @@ class SkippedBlocks:
         return self.of(sequence.held_tokens(decode_step) - 1) if prompt is None else prompt
 
     def in_step(self, decode_step: int) -> int:
-        """Blocks given back by ``decode_step``, before which nobody admitted in it has joined."""
+        """Blocks given back by ``decode_step``, before a sequence admitted in it has joined."""
         self.settle(decode_step)
         blocks = self._phases[decode_step % self._size]
         for sequence, skipped in self.prompts.items():
@@ -79,10 +79,10 @@ class SkippedBlocks:
         return blocks
 
     def settle(self, decode_step: int) -> None:
-        """Those whose turn comes up to ``decode_step`` give back blocks in phase from now on."""
+        """Sequences with a turn up to ``decode_step`` give back blocks in phase from now on."""
         self._settled = decode_step
-        while self._clocks and self._clocks[0] <= decode_step:
-            turn = heappop(self._clocks)
+        while self._due_steps and self._due_steps[0] <= decode_step:
+            turn = heappop(self._due_steps)
             self._change(turn, self._turns.pop(turn))
 
     def cycle(self, decode_step: int) -> list[int]:
@@ -94,7 +94,7 @@ class SkippedBlocks:
         """Steps from ``decode_step`` on of which ``cycle`` tells the truth; at least one."""
         if self.prompts:
             return 1
-        return self._clocks[0] - decode_step if self._clocks else _FOR_EVER
+        return self._due_steps[0] - decode_step if self._due_steps else _FOR_EVER
 
     def advance(self, decode_step: int, steps: int) -> tuple[int, int]:
         """Let a leap pass, which ``steps_alike`` bounds: blocks given back by its first step, and by all."""
@@ -123,7 +123,7 @@ class SkippedBlocks:
         turn = self._turn(lag)
         if turn > self._settled and turn not in self._turns:
             self._turns[turn] = 0
-            heappush(self._clocks, turn)
+            heappush(self._due_steps, turn)
         self._change(turn, 1)
 
     def _change(self, turn: int, number: int) -> None:

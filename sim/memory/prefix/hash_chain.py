@@ -1,4 +1,4 @@
-"""vLLM's prefix cache: a pool of blocks whose free queue is the cache.
+"""vLLM's prefix cache: a pool of blocks with a free queue that is the cache.
 
 A full block is named by a hash of its tokens and of all that precedes them, so that blocks of one
 name hold the same keys and values. A block is in tables (its reference count says in how many) or in

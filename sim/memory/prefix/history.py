@@ -1,6 +1,6 @@
 """How long blocks are kept: what vLLM's KV-cache residency metrics observe.
 
-A block is born when it is taken, touched when a request hits it, and told of when it is taken anew:
+A block is born when it is taken, touched when a request hits it, and logged when it is taken anew:
 
     take        hit    hit            hit                 taken anew
      |-----------|------|--------------|---------------------|
@@ -8,7 +8,7 @@ A block is born when it is taken, touched when a request hits it, and told of wh
      <------------------------lifetime----------------------->
 
 As in vLLM, birth is no touch (the way to the first hit is no gap), a release is none either, only
-the gaps between the last four touches are told, blocks that nobody has taken anew are not, and whether
+the gaps between the last four touches are logged, blocks that are never taken anew are not, and whether
 a block still has a hash makes no difference. Unlike vLLM, which samples one block in a hundred by
 default, every block is recorded.
 
@@ -29,7 +29,7 @@ _LIFE = 3
 class BlockHistory:
     """What was observed of blocks that were taken anew, in the order in which they were.
 
-    Times are numbers of the caller's, who says in the end which ticks they are.
+    Times are numbers of the caller, which says in the end which ticks they are.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class BlockHistory:
         self._touches: dict[int, tuple[int, ...]] = {}
 
     def taken(self, blocks: Iterable[int], now: int) -> None:
-        """``blocks`` are born; of what they were before it is told."""
+        """``blocks`` are born; their lives before are logged."""
         born_at, touched, tell = self._born_at, self._touches, self._lives.extend
         for block in blocks:
             before = born_at.get(block)

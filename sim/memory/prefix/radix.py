@@ -10,7 +10,7 @@ is done, unlocks. Nodes without locks stay for others until tokens are needed: t
 evicted, whole ones, the least recently used first, and a parent that is left without children is a
 leaf itself. A walk touches every node that it enters, also one that it then splits, both halves.
 Time does not run back, so that the order of touches is that of their times; of nodes touched at one
-time, the one touched first is the least recent, as in SGLang, whose clock runs between any two.
+time, the one touched first is the least recent, as in SGLang: its clock advances between any two.
 
 A token is a position in an abstract stream (a block of a trace, the output of a request), and a
 string is written as runs ``(stream, start, length)``; how it is cut into runs does not matter.

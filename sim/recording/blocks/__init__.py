@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .occupancy import NOBODY
+from .occupancy import NO_SEQUENCE
 from .recorded import GIVEN_UP, SCHEMA_VERSION, BlockMap, load
 from .recording import MOST_COLUMNS, MOST_LOOKED_AT, MOST_ROWS, BlockRecording, record
 
@@ -11,7 +11,7 @@ __all__ = [
     "MOST_COLUMNS",
     "MOST_LOOKED_AT",
     "MOST_ROWS",
-    "NOBODY",
+    "NO_SEQUENCE",
     "SCHEMA_VERSION",
     "BlockMap",
     "BlockRecording",

@@ -28,7 +28,7 @@ from ...workload.groups import leads
 
 CODES = {bucket: code for code, bucket in enumerate(BUCKETS)}
 #: In ``Rows.sequence``: no sequence holds the block.
-NOBODY = -1
+NO_SEQUENCE = -1
 #: Buckets that the limits bound, in their order; past the last one lies what the memory calls its residue.
 BOUNDED = tuple(CODES[bucket] for bucket in ("live", "reserved", "over_estimate", "finished_hold"))
 
@@ -71,7 +71,7 @@ class Holder(NamedTuple):
 
 
 def holders(memory: Memory, state: State, decode_step: int) -> list[Holder]:
-    """Everybody on the device, by index; ``decode_step`` steps will then have decoded."""
+    """All sequences on the device, by index; ``decode_step`` steps will then have decoded."""
     return sorted(_on_device(memory, state, decode_step), key=lambda holder: holder.sequence.index)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ...memory import Memory
 from ...types.errors import SimulationFault
 from ..plans.layouts import Layout
-from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
+from .occupancy import BOUNDED, CODES, NO_SEQUENCE, Holder, Rows, gaps_between, limits_of
 
 _FREE = CODES["free"]
 
@@ -27,7 +27,7 @@ class PiecesSeen(NamedTuple):
         residue: Code of the bucket past all limits.
         spans: int64 [spans, 2], first slot and slots of the pieces of sequences, of those kept, of stranded ones.
         limits: int64 [sequences, 4], see ``limits_of``.
-        sequences: int32 [sequences + 1], their indices, and ``NOBODY``.
+        sequences: int32 [sequences + 1], their indices, and ``NO_SEQUENCE``.
         cached: How many pieces are kept.
     """
 
@@ -55,7 +55,7 @@ def look_at_pieces(memory: Memory, layout: Layout, held: list[Holder]) -> Pieces
         CODES[memory.residue],
         np.array(spans, dtype=np.int64).reshape(-1, 2),
         np.array(limits_of(memory, held), dtype=np.int64).reshape(-1, len(BOUNDED)),
-        np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32),
+        np.array([*(holder.sequence.index for holder in held), NO_SEQUENCE], dtype=np.int32),
         len(cached),
     )
 
@@ -119,7 +119,7 @@ class Pieces:
         first, end = self._stop.searchsorted(starts, side="right"), self._start.searchsorted(stops)
         # Of the sequences from one place to before another the lowest, where there are any.
         least = np.minimum.reduceat(self._sequence, np.stack([first, end], axis=1).ravel())[::2]
-        sequence = np.where(end > first, least, np.int32(NOBODY))
+        sequence = np.where(end > first, least, np.int32(NO_SEQUENCE))
         live = counts[CODES["live"]].astype(np.int32)
         return Rows(counts.argmax(axis=0).astype(np.uint8), sequence, live, (end - first).astype(np.int32))
 

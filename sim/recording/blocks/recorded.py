@@ -8,8 +8,8 @@
     both         bucket sequence live_slots references    [columns, rows]
     preemption   preempted_ticks preempted_sequence preempted_swapped
 
-A block is in the bucket that most of its slots are in, of several the first in the ledger's order. A free one whose
-last holder in the columns before gave it up in a preemption is ``GIVEN_UP``; it counts as free in the ledger.
+A block is in the bucket that most of its slots are in, of several the first in the ledger's order. A free block is
+``GIVEN_UP`` if its last holder in the columns before was preempted; it counts as free in the ledger.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import numpy as np
 from ...memory import BUCKETS
 from ...output.archives import load_archive, save_archive
 from ...types.errors import UserError
-from .occupancy import NOBODY
+from .occupancy import NO_SEQUENCE
 
 #: Raised when an array changes its meaning.
 SCHEMA_VERSION = 1
 #: In ``bucket``, after the places in ``BUCKETS``: free since a preemption.
 GIVEN_UP = len(BUCKETS)
-#: Lengths of runs of free blocks are told by powers of two: 1, 2-3, 4-7, ...
+#: Lengths of runs of free blocks are counted by powers of two: 1, 2-3, 4-7, ...
 RUN_SIZES = 24
 
 
@@ -47,7 +47,7 @@ class BlockMap:
         block_ids: int64 [rows], ascending.
         bucket: uint8 [columns, rows], a place in ``BUCKETS``, or ``GIVEN_UP``.
         sequence: int32 [columns, rows], a row of the workload's ``sequences``: of those that hold slots of the block
-            the first; ``NOBODY`` where none does.
+            the first; ``NO_SEQUENCE`` where none does.
         live_slots: int32 [columns, rows], slots that hold tokens.
         references: int32 [columns, rows], table entries (or pieces) and pins that name the block.
         census_slots: int64 [columns, 9], slots of the pool in each bucket.
@@ -135,7 +135,7 @@ def _complaints(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> It
         "preempted_swapped": 1,
     }
     for name, array in arrays.items():
-        least = NOBODY if name == "sequence" else 0
+        least = NO_SEQUENCE if name == "sequence" else 0
         if array.size and not (array.min() >= least and array.max() <= most.get(name, array.max())):
             yield f"{name} must lie between {least} and {most.get(name, 'what is there')}"
     for name in ("at_ticks", "block_ids"):

@@ -6,7 +6,7 @@ simulated times that gets coarser as the run goes on:
     first stride      the least that the run can take (its last arrival), in half of the most columns
     a leap starts     at each time of the grid within it: the step in force then, in closed form; tables grow to the end
                       of that step, as the leap would let them, and the pool is looked at. No leap is cut
-    an idle span      one look; its columns are those of a pool in which nobody runs
+    an idle span      one look; its columns are those of a pool without running sequences
     the grid is full  every second column is dropped, and the stride doubles; so too where looks have become so dear
                       that fewer must do (``_Budget``)
     the end           at least half of the most columns are left; of a run of fewer steps no more than those
@@ -45,7 +45,7 @@ from ...workload.workload import Workload
 from ..plans.form import PAGED
 from ..plans.layouts import layout_of
 from .grid import Grid
-from .occupancy import CODES, NOBODY, Occupancy, Rows, holders
+from .occupancy import CODES, NO_SEQUENCE, Occupancy, Rows, holders
 from .pieces import Pieces, PiecesSeen, look_at_pieces
 from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
 from .tables import TableReader, Tables
@@ -159,7 +159,7 @@ class BlockRecording(Observer):
             self._look(min(before + 1, steps), start, until)
 
     def idle_started(self, now: int, ticks: int) -> None:
-        """See ``Observer``: one look at what a pool keeps when nobody runs."""
+        """See ``Observer``: one look at what a pool keeps when no sequence runs."""
         self._grid.reach(now + ticks)
         if self._grid.next_ticks < now + ticks:
             self._look(0, None, now + ticks)
@@ -225,7 +225,7 @@ class BlockRecording(Observer):
 
 
 def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int:
-    """What the run takes at least: until the last request comes, or the steps of all tokens with every seat taken."""
+    """What the run takes at least: until the last request comes, or the steps of all tokens at ``max_num_seqs``."""
     served = ~refused
     # When users send a request depends on the run.
     last = 0 if workload.users is not None else int(workload.arrival_ticks[served].max())
@@ -239,7 +239,7 @@ def _spread(blocks: int, most: int) -> np.ndarray:
 
 
 class _Column:
-    """One look: its rows, or what they follow from as long as nobody has asked for them."""
+    """One look: its rows, or what they follow from until they are read."""
 
     def __init__(self, seen: Tables | PiecesSeen) -> None:
         self._seen: Any = seen
@@ -272,7 +272,7 @@ def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """When who was pushed out, and whether to the host."""
+    """When each sequence was preempted, and whether to the host."""
     evictions = run.log.evictions
     pushed = evictions["swapped"] != STALLED
     return tuple(evictions[name][pushed] for name in ("ticks", "index", "swapped"))
@@ -281,17 +281,17 @@ def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _mark_given_up(
     bucket: np.ndarray, sequence: np.ndarray, at: np.ndarray, evictions: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
-    """Tell free blocks whose last holder was preempted from others, column by column."""
+    """Separate free blocks with a preempted last holder from others, column by column."""
     ticks, victims, _ = evictions
     begin = np.searchsorted(ticks, at, side="right")
     given_up = np.zeros(bucket.shape[1], dtype=bool)
     for column in range(1, len(at)):
-        before, held = sequence[column - 1], sequence[column] != NOBODY
+        before, held = sequence[column - 1], sequence[column] != NO_SEQUENCE
         gone = victims[begin[column - 1] : begin[column]]
         if len(gone):
-            given_up = ~held & np.where(before == NOBODY, given_up, np.isin(before, gone))
+            given_up = ~held & np.where(before == NO_SEQUENCE, given_up, np.isin(before, gone))
         else:
-            given_up &= ~held & (before == NOBODY)
+            given_up &= ~held & (before == NO_SEQUENCE)
         bucket[column, given_up & (bucket[column] == _FREE)] = GIVEN_UP
 
 

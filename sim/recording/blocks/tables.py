@@ -10,7 +10,7 @@ from ...memory import Memory
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ..plans.layouts import Layout, Table
-from .occupancy import BOUNDED, CODES, NOBODY, Holder, Rows, gaps_between, limits_of
+from .occupancy import BOUNDED, CODES, NO_SEQUENCE, Holder, Rows, gaps_between, limits_of
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 _FREE, _CACHED = CODES["free"], CODES["cached"]
@@ -66,7 +66,7 @@ class Tables:
         tables = [*tables, pinned]
         limits = [*limits_of(memory, held), 4 * [len(pinned) * size]]
         self._limits = np.maximum.accumulate(np.array(limits, dtype=np.int64).T)
-        self._sequence = np.array([*(holder.sequence.index for holder in held), NOBODY], dtype=np.int32)
+        self._sequence = np.array([*(holder.sequence.index for holder in held), NO_SEQUENCE], dtype=np.int32)
         self._blocks = np.concatenate(tables)
         lengths = np.array([len(table) for table in tables])
         self._first = lengths.cumsum() - lengths
@@ -119,7 +119,7 @@ class Tables:
     def rows(self, shown: np.ndarray) -> Rows:
         """See ``Occupancy``."""
         rows = len(shown)
-        bucket, sequence = np.full(rows, _FREE, dtype=np.uint8), np.full(rows, NOBODY, dtype=np.int32)
+        bucket, sequence = np.full(rows, _FREE, dtype=np.uint8), np.full(rows, NO_SEQUENCE, dtype=np.int32)
         live, references = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
         within = shown[: shown.searchsorted(len(self._is_busy))]
         references[: len(within)] = self._references[within]

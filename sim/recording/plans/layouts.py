@@ -58,7 +58,7 @@ class Layout(Protocol):
         """From now on the memory tells what moves."""
 
     def close(self) -> None:
-        """Nobody asks what moves any more."""
+        """Moves are needed no more."""
 
 
 class PagedLayout:

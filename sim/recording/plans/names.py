@@ -51,7 +51,7 @@ class TokenNames:
         return string
 
     def replace(self, dead: Sequence, parent: Sequence, held_tokens: int) -> None:
-        """A beam goes on as a copy of another, all of whose tokens it holds; what it generates next is its own."""
+        """A beam goes on as a copy of another and holds all its tokens; what it generates next is its own."""
         (own,) = self._runs.output_runs(dead.index)
         generated = held_tokens - dead.prompt_tokens
         known = self.of(parent)[:held_tokens]

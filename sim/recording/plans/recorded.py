@@ -14,7 +14,7 @@ A step first moves: swap outs, then swap ins, then copies. Then it writes the ke
 its queries attend to all that their sequences hold, the new tokens included, each to those up to itself.
 
 A token id names a token together with all that precedes it: where ids are equal, so are keys and values. Ids
-follow from what was asked, never from tables: from prompts and what they are made of, from who forked from whom. So
+follow from the requests, never from tables: from the contents of prompts and from forks. So
 attention over the tables can be held to attention over ``logical_tokens`` (invariant 8).
 """
 
@@ -74,7 +74,7 @@ class Plan:
             ``shuffle_ids``, ``seed``, ``trace_sha256``.
         start_ticks, ticks: int64 [steps].
         prefill_tokens, decodes: int64 [steps], new tokens of the rows that prefill, and rows that decode.
-        padding_tokens: int64 [steps], tokens that a static batch computes for nobody, which have no rows.
+        padding_tokens: int64 [steps], tokens that a static batch computes as padding, which have no rows.
         row_offsets: int64 [steps + 1].
         sequence: int64 [rows], row in the workload's ``sequences``.
         query_tokens, context_lens: int64 [rows].

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
-    """Who decodes in a step that is about to run; in a static batch those who have not ended."""
+    """Sequences that decode in a step that is about to run; in a static batch those that have not ended."""
     if decision.pauses:
         return
     prefills = set(decision.admitted)
@@ -43,7 +43,7 @@ def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
 
 
 def prefilling(decision: StepPlan) -> Iterator[Row]:
-    """Whose prompt, or a part of it, the step computes."""
+    """Sequences with a prompt, or a part of it, that the step computes."""
     for sequence in decision.admitted:
         yield Row(sequence, sequence.start_tokens - sequence.computed_tokens, sequence.start_tokens)
     for sequence, tokens in decision.chunks:
@@ -51,7 +51,7 @@ def prefilling(decision: StepPlan) -> Iterator[Row]:
 
 
 def _padding_tokens(state: State, decision: StepPlan, decodes: int, prefill_tokens: int) -> int:
-    """Tokens that a static batch computes for nobody: the ends of short prompts, and rows that have ended."""
+    """Tokens that a static batch computes as padding: the ends of short prompts, and rows that have ended."""
     ended = 0 if decision.pauses else state.batch_size - decodes - len(decision.admitted)
     return decision.prefill_tokens - prefill_tokens + ended
 
@@ -71,7 +71,7 @@ class Recorder:
         self._ahead, self._left = first_step, num_steps
         self._columns = PlanColumns()
         # Tokens that a reader of the plan knows each to hold, and that go on where it goes on.
-        self._told: dict[Sequence, int] = {}
+        self._recorded: dict[Sequence, int] = {}
         self._device, self._host = Contents(), Contents()
         pinned = layout.pinned_slots()
         self._device.write(pinned, names.prefix()[: len(pinned)], 0)
@@ -86,7 +86,7 @@ class Recorder:
         """Beams die and go on as copies of others, each of which holds so many tokens."""
         for dead, parent in replaced:
             self._names.replace(group.members[dead], group.members[parent], held_tokens)
-            self._told.pop(group.members[dead], None)
+            self._recorded.pop(group.members[dead], None)
 
     def step(self, start_ticks: int, ticks: int, state: State, decision: StepPlan) -> None:
         """A step is about to run."""
@@ -109,7 +109,7 @@ class Recorder:
             # The last token of an output is never stored.
             if row.context_tokens == row.sequence.target_tokens - 1:
                 self._names.forget(row.sequence)
-                self._told.pop(row.sequence, None)
+                self._recorded.pop(row.sequence, None)
 
     def _pass_window(self) -> None:
         if self._left is not None:
@@ -120,7 +120,7 @@ class Recorder:
     def _add(self, row: Row) -> None:
         layout, sequence = self._layout, row.sequence
         held, stop, tokens = row.held_tokens, row.context_tokens, self._names.of(sequence)
-        unknown = held and self._told.get(sequence) != held
+        unknown = held and self._recorded.get(sequence) != held
         self._columns.add_row(
             (sequence.index, row.query_tokens, stop, layout.start(sequence)),
             layout.table(sequence),
@@ -128,7 +128,7 @@ class Recorder:
             tokens[held:stop],
             tokens[:held] if unknown else _NOTHING,
         )
-        self._told[sequence] = stop
+        self._recorded[sequence] = stop
 
     def _carry_out(self, rows: list[Row]) -> None:
         """A step before the window leaves something in the slots."""

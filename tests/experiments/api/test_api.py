@@ -122,7 +122,7 @@ class TestMistakes:
             ({"record_plan": True}, "use fragmeter simulate --record-plan"),
             ({"policy": "vllm"}, "policy = 'vllm': one of static, "),
             ({"policy": None}, "policy = None: Input should be a valid string"),
-            ({"policy": "orca", "swap_space": 8}, "swap_space = 8.0: orca never swaps"),
+            ({"policy": "orca", "swap_space": 8}, "swap_space = 8.0: orca does not read it"),
             ({"tensor_parallel_size": True}, "tensor_parallel_size = True: is no switch"),
             ({"tensor_parallel_size": 1.5}, "tensor_parallel_size = 1.5: "),
             ({"request_rate": np.arange(3)}, "request_rate = 'ndarray': must be a number, a text, True or False"),

@@ -52,11 +52,11 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
 
 def test_what_is_printed_is_in_the_data(calibrated):
     folder, printed = calibrated
-    printed, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))
-    assert printed == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
+    data, found = (json.loads((folder / name).read_text()) for name in ("printed.json", "found.json"))
+    assert data == {name: value for name, value in found.items() if name != "points"} | {"path": "found.json"}
     lines = printed.splitlines()
     assert lines[0].startswith("toy-llama in fp32 on ") and lines[-1] == "Calibration: found.json"
-    for name, entry in printed["ops"].items():
+    for name, entry in data["ops"].items():
         (line,) = (line.split() for line in lines if line.startswith(name))
         assert line[1] == str(entry["fit"]["points"]) and line[2] == f"{entry['fit']['median_error']:.1%}"
 

@@ -87,7 +87,7 @@ MISTAKES = {
     "no replicas": (["--num-replicas", "0"], "num_replicas = '0'"),
     "waiting users": (
         ["--num-replicas", "2", "--max-concurrency", "3"],
-        "max_concurrency = 3: users who wait for answers are for a single replica",
+        "max_concurrency = 3: users that wait for answers need a single replica",
     ),
     "half of two kinds": (["--prefill-replicas", "2"], "decode_replicas = None: goes with prefill_replicas = 2"),
     "a policy that cannot": (

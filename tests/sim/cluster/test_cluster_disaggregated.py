@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from cluster_runs import ROUTERS, same_cluster, serve_apart, watched
-from engine_runs import LONG_MODEL, cuts_of, stays_of, times_of
+from engine_runs import LONG_MODEL, evictions_of, residencies_of, times_of
 from fragmeter.sim.cluster import (
     ClusterRun,
     cluster,
@@ -140,13 +140,13 @@ def all_token_ticks(run: ClusterRun) -> dict[int, np.ndarray]:
 def test_what_is_said_of_requests_follows_from_their_tokens(policy, case, prefill, decode, link):
     """TTFT, inter-token gaps with the one across the link, and the end."""
     run = serve_apart(policy, case, prefill, decode, link=link)
-    tokens, times, told = all_token_ticks(run), cluster_times(run), cluster_summary(run)
+    tokens, times, results = all_token_ticks(run), cluster_times(run), cluster_summary(run)
     assert times.first_token_ticks.tolist() == [tokens[row][0] for row in times.index.tolist()]
     assert times.finish_ticks.tolist() == [tokens[row][-1] for row in times.index.tolist()]
     gaps = np.concatenate([np.diff(ticks) for ticks in tokens.values()] or [np.zeros(0)])
-    assert told["mean_itl_ms"] == pytest.approx(gaps.mean() / 1e9 if len(gaps) else 0.0)
-    assert told["p99_itl_ms"] == pytest.approx(np.percentile(gaps, 99) / 1e9 if len(gaps) else 0.0)
-    assert told["total_output_tokens"] == sum(map(len, tokens.values()))
+    assert results["mean_itl_ms"] == pytest.approx(gaps.mean() / 1e9 if len(gaps) else 0.0)
+    assert results["p99_itl_ms"] == pytest.approx(np.percentile(gaps, 99) / 1e9 if len(gaps) else 0.0)
+    assert results["total_output_tokens"] == sum(map(len, tokens.values()))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -183,7 +183,7 @@ SLOW = {"kv_transfer_bandwidth": SLOT_BYTES * 1e12 / 100 / 1e9, "kv_transfer_lat
 
 
 def apart_story(requests: list[Request], pool: Pool, **more: Any) -> ClusterRun:
-    """With a link that carries a token in 100 ticks, and 7 ticks of latency; sarathi, whose pool has no null block."""
+    """With a link that carries a token in 100 ticks, and 7 ticks of latency; sarathi has no null block in its pool."""
     case = Case(requests, pool, Limits(50, watermark_fraction=0.0), LineCost())
     return serve_apart("sarathi", case, link=SLOW, **more)
 
@@ -212,7 +212,7 @@ def test_a_request_of_one_token_goes_nowhere():
     assert cluster_summary(run)["completed"] == 1
 
 
-def test_who_waits_for_memory_waits_for_a_transfer():
+def test_a_request_that_waits_for_memory_waits_for_a_transfer():
     """Two prompts of 12, of which the pool holds one: the second begins when the first one's KV is where it goes."""
     run = apart_story([Request(0, 12, 3), Request(1, 12, 3)], Pool(4, 4))
     prefill, transfer = 101 + 7 * 12, 12 * 100 + 7
@@ -230,14 +230,14 @@ def test_prompts_that_are_done_together_are_sent_one_after_the_other():
     assert run.transfers["end_ticks"].tolist() == [ready + 207, ready + 507]
 
 
-def test_who_is_preempted_where_it_decodes_is_computed_again_there():
+def test_a_sequence_preempted_where_it_decodes_is_recomputed_there():
     """Both fit with their prompts, and not with their outputs: the later one gives way, and when it comes again computes
     its prompt and what it generated, there; nothing is transferred twice."""
     run = apart_story([Request(0, 6, 12), Request(0, 6, 12)], Pool(6, 4))
     decode = run.runs[1]
-    assert [(index, swapped) for _, index, swapped in cuts_of(decode)] == [(1, 0)] * 2
+    assert [(index, swapped) for _, index, swapped in evictions_of(decode)] == [(1, 0)] * 2
     # Request, tokens and generated tokens of every residency: first the prompt and its first token, then all there is.
-    residencies = [residency[1:4] for residency in stays_of(decode)]
+    residencies = [residency[1:4] for residency in residencies_of(decode)]
     assert residencies[:2] == [(0, 7, 1), (1, 7, 1)]
     again = residencies[2:]
     assert [(index, tokens - generated) for index, tokens, generated in again] == [(1, 6)] * 2
@@ -264,28 +264,28 @@ MISTAKES = {
         {"prefill_replicas": 1, "decode_replicas": 1, "decode_router": "prefix-affine"},
         "decode_router = 'prefix-affine': nothing is cached",
     ),
-    "a link of nobody": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
-    "a router of nobody": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
+    "an unused link": ({"kv_transfer_latency": 3}, "kv_transfer_latency = 3.0: is of prefill_replicas"),
+    "an unused router": ({"decode_router": "kv-aware"}, "decode_router = 'kv-aware': is of prefill_replicas"),
     "no bandwidth": ({"kv_transfer_bandwidth": 0}, "kv_transfer_bandwidth = 0"),
 }
 
 
-@pytest.mark.parametrize(("fields", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_a_cluster_that_cannot_be(fields, told):
+@pytest.mark.parametrize(("fields", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_cluster_that_cannot_be(fields, message):
     with pytest.raises(SettingError) as error:
         cluster(**fields)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"policy": "orca"}, "orca cannot go on from a prompt computed elsewhere; take vllm-v1 or sarathi"),
         ({"policy": "vllm-v1", "model": "gemma-3-27b", "gpu": "h200"}, "needs layers that keep every token"),
     ],
 )
-def test_a_policy_or_a_model_that_cannot(fields, told):
+def test_a_policy_or_a_model_that_cannot(fields, message):
     one = np.ones(1, dtype=np.int64)
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=message):
         asked = cluster(prefill_replicas=1, decode_replicas=1)
         simulate_cluster(settings(**fields), Workload("one", one, one, one), asked)

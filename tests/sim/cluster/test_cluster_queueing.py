@@ -62,7 +62,7 @@ def wait(router: str, servers: int, load: float) -> tuple[float, float]:
 @pytest.mark.parametrize("router", ["round-robin", "least-outstanding-tokens"])
 @pytest.mark.parametrize(("servers", "load"), SYSTEMS)
 def test_a_wait_lies_between_one_queue_and_queues_apart(router, servers, load):
-    """M/M/k from below, whose servers are never idle while somebody waits, and k separate M/M/1 from above."""
+    """M/M/k from below, with servers that are never idle while a request waits, and k separate M/M/1 from above."""
     mean, deviation = wait(router, servers, load)
     assert erlang_c_wait(servers, load) - 4 * deviation < mean < load / (1 - load) + 4 * deviation
 
@@ -75,5 +75,5 @@ def test_round_robin_waits_as_the_formula_says(servers, load):
 
 
 @pytest.mark.parametrize(("servers", "load"), SYSTEMS)
-def test_who_looks_waits_less_than_who_does_not(servers, load):
+def test_a_router_that_looks_at_replicas_shortens_waits(servers, load):
     assert wait("least-outstanding-tokens", servers, load)[0] < 0.9 * wait("round-robin", servers, load)[0]

@@ -102,10 +102,10 @@ def test_prefix_affine_finds_more_than_round_robin_on_mooncake():
     trace = read_with_content(Path(TRACES) / "mooncake_conversation.jsonl.gz", Reading(), None).first(3000)
     work = workload(paced(trace, Pacing(), 0))
     chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h200", block_size=512)
-    told = {
+    summaries = {
         name: cluster_summary(simulate_cluster(chosen, work, cluster(num_replicas=4, router=name)))
         for name in ("round-robin", "prefix-affine")
     }
-    hits = {name: content["prefix_cache"]["hit_tokens"] for name, content in told.items()}
+    hits = {name: content["prefix_cache"]["hit_tokens"] for name, content in summaries.items()}
     assert hits["prefix-affine"] > 1.5 * hits["round-robin"]
-    assert told["prefix-affine"]["mean_ttft_ms"] < told["round-robin"]["mean_ttft_ms"]
+    assert summaries["prefix-affine"]["mean_ttft_ms"] < summaries["round-robin"]["mean_ttft_ms"]

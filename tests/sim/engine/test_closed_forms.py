@@ -19,10 +19,10 @@ PAGED = "vllm-sosp23"
 CHUNKED = ("orca-max", "orca-pow2", "orca-oracle")
 
 
-def asked_tokens(policy: str, prompt: int, output: int, told: int, model: int) -> int:
+def asked_tokens(policy: str, prompt: int, output: int, declared: int, model: int) -> int:
     """R of a lone request."""
     expected = {"orca-max": model, "orca-pow2": 1 << (output - 1).bit_length(), "orca-oracle": output}
-    return min(prompt + expected.get(policy, told), model)
+    return min(prompt + expected.get(policy, declared), model)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -31,10 +31,10 @@ def asked_tokens(policy: str, prompt: int, output: int, told: int, model: int) -
 @given(prompt=st.integers(1, 60), output=st.integers(1, 60), spare=st.integers(0, 9), size=st.integers(1, 20))
 def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output, spare, size):
     """Arrives at tick 500; f ticks of prefill, then d ticks for each of its other tokens."""
-    model, told = 128, output + spare
+    model, declared = 128, output + spare
     pool = Pool(ceil(256 / size), size)
     cost = LineCost()
-    case = Case([Request(500, prompt, output, told)], pool, Limits(model, max_num_seqs=4), cost)
+    case = Case([Request(500, prompt, output, declared)], pool, Limits(model, max_num_seqs=4), cost)
     run = serve(policy, case, leap=leap)
     f, d, more = cost.step_ticks(0, 0, prompt, 0), cost.step_ticks(1, 0, 0, 0), output - 1
     busy = f + more * d
@@ -42,7 +42,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
     assert run.log.end_ticks == 500 + busy
     slots = dict.fromkeys(BUCKETS, 0)
     slots["live"] = prompt * busy + d * (more * (more + 1) // 2)
-    final, asked = prompt + output, asked_tokens(policy, prompt, output, told, model)
+    final, asked = prompt + output, asked_tokens(policy, prompt, output, declared, model)
     if policy == PAGED:
         # The last block is entered with token `entry`, in step `entry - prompt`, or with the prompt.
         entry = (final - 1) // size * size + 1
@@ -65,7 +65,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
 @settings(max_examples=40)
 @given(n=st.integers(1, 12), batch=st.integers(1, 5), prompt=st.integers(1, 30), output=st.integers(1, 30))
 def test_equal_lengths_waste_nothing_in_static_batches(policy, n, batch, prompt, output):
-    """Nobody is padded and nobody waits for another's end: every slot asked for is filled at last."""
+    """Without padding and without waits for another's end: every slot asked for is filled at last."""
     requests = [Request(0, prompt, output, output)] * n
     pool = Pool(batch * (prompt + output), 1)
     cost = LineCost()
@@ -122,9 +122,9 @@ def test_one_server_with_equal_services_is_the_queue_m_d_1(policy):
 def test_the_papers_worked_example(policy, prompt, output, reserved_for, expected):
     """SOSP'23, Fig 3: in the step that computes token c, with F in all and R reserved: c live, F - c reserved for what
     comes, R - F for what never does. c, F, R = 8, 10, 2048 and 4, 5, 512."""
-    told = reserved_for - prompt if policy == "orca" else None
+    declared = reserved_for - prompt if policy == "orca" else None
     limits = Limits(2048 if policy == "orca" else reserved_for)
-    case = Case([Request(0, prompt, output, told)], Pool(reserved_for // 16, 16), limits, LineCost())
+    case = Case([Request(0, prompt, output, declared)], Pool(reserved_for // 16, 16), limits, LineCost())
     second = buckets_at_rows(serve(policy, case, leap=False))[1]
     assert (second["live"], second["reserved"], second["over_estimate"]) == expected
     assert sum(expected) == sum(second.values())

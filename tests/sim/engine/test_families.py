@@ -1,4 +1,4 @@
-"""Groups of sequences and dialogue trees against an independent oracle: every step, stay, cut and time."""
+"""Groups of sequences and dialogue trees against an independent oracle: every step, residency, eviction and time."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class StoryCost(LineCost):
 
 
 def story(policy: str, requests: list[Asked], pool: Pool, *steps: tuple) -> None:
-    """Both are held to steps worked out by hand: (start, ticks, clock, width, prefill tokens, ticks of moves, and
-    slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
+    """Both are held to steps worked out by hand: (start, ticks, decode step, batch size, prefill tokens, ticks of
+    moves, and slots live, held, saved, cached, held on the host). Without siblings or parents all goes another way."""
     case = FamilyCase(policy, requests, pool, Limits(96, max_num_seqs=40, watermark_fraction=0.0), cost=StoryCost())
     outcome = same(case)
     assert rows_of(run_of(case, leap=False)) == [RowSlots(*step) for step in steps]
@@ -129,7 +129,7 @@ def test_a_group_that_is_computed_again_finds_the_full_blocks_of_its_prompt():
 
 def test_of_two_that_roll_back_in_one_step_the_last_one_writes_in_place():
     """Blocks of two. B names A's first block. C rolls A back to one token of it, D rolls B back: C copies the block,
-    four ticks, since B names it; then nobody but D does."""
+    four ticks, since B names it; then only D does."""
     story(
         "vllm-v0",
         [
@@ -157,7 +157,7 @@ def test_two_forks_of_one_step_count_the_blocks_that_both_name_once():
     )
 
 
-def test_a_step_that_only_prefills_gives_up_nothing_for_those_who_stand_still():
+def test_a_step_that_only_prefills_gives_up_nothing_for_paused_sequences():
     """At 844 the running request is about to ask for a block, and none is in no table. But it stands still while the
     child is prefilled, which finds its parent and computes one token."""
     story(
@@ -213,7 +213,7 @@ def test_beams_find_their_parents_after_a_prefill_in_which_the_clock_stood_still
     assert outcome.times[0][3] == 2
 
 
-def test_a_table_whose_blocks_all_run_is_not_given_up():
+def test_a_table_with_only_running_blocks_is_not_given_up():
     """At 625, where no block is free for it, and at 847, where an earlier request takes one, the child gives way.
     Nothing is cached before it does, so nothing is given up; then its parent's two blocks are, and are found again."""
     story(
@@ -242,7 +242,7 @@ def test_groups_that_ask_for_fewer_blocks_than_they_have_sequences_are_found_out
     """Planted: a group may go on with one free block."""
     requests = [Asked(0, 4, 6), Asked(0, 4, 4, n=2)]
     case = FamilyCase("vllm-sosp23", requests, Pool(6, 4), Limits(96, max_num_seqs=40, watermark_fraction=0.0))
-    with mock.patch.object(sharing, "seats", lambda sequence: 1), pytest.raises(AssertionError):
+    with mock.patch.object(sharing, "num_seqs_of", lambda sequence: 1), pytest.raises(AssertionError):
         same(case)
 
 

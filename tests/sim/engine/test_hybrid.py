@@ -112,7 +112,7 @@ def test_invariants_1_2_and_3_the_tables_hold_what_the_ledger_says(policy, hybri
     assert walk.memory.free == walk.memory.num_blocks
     run = serve(policy, hybrid, leap=leap)
     rows = zip(run.log.rows["start_ticks"].tolist(), run.log.rows["iterations"].tolist(), buckets_at_rows(run))
-    # Rows in which everybody was pushed out take no time, and hold nothing.
+    # Rows in which every sequence was preempted take no time, and hold nothing.
     assert [(start, buckets) for start, iterations, buckets in rows if iterations or buckets["live"]] == walked
 
 

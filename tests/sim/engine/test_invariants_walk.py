@@ -125,7 +125,7 @@ def test_invariant_7_chunks_are_aligned_disjoint_and_merge_back(policy, case, le
         free = set(moment.free_chunks)
         largest = walk.memory.arena.max_chunk_blocks
         assert not any((start ^ blocks, blocks) in free for start, blocks in free if blocks < largest)
-    # As sets: whoever freed last is taken first.
+    # As sets: blocks freed last are taken first.
     assert walk.memory.arena.free_lists == carve
 
 

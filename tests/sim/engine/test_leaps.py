@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from calibrations import calibration
-from engine_runs import cuts_of, serve, steps_of, times_of
+from engine_runs import evictions_of, serve, steps_of, times_of
 from fragmeter.sim.cost import CalibratedCost
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import gpu, model
@@ -70,7 +70,7 @@ def test_leaps_hand_out_the_ids_that_steps_hand_out(case):
     leapt, stepped = ({moment.decode_step: held(moment) for moment in walk.ids()} for walk in (leaping, stepping))
     assert leapt.items() <= stepped.items()
     assert (0 in leapt) == (0 in stepped) == (len(leaping.refused) < len(case.requests))
-    # All is free now, in an order that tells who took what when.
+    # All is free now, in the order in which requests took and freed blocks.
     assert leaping.memory.tables.pool.free_ids == stepping.memory.tables.pool.free_ids
 
 
@@ -87,7 +87,7 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, le
         assert {name: column.tolist() for name, column in columns.items()} == {
             name: column.tolist() for name, column in others.items()
         }
-    assert cuts_of(with_ids) == cuts_of(without)
+    assert evictions_of(with_ids) == evictions_of(without)
     assert plain(with_ids.window) == plain(without.window)
 
 
@@ -95,7 +95,7 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, le
 @hypothesis_settings(max_examples=60)
 @given(case=long_cases(), sloped=st.booleans())
 def test_leaps_are_as_long_as_they_can_be(policy, case, sloped):
-    """Without knots and budgets a leap ends only when somebody finishes, or in the step in which somebody arrives."""
+    """Without knots and budgets a leap ends only when a sequence finishes, or in the step in which one arrives."""
     bounds = replace(case.limits, max_num_batched_tokens=1 << 20, max_num_seqs=64)
     cost = COSTS["sloped" if sloped else "flat"]
     run = serve(policy, replace(case, cost=cost, limits=bounds))
@@ -120,7 +120,7 @@ def test_leaps_are_long_where_nothing_is_decided(cost):
     same(run, serve(PAGED, case, leap=False))
 
 
-def test_a_leap_stops_for_an_arrival_unless_somebody_is_blocked():
+def test_a_leap_stops_for_an_arrival_unless_a_request_is_blocked():
     """Fifty slots, 44 of them for request 0. 1 comes and is admitted at the next boundary; 2 comes and waits for 0; 3
     would fit, but it comes behind 2, and the leap passes over it. Decodes take 114 ticks alone, 127 as two."""
     requests = [Request(0, 4, 40, 40), Request(700, 3, 3, 3), Request(3000, 6, 10, 10), Request(3500, 1, 1, 1)]

@@ -29,7 +29,7 @@ ALL_AT_ONCE = 200
 @settings(max_examples=60)
 @given(case=st.one_of(small_cases(), crowded_cases(), long_cases()), num_blocks=st.integers(1, 12), tiny=st.booleans())
 def test_every_request_is_finished_or_refused(policy, case, num_blocks, tiny):
-    """Refused are just those whose smallest pool is larger, and the smallest pool does serve them."""
+    """The refused requests are just those with a larger smallest pool, and the smallest pool does serve them."""
     pool = Pool(num_blocks, case.pool.block_size, case.pool.host_blocks) if tiny else case.pool
     case = replace(case, pool=pool)
     run = serve(policy, case)
@@ -68,7 +68,7 @@ def groups(draw):
 @settings(max_examples=60)
 @given(case=groups(), alone=st.booleans())
 def test_every_group_is_finished_or_refused(policy, case, alone):
-    """Refused are just those whose smallest pool is larger; and in its smallest pool each is served, if it is alone."""
+    """The refused are just those with a larger smallest pool; and alone in its smallest pool each is served."""
     chosen, work = case
     if alone:
         work = requests(*[(0, *(int(column[0]) for column in (work.prompt_tokens, work.output_tokens, work.n)))])
@@ -95,12 +95,12 @@ def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):
 
 
 def flood(policy: str, count: int) -> dict:
-    """The summary of requests that are all there at the start, and whose true outputs are told, over 1,401 blocks."""
+    """The summary of requests that are all there at the start, with true outputs declared, over 1,401 blocks."""
     work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", count, 0, 2048), np.inf)
-    told = replace(work, max_tokens=work.output_tokens)
+    declared = replace(work, max_tokens=work.output_tokens)
     size = 1 if policy == "sglang" else 16
     pool = sim_settings(policy=policy, num_gpu_blocks_override=1401 * 16 // size, block_size=size)
-    return summary(simulate(pool, told))
+    return summary(simulate(pool, declared))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -131,5 +131,5 @@ def test_thrashing_is_reported(capsys, tmp_path):
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,40,20\n" * 2)
     small = ["--num-gpu-blocks-override", "2", "--block-size", "64", "--watermark", "0"]
     assert status(["simulate", "--trace", str(trace), *small, "--policy", "vllm-v0"]) == 0
-    told = capsys.readouterr().out
-    assert "Thrashing: " in told
+    printed = capsys.readouterr().out
+    assert "Thrashing: " in printed

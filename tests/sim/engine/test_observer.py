@@ -1,4 +1,4 @@
-"""What observers are told, and what they may ask: the run is the one that nobody observes."""
+"""What observers see, and what they may ask: the run is the one without observers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import cuts_of, settings_of, stays_of, steps_of, times_of, workload_of
+from engine_runs import evictions_of, residencies_of, settings_of, steps_of, times_of, workload_of
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
@@ -54,11 +54,11 @@ TINY = settings(model="toy-opt", block_size=4, num_gpu_blocks_override=4, max_mo
 def test_a_story_of_two_requests():
     log = Log()
     run = simulate(TINY, two_apart(), observers=[log])
-    told = [(line[0], line[1]) if line[0] != "plan" else line for line in log.lines]
+    events = [(line[0], line[1]) if line[0] != "plan" else line for line in log.lines]
     first = run.log.rows["start_ticks"].tolist()
     second = 10**12
-    assert told[:3] == [("run", 1), ("plan", 0, [0]), ("step", 0)]
-    assert ("plan", second, [1]) in told and ("step", second) in told
+    assert events[:3] == [("run", 1), ("plan", 0, [0]), ("step", 0)]
+    assert ("plan", second, [1]) in events and ("step", second) in events
     idle = next(line for line in log.lines if line[0] == "idle")
     assert sum(idle[1:]) == second and first[0] == 0 and second in first
 
@@ -66,11 +66,11 @@ def test_a_story_of_two_requests():
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "static", "sglang"])
 @hypothesis_settings(max_examples=6)
 @given(case=st.one_of(crowded_cases(), small_cases()), every_step=st.booleans())
-def test_observers_are_told_of_all_time_and_change_nothing(policy, case: Case, every_step: bool):
+def test_observers_see_all_time_and_change_nothing(policy, case: Case, every_step: bool):
     chosen = settings_of(policy, case.pool, case.limits)
     work, log = workload_of(case.requests, case.limits.max_model_len), Log(every_step)
     run, plain = simulate(chosen, work, case.cost, observers=[log]), simulate(chosen, work, case.cost)
-    for what in (times_of, steps_of, stays_of, cuts_of):
+    for what in (times_of, steps_of, residencies_of, evictions_of):
         assert what(run) == what(plain)
     now = 0
     for span in log.spans():
@@ -88,11 +88,11 @@ def test_observers_are_told_of_all_time_and_change_nothing(policy, case: Case, e
 def test_a_run_that_is_stopped_ends_with_the_step_under_way():
     whole, stopped = Log(every_step=True), Log(every_step=True, stop_at=2)
     simulate(TINY, two_apart(), observers=[whole])
-    told: list[int] = []
-    run = simulate(TINY, two_apart(), progress=told.append, observers=[stopped])
+    reported: list[int] = []
+    run = simulate(TINY, two_apart(), progress=reported.append, observers=[stopped])
     assert stopped.lines == whole.lines[: len(stopped.lines)] and len(stopped.spans()) == 2 < len(whole.spans())
     assert run.log.end_ticks == sum(span[2] for span in stopped.spans())
-    assert run.log.num_steps == 2 and max(told) < 2
+    assert run.log.num_steps == 2 and max(reported) < 2
 
 
 def test_every_step_is_asked_before_each():

@@ -35,7 +35,7 @@ def test_the_engine_does_what_the_oracle_does_when_crowded(case):
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=50)
 @given(case=small_cases(), data=st.data())
-def test_who_arrives_as_a_step_ends_is_seen_at_once(policy, case, data):
+def test_an_arrival_as_a_step_ends_is_seen_at_once(policy, case, data):
     """A last request comes at the end of some step, or a tick before or after it."""
     outcome, _ = expected(policy, case)
     last = case.requests[-1]

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, times_of
 from fragmeter.sim.engine.run import Run
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import CARRY_ON
@@ -29,13 +29,13 @@ def everything(run: Run) -> dict[str, list[int]]:
 
 
 def swaps(requests: list[Request], num_blocks: int, host_blocks: int) -> Case:
-    """Blocks of one slot, so that everybody takes one in every step; victims are swapped out while the host has room."""
+    """Blocks of one slot, so that each sequence takes one a step; victims are swapped out while the host has room."""
     limits = Limits(60, watermark_fraction=0.0, preemption_mode="swap")
     return Case(requests, Pool(num_blocks, 1, host_blocks), limits, LineCost())
 
 
 @pytest.mark.parametrize("leap", [True, False])
-def test_nobody_is_admitted_past_one_who_was_preempted_in_the_same_step(leap):
+def test_no_request_is_admitted_past_one_preempted_in_the_same_step(leap):
     """Catches: phase 3 stops at the last arrival that was preempted in this step, not at the first of them.
 
     Sixteen slots, room for one on the host. After the prefills nothing is free.
@@ -48,14 +48,14 @@ def test_nobody_is_admitted_past_one_who_was_preempted_in_the_same_step(leap):
     """
     prompts, outputs = (1, 1, 6, 7, 1), (4, 4, 4, 2, 3)
     run = serve(PAGED, swaps([Request(0, *lengths) for lengths in zip(prompts, outputs)], 16, 1), leap=leap)
-    assert stays_of(run) == [
+    assert residencies_of(run) == [
         *((0, i, prompt, 0, FRESH) for i, prompt in enumerate(prompts)),
         (2, 4, 2, 1, SWAPPED_IN),
         (4, 2, 9, 3, RECOMPUTED),
         (5, 3, 8, 1, RECOMPUTED),
         (5, 4, 3, 2, RECOMPUTED),
     ]
-    assert cuts_of(run) == [(1, 3, 0), (1, 4, 1), (3, 4, 0), (3, 2, 0)]
+    assert evictions_of(run) == [(1, 3, 0), (1, 4, 1), (3, 4, 0), (3, 2, 0)]
 
 
 # Thirteen slots, two on the host.
@@ -76,13 +76,13 @@ ID_LOG = {
 
 @pytest.mark.parametrize("leap", [True, False])
 def test_block_ids_go_out_in_the_order_of_arrival_and_come_back_as_they_lie_in_the_table(leap):
-    """Catches: who is admitted again while a later arrival runs takes its blocks after that one; a table that goes to
-    the host gives its blocks back in another order. Leaps and steps agree in both."""
+    """Catches: a sequence admitted again while a later arrival runs takes its blocks after that one; a table that goes
+    to the host gives its blocks back in another order. Leaps and steps agree in both."""
     walk = Walk(PAGED, ID_CASE, leap)
     seen = {m.decode_step: (m.tables, m.host_tables, m.free_ids) for m in walk.ids()}
     assert seen.items() <= ID_LOG.items() if leap else seen == ID_LOG
     assert {0, 1, 2, 3} <= set(seen)
-    # 2 is done before 3, whose blocks are freed last.
+    # 2 is done before 3, and the blocks of 3 are freed last.
     assert walk.memory.tables.pool.free_ids == (0, 9, 5, 4, 3, 8, 10, 2, 6, 12, 11, 7, 1)
 
 
@@ -112,7 +112,7 @@ def test_the_largest_chunk_holds_a_model_that_ends_within_a_block(leap):
 def test_a_window_has_its_own_fragmentation(leap, window, over_iterations, over_time):
     """Catches: a step that starts as the window ends counts, the time before the window counts, the window is ignored.
 
-    Four chunks of a block, of which the second residencies when the first step, 129 ticks long, is over. In two more of 114
+    Four chunks of a block, of which the second remains when the first step, 129 ticks long, is over. In two more of 114
     ticks three blocks are free, two of them together. A step belongs to the window in which it starts."""
     requests = [Request(0, 1, output) for output in (1, 3, 1, 1)]
     run = serve("orca-oracle", Case(requests, Pool(4, 4), Limits(64), LineCost()), window, leap=leap)
@@ -160,7 +160,7 @@ def test_rows_that_are_integrated_a_few_at_a_time_give_the_same_sums(rows):
         assert [run.accounts.window(*edges) for edges in ((), (600, 6200))] == whole
 
 
-def test_a_policy_that_lets_nobody_run_is_a_fault():
+def test_a_policy_that_lets_no_request_run_is_a_fault():
     """Catches: the engine ends a run in which requests still wait, as if all were served."""
     with mock.patch("fragmeter.sim.policy.vllm_sosp23.VllmSosp23.schedule", return_value=CARRY_ON):
         with pytest.raises(SimulationFault, match="vllm-sosp23 is stuck: nothing runs and 2 requests wait"):

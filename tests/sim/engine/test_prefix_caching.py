@@ -82,7 +82,7 @@ def test_leap_and_step_are_the_same_bits(case, data):
 
 
 def story(requests, content, num_blocks: int, **limits) -> tuple[list[str], SharedCase, Run]:
-    """The oracle's log of a case in blocks of four, once the engine has told the same, in steps."""
+    """The oracle's log of a case in blocks of four, once the engine has the same, in steps."""
     case = SharedCase(
         requests, Pool(num_blocks, 4), Limits(100, max_num_seqs=64, **limits), schedulers.StoryCost(), content
     )
@@ -132,9 +132,9 @@ def test_samples_find_the_prompt_of_the_first_one():
     """Ten tokens in blocks of four, three times: one computes them, and each of the others finds eight of them."""
     _, case, _ = story(*of_pieces([0], [[(7, 10)]], [0], [3]), 20)
     run = simulate(caching_settings(case), replace(case.workload, n=np.array([3])), case.cost)
-    told = summary(run)["prefix_cache"]
+    cache = summary(run)["prefix_cache"]
     assert requests_table(run)["cached_tokens"].tolist() == [8]
-    assert (told["queried_tokens"], told["hit_tokens"]) == (30, 16)
+    assert (cache["queried_tokens"], cache["hit_tokens"]) == (30, 16)
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
@@ -155,10 +155,10 @@ def test_of_several_samples_a_request_has_the_cached_tokens_of_the_last(policy, 
     assert table["cached_tokens"].tolist() == expected
     served = ~run.refused
     assert (table["cached_tokens"] < table["prompt_tokens"])[served].all()
-    told = summary(run)["prefix_cache"]
-    assert told == summary(alone)["prefix_cache"]
-    assert told["queried_tokens"] == (work.n * work.prompt_tokens)[served].sum()
-    assert told["hit_tokens"] == each["cached_tokens"].sum()
+    cache = summary(run)["prefix_cache"]
+    assert cache == summary(alone)["prefix_cache"]
+    assert cache["queried_tokens"] == (work.n * work.prompt_tokens)[served].sum()
+    assert cache["hit_tokens"] == each["cached_tokens"].sum()
 
 
 def test_what_is_said_of_the_cache():
@@ -174,13 +174,13 @@ def test_what_is_said_of_the_cache():
         [1000, 776, 890, 890, 1000, 2000],
         [],
     ]
-    told = summary(run)["prefix_cache"]
-    assert (told["queried_tokens"], told["hit_tokens"], told["hit_rate"]) == (58, 16, 16 / 58)
-    assert (told["preempted_queried_tokens"], told["preempted_hit_tokens"], told["evicted_blocks"]) == (0, 0, 5)
-    lifetime = told["vllm:kv_block_lifetime_seconds"]
+    cache = summary(run)["prefix_cache"]
+    assert (cache["queried_tokens"], cache["hit_tokens"], cache["hit_rate"]) == (58, 16, 16 / 58)
+    assert (cache["preempted_queried_tokens"], cache["preempted_hit_tokens"], cache["evicted_blocks"]) == (0, 0, 5)
+    lifetime = cache["vllm:kv_block_lifetime_seconds"]
     assert (lifetime["count"], lifetime["mean"], lifetime["median"]) == (6, 6666 / 6 / 1e12, 1000 / 1e12)
     assert lifetime["buckets"]["0.001"] == lifetime["buckets"]["+Inf"] == 6
-    assert told["vllm:kv_block_reuse_gap_seconds"] | {"buckets": {}} == {
+    assert cache["vllm:kv_block_reuse_gap_seconds"] | {"buckets": {}} == {
         "count": 0, "mean": None, "median": None, "buckets": {},
     }  # fmt: skip
     assert requests_table(run)["cached_tokens"].tolist() == [0, 8, 0, 4, 4]
@@ -188,10 +188,10 @@ def test_what_is_said_of_the_cache():
     assert summary(plain)["prefix_cache"] is None and "cached_tokens" not in requests_table(plain)
 
 
-def test_who_waits_is_let_in_by_a_block_that_somebody_fills():
+def test_a_waiting_request_is_let_in_by_a_block_that_a_running_one_fills():
     """Five usable blocks: two for 0, two for 1, one free. 2 begins with what 1 says: it needs three blocks. At 111 it
     finds one in a table, and the two others are too many. At 231 1 fills its second one, which 2 finds as well. A leap
-    would pass over that: nobody is done before 472, and there is a block for everybody's growth. In the end 1 grows
+    would pass over that: none is done before 472, and there is a block for all growth. In the end 1 grows
     into a block that 0 left cached, in the middle of a leap."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
     lines, case, run = story(requests, content, 6)
@@ -220,7 +220,7 @@ def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
             story(requests, content, 6)
 
 
-def test_a_victim_frees_only_what_nobody_else_holds():
+def test_a_victim_frees_only_what_no_other_table_holds():
     """Seven usable blocks: one each for 0, 1 and 2, three for 3, of which 4, admitted in the same step, finds two and
     takes one more. At 122 0, 1 and 2 want a block each. 4 gives up one; the two that it shares are held by 3, which
     has to go as well. At 252 3 finds the first block of the two again, and 4 the second too, which 3 computes."""
@@ -233,9 +233,9 @@ def test_a_victim_frees_only_what_nobody_else_holds():
         "252+108 | run 3 4 | prefill 3:6 4:2 | live 12 reserved 4 cached 8 free 4",
         "360+120 | run 3 4 | decode 3 4 | live 14 reserved 2 cached 8 free 4",
     ]
-    told = summary(run)
-    assert told["work"]["tokens"]["recomputed"] == 5 + 1
-    cache = told["prefix_cache"]
+    results = summary(run)
+    assert results["work"]["tokens"]["recomputed"] == 5 + 1
+    cache = results["prefix_cache"]
     assert (cache["queried_tokens"], cache["hit_tokens"]) == (30, 8)
     assert (cache["preempted_queried_tokens"], cache["preempted_hit_tokens"]) == (20, 12)
     assert requests_table(run)["cached_tokens"].tolist() == [0, 0, 0, 0, 8]
@@ -254,7 +254,7 @@ class CacheWalk:
         self.engine = Engine(self.env, source, replica.policy, replica.memory, replica.cost, leap=leap)
 
     def moments(self):
-        """When, for how long, whether somebody runs, and the slots that are in no table, by bucket, and live."""
+        """When, for how long, whether a sequence runs, and the slots that are in no table, by bucket, and live."""
         while True:
             self.env.step()
             if not self.engine.process.is_alive:
@@ -329,7 +329,7 @@ def turns(tmp_path):
     return path
 
 
-def told(capsys, *tokens: object) -> str:
+def printed(capsys, *tokens: object) -> str:
     assert status(["simulate", "--trace", *map(str, tokens)]) == DONE
     return capsys.readouterr().out
 
@@ -346,38 +346,38 @@ class TestCommand:
     )
     def test_caches_where_the_trace_has_contents_and_the_policy_can(self, policy, flag, on, tmp_path, capsys):
         out = tmp_path / "out"
-        said = told(capsys, turns(tmp_path), "--policy", policy, *([flag] if flag else []), "--out", out)
+        output = printed(capsys, turns(tmp_path), "--policy", policy, *([flag] if flag else []), "--out", out)
         cache = json.loads((out / "summary.json").read_text())["prefix_cache"]
         rerun = json.loads((out / "run.json").read_text())["replica"]
         assert rerun["enable_prefix_caching"] == on == (cache is not None)
-        lines = [line.split() for line in said.splitlines() if "prefix cache hits" in line]
+        lines = [line.split() for line in output.splitlines() if "prefix cache hits" in line]
         assert [line[3] for line in lines] == ([f"{cache['hit_rate']:.1%}"] if on else [])
         assert cache is None or cache["hit_rate"] > 0.5
 
     @pytest.mark.parametrize("flag", [None, "--enable-prefix-caching"])
-    def test_without_contents_only_who_was_preempted_finds_anything(self, flag, tmp_path, capsys):
+    def test_without_contents_only_preempted_requests_find_anything(self, flag, tmp_path, capsys):
         trace = tmp_path / "pairs.csv"
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,30,30\n" * 4)
         small = ["--policy", "vllm-v1", "--num-gpu-blocks-override", 10, "--json", "-"]
-        cache = json.loads(told(capsys, trace, *small, *([flag] if flag else [])))["prefix_cache"]
+        cache = json.loads(printed(capsys, trace, *small, *([flag] if flag else [])))["prefix_cache"]
         if flag is None:
             assert cache is None
         else:
             assert cache["hit_tokens"] == 0 < cache["preempted_hit_tokens"]
 
-    def test_who_cannot_cache_says_who_can(self, tmp_path, capsys):
+    def test_a_policy_that_cannot_cache_names_those_that_can(self, tmp_path, capsys):
         assert (
             status(["simulate", "--trace", str(turns(tmp_path)), "--policy", "sarathi", "--enable-prefix-caching"]) == 2
         )
-        said = capsys.readouterr().err
-        assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in said
-        assert "vllm-v1" in said and len(said.splitlines()) == 1
+        output = capsys.readouterr().err
+        assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in output
+        assert "vllm-v1" in output and len(output.splitlines()) == 1
 
     def test_layers_with_a_window_cache_nothing(self, tmp_path, capsys):
         model = ["--policy", "vllm-v1", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--json", "-"]
         trace = turns(tmp_path)
-        assert json.loads(told(capsys, trace, *model))["prefix_cache"] is None
+        assert json.loads(printed(capsys, trace, *model))["prefix_cache"] is None
         assert status(["simulate", "--trace", str(trace), *model, "--enable-prefix-caching"]) == 2
         assert "give --disable-hybrid-kv-cache-manager" in capsys.readouterr().err
-        kept = told(capsys, trace, *model, "--disable-hybrid-kv-cache-manager")
+        kept = printed(capsys, trace, *model, "--disable-hybrid-kv-cache-manager")
         assert json.loads(kept)["prefix_cache"]["hit_rate"] > 0.5

@@ -28,7 +28,7 @@ from strategies import Case, crowded_cases, long_cases, small_cases
 
 
 class Spans(Observer):
-    """Every span that the engine lets pass, with how many sequences its queues hold in it; of idle ones nobody is there."""
+    """Every span that the engine lets pass, with how many sequences its queues hold in it; none in idle ones."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int, int]] = []
@@ -45,10 +45,10 @@ class Spans(Observer):
         self.spans.append((now, ticks, 0))
 
     def integral(self, arrivals: np.ndarray) -> int:
-        """Request-ticks in the system: who is in the queues residencies for the span, who comes within it from then on."""
+        """Request-ticks in the system: requests in the queues count for the span, arrivals within it from then on."""
         starts, ticks, held = np.array(self.spans, dtype=np.int64).reshape(-1, 3).T
         stayed, ends = int((ticks * held).sum()), starts + ticks
-        # The first span that ends at or after an arrival; who comes as it ends is in the next one's queues.
+        # The first span that ends at or after an arrival; a request that comes as it ends is in the next one's queues.
         within = np.searchsorted(ends, arrivals, side="left")
         inside = arrivals > starts[within]
         return stayed + int((ends[within[inside]] - arrivals[inside]).sum())
@@ -74,7 +74,7 @@ LOAD, ASYMPTOTIC_VARIANCE = 0.5, 29.0
 
 
 def mean_wait(n: int, exponential: bool) -> float:
-    """Mean wait, in mean services, of one server at half load whose requests cost the same for each token."""
+    """Mean wait, in mean services, of one server at half load and requests that cost the same for each token."""
     rng = np.random.default_rng(5)
     outputs = np.full(n, MEAN_TOKENS)
     if exponential:

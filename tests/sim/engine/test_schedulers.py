@@ -67,9 +67,9 @@ def test_the_engine_tells_the_stories_that_were_worked_out_by_hand(story, monkey
         outcome = simulate(policy, requests, pool, limits, *costs)
         understated = any(r.max_tokens is not None and r.max_tokens < r.output_tokens for r in requests)
         if not understated:
-            seats = limits.max_num_seqs or min(len(requests), limits.max_num_batched_tokens)
-            seated = replace(limits, max_num_seqs=seats)
-            run = serve(policy, Case(requests, pool, seated, StoryCost()), leap=False)
+            max_num_seqs = limits.max_num_seqs or min(len(requests), limits.max_num_batched_tokens)
+            limited = replace(limits, max_num_seqs=max_num_seqs)
+            run = serve(policy, Case(requests, pool, limited, StoryCost()), leap=False)
             assert log_of(run) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
             same_requests(run, outcome)
         return outcome

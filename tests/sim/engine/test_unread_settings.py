@@ -114,7 +114,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
 
     Args:
         everywhere: Whether to try all scenes in which it is said not to be read, and to compare all tables; else the
-            one that shows the setting best, and those of which it is known that nobody reads it there.
+            one that shows the setting best, and those in which it is known not to be read.
     """
     cases = [
         (place, value, why(policy, scene, field, value))
@@ -187,8 +187,8 @@ def test_defaults_and_what_asks_for_nothing_are_never_refused(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_max_tokens_are_read_by_who_reserves(policy):
-    """``--max-tokens`` is of the requests: the same load, told and not."""
+def test_max_tokens_are_read_by_policies_that_reserve(policy):
+    """``--max-tokens`` belongs to the requests: the same load, with and without."""
     scenes = [scene for scene in SCENES if scene.name in ("sessions", "grown")]
     changed = any(
         outcome(scene.settings(policy), scene.work, False)
@@ -227,11 +227,11 @@ OTHERS = (
 @pytest.mark.parametrize("field", CLUSTERS)
 def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeypatch):
     monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *asked: None)
-    told = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
+    sessions = load(content=PromptContent.of_sessions(ROWS // 3 % 5), arrival_ticks=ROWS * 10**10)
     base = settings(policy="vllm-v1", num_gpu_blocks_override=100, max_model_len=600)
     value, more = CLUSTERS[field]
     shown: dict[str, bool] = {}
-    for work, others in product((told, load()), (more, *OTHERS)):
+    for work, others in product((sessions, load()), (more, *OTHERS)):
         try:
             asked, plain = cluster(**others | {field: value}), cluster(**others)
         except SettingError:
@@ -239,7 +239,7 @@ def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeyp
             continue
         if asked == plain:
             continue
-        # The name of the router is told, and no result.
+        # The summary names the router; that is no result.
         summaries = [cluster_summary(simulate_cluster(base, work, each)) | {"router": None} for each in (asked, plain)]
         if why_unread_in_cluster(field, asked, work) is None:
             shown[str(others)] = shown.get(str(others), False) or summaries[0] != summaries[1]

@@ -135,12 +135,12 @@ def test_a_fork_at_the_end_of_a_block_copies_nothing():
     assert summary(run)["copied_slots"] == 0 and run.log.rows["prefill_tokens"].sum() == 6 + 1
 
 
-def test_who_rolls_back_goes_on_in_the_parents_blocks():
+def test_a_rollback_goes_on_in_the_parents_blocks():
     """Back to five tokens: block 1 is written on in place, block 2 is given up and taken again for the ninth token."""
     assert tables_of(tree(FIRST, (LATER, 7, 4, 0, 5, True)))[-2:] == [{1: [0, 1]}, {1: [0, 1, 2]}]
 
 
-def test_who_rolls_back_copies_what_others_name():
+def test_a_rollback_copies_what_others_name():
     """A fork that runs names blocks 0 and 1; to write on in block 1 from its sixth token is to copy it."""
     fork, back = (LATER, 9, 30, 0, 8, False), (LATER + 10**11, 7, 2, 0, 6, True)
     both = [tables for tables in tables_of(tree(FIRST, fork, back)) if len(tables) == 2]
@@ -175,7 +175,7 @@ def test_what_is_kept_is_cached_and_given_up_when_blocks_run_out():
     assert [tokens for tokens in plenty.log.rows["prefill_tokens"].tolist() if tokens] == [12, 25, 1, 1]
 
 
-def test_who_is_given_up_is_the_parent_used_longest_ago():
+def test_the_parent_used_longest_ago_is_given_up():
     """As above, but a child of 0 comes before the large request, which therefore takes the blocks of 1."""
     child = (10, 2, 0, 9, False)
     work = tree(FIRST, FIRST, (LATER, *child), (2 * LATER, 25, 2), (LAST, *child), (2 * LAST, 10, 2, 1, 9, False))
@@ -194,8 +194,8 @@ def test_a_prompt_that_others_pause_for_gives_up_nothing_for_a_step_that_is_over
 
 
 @pytest.mark.parametrize("policy", CONTIGUOUS)
-def test_contiguous_policies_copy_a_fork_and_stay_in_place_to_roll_back(policy):
-    """A fork copies 9 tokens, in bytes and in time; who rolls back finds them where they are."""
+def test_contiguous_policies_copy_a_fork_and_roll_back_in_place(policy):
+    """A fork copies 9 tokens, in bytes and in time; a rollback finds them where they are."""
     fork = simulate(settings(policy=policy), tree(FIRST, (LATER, 10, 2, 0, 9, False)))
     back = simulate(settings(policy=policy), tree(FIRST, (LATER, 7, 4, 0, 5, True)))
     assert fork.log.rows["prefill_tokens"].sum() == 6 + 1 and back.log.rows["prefill_tokens"].sum() == 6 + 2
@@ -203,8 +203,8 @@ def test_contiguous_policies_copy_a_fork_and_stay_in_place_to_roll_back(policy):
     assert fork.log.rows["swap_ticks"].sum() == fork.log.copies["ticks"].sum() > 0
 
 
-def test_a_piece_that_is_too_short_to_go_on_in_is_copied():
-    """Orca (Oracle) reserves what comes: 16 slots for the parent, and 48 for who goes on from it with more."""
+def test_a_piece_that_is_too_short_to_continue_in_is_copied():
+    """Orca (Oracle) reserves what comes: 16 slots for the parent, and 48 for the child with more."""
     run = simulate(settings(policy="orca-oracle"), tree(FIRST, (LATER, 7, 40, 0, 5, True)))
     assert run.log.copies["slots"].tolist() == [5]
 
@@ -237,7 +237,7 @@ def test_a_half_full_block_that_is_named_and_not_copied_breaks_invariant_3():
 
 
 def test_a_reference_that_is_forgotten_is_found():
-    """Planted: who names a block of another one does not count."""
+    """Planted: names of other requests' blocks do not count."""
     work = tree((0, 6, 60), (5 * 10**11, 9, 9, 0, 8, False))
     with mock.patch.object(BlockPool, "share", lambda pool, block: None), pytest.raises(AssertionError):
         list(SharingWalk(settings(num_gpu_blocks_override=40, block_size=4), work).moments())
@@ -252,7 +252,7 @@ def trace(tmp_path, *rows: str):
     return path
 
 
-def test_a_trace_says_who_goes_on_from_whom(tmp_path):
+def test_a_trace_names_the_parent_of_each_request(tmp_path):
     found = read(trace(tmp_path, "0,6,5,,,", "3,10,2,0,9,", "6,7,4,0,,5")).dialogue
     assert found.parent.tolist() == [-1, 0, 0]
     assert found.parent_tokens.tolist() == [0, 9, 5] and found.rolls_back.tolist() == [False, False, True]
@@ -303,7 +303,7 @@ def test_what_a_workload_cannot_say():
     with pytest.raises(SettingError, match="parent_tokens = 9: request 1 can begin with 1 to 5 tokens"):
         too_many = Dialogue(np.array([-1, 0]), np.array([0, 9]), np.array([False, False]))
         Workload("w", *lengths, dialogue=too_many)
-    with pytest.raises(SettingError, match="shared_prefix_tokens = 2: does not go with a trace whose requests"):
+    with pytest.raises(SettingError, match="shared_prefix_tokens = 2: does not go with a trace with parent requests"):
         simulate(settings(shared_prefix_tokens=2), Workload("w", *lengths, dialogue=dialogue))
 
 

@@ -160,7 +160,7 @@ def asks_by_name(tree: ast.AST) -> bool:
 @pytest.mark.parametrize(
     "folder", ["sim/memory", "sim/policy", "sim/cluster", "sim/recording", "sim/metrics", "sim/output"]
 )
-def test_nobody_looks_behind_the_interface(folder):
+def test_no_module_looks_behind_the_interface(folder):
     for path in sorted((ROOT / folder).rglob("*.py")):
         assert not asks_by_name(ast.parse(path.read_text())), path
 

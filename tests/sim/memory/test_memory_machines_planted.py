@@ -63,7 +63,7 @@ def does_not_merge(arena: BuddyArena, start: int, blocks: int) -> None:
 
 
 def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
-    return max((place for place, length in enumerate(arena._lengths) if length >= blocks), default=None)
+    return max((place for place, length in enumerate(arena.lengths) if length >= blocks), default=None)
 
 
 def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
@@ -95,7 +95,7 @@ def sees_no_window_fill(skipped: SkippedBlocks, decode_step: int) -> int:
     return 1 << 40
 
 
-def counts_whoever_left(skipped: SkippedBlocks, sequence, decode_step: int) -> int:
+def counts_all_that_left(skipped: SkippedBlocks, sequence, decode_step: int) -> int:
     blocks = skipped.so_far(sequence, decode_step)
     skipped.prompts.pop(sequence, None)
     return blocks
@@ -149,7 +149,7 @@ def keeps_the_pieces_of_a_trial(transaction: ContiguousTransaction, slots: int, 
     return all(memory.has_place(slots) and memory.take_place(slots) is not None for _ in range(pieces))
 
 
-def spares_nobody(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
+def spares_none(memory: DialogueContiguousMemory, spared: int = -1) -> list[int]:
     return [parent for parent in memory.kept if parent not in memory._promised]
 
 
@@ -166,7 +166,7 @@ PLANTED = [
     ("HashedBlockPool", HashedBlockPool, "release", frees_the_beginning_first),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
-    ("FirstFitArena", FirstFitArena, "_choose", takes_the_last_run),
+    ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
     ("PagedMemory", BlockTables, "grow_until", grows_table_by_table),
     ("PagedMemory", PagedMemory, "swap_in", PagedMemory.admit),
@@ -175,7 +175,7 @@ PLANTED = [
     ("DeferredMemory", Regions, "unmap", unmaps_first_pages_first),
     ("DeferredMemory", DeferredMemory, "steps_settled", settles_at_once),
     ("HybridMemory", SkippedBlocks, "steps_alike", sees_no_window_fill),
-    ("HybridMemory", SkippedBlocks, "leave", counts_whoever_left),
+    ("HybridMemory", SkippedBlocks, "leave", counts_all_that_left),
     ("HybridMemory", HybridTables, "drop", gives_its_first_pages_back_first),
     ("SharingMemory", SharingTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
@@ -187,7 +187,7 @@ PLANTED = [
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
     ("CopyingBuddyMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
-    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_nobody),
+    ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
     ("DialogueBuddyMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),
     ("ReservedMemory", ReservedMemory, "slots_of", ContiguousMemory.slots_of),

@@ -84,7 +84,7 @@ def test_what_vllm_would_report_of_a_block_hit_six_times():
     for second in (11, 12, 14, 18, 26, 42):
         pool.take_cached([0], 1, second)
         pool.release([0])
-    assert not any(map(len, history.observed_ticks().values())), "nothing is told of a block that is still cached"
+    assert not any(map(len, history.observed_ticks().values())), "a block that is still cached is not logged"
     pool.take(1, 100)
     assert {name: ticks.tolist() for name, ticks in history.observed_ticks().items()} == {
         "vllm:kv_block_lifetime_seconds": [90],

@@ -35,7 +35,7 @@ def test_locks_keep_a_path_and_only_that():
     tree.lock(node)
     tree.insert([("a", 0, 6), ("b", 0, 5)], now=1)
     assert (tree.protected_tokens, tree.evictable_tokens) == (10, 5)
-    assert node.tokens == 4, "the node that was locked residencies the end of its string"
+    assert node.tokens == 4, "the node that was locked remains the end of its string"
     assert tree.evict(100) == 5
     tree.unlock(node)
     assert (tree.protected_tokens, tree.evictable_tokens) == (0, 10)

@@ -1,4 +1,4 @@
-"""Groups of sequences: what they share, what they copy, and who gives way."""
+"""Groups of sequences: what they share, what they copy, and which give way."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def groups(draw, policies=SHARING + COPYING):
     return what_is_read(chosen, work), work
 
 
-def told(run) -> tuple:
+def results_of(run) -> tuple:
     """All that a run says of itself."""
     return json.dumps(summary(run)), steps_of(run)
 
 
 def check_that_all_ways_agree(chosen, work):
     leapt = simulate(settings(**chosen), work)
-    assert told(leapt) == told(simulate(settings(**chosen, leap=False), work))
-    assert told(leapt) == told(simulate(settings(**chosen, ids=True), work))
+    assert results_of(leapt) == results_of(simulate(settings(**chosen, leap=False), work))
+    assert results_of(leapt) == results_of(simulate(settings(**chosen, ids=True), work))
     rows = leapt.accounts.at_rows()
     assert (sum(rows[bucket] for bucket in BUCKETS) == leapt.log.capacity_slots).all()
     assert all((rows[bucket] >= 0).all() for bucket in BUCKETS)
@@ -117,7 +117,7 @@ def test_the_tables_in_many_cases(case):
 
 
 def test_a_copy_on_write_that_is_forgotten_breaks_invariant_3():
-    """Planted: nobody notices that a block is shared, so that siblings write into one."""
+    """Planted: a shared block is not noticed, so that siblings write into one."""
     chosen = settings(num_gpu_blocks_override=20, block_size=4, ids=True)
     with mock.patch.object(BlockPool, "is_shared", lambda pool, block: False):
         with pytest.raises(AssertionError, match="invariant 3"):
@@ -134,7 +134,7 @@ def test_a_copy_that_is_not_counted_is_found_in_the_tables():
 
 
 def log(chosen: dict, work: Workload) -> list[tuple]:
-    """(clock, tables by sequence) of every step."""
+    """(decode step, tables by sequence) of every step."""
     return [(moment.decode_step, moment.tables) for moment in SharingWalk(settings(**chosen, ids=True), work).moments()]
 
 
@@ -202,7 +202,7 @@ def test_a_group_that_the_host_cannot_hold_is_computed_again():
     assert summary(group)["preemptions"] == {"recompute": 1, "swap": 0}
 
 
-def test_a_group_takes_a_seat_for_each_of_its_sequences():
+def test_each_sequence_of_a_group_counts_towards_max_num_seqs():
     chosen = {"num_gpu_blocks_override": 100, "max_num_seqs": 4}
     three, two = (simulate(settings(**chosen), requests((0, 8, 9, n), (0, 8, 9, 2))) for n in (3, 2))
     scheduled = [
@@ -253,16 +253,16 @@ def test_where_groups_are_unknown_each_sequence_is_a_request_of_its_own(policy):
 def test_where_prefixes_are_cached_the_samples_of_a_request_find_its_prompt(policy, computed):
     """Of 400 tokens vLLM finds the 24 full blocks that leave the last token out, and SGLang all but the last token.
     In one step vLLM finds what it has begun to compute, and SGLang does not: here it runs one at a time."""
-    seats = 1 if policy == "sglang" else None
-    run = simulate(settings(policy=policy, max_num_seqs=seats), requests(*[(0, 400, 5, 4)] * 5))
+    max_num_seqs = 1 if policy == "sglang" else None
+    run = simulate(settings(policy=policy, max_num_seqs=max_num_seqs), requests(*[(0, 400, 5, 4)] * 5))
     assert run.log.rows["prefill_tokens"].sum() == 5 * computed
-    told = summary(run)["prefix_cache"]
-    assert told["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
+    cache = summary(run)["prefix_cache"]
+    assert cache["hit_tokens"] == 5 * 3 * (400 - (computed - 400) // 3)
     off = simulate(settings(policy=policy, enable_prefix_caching=False), requests(*[(0, 400, 5, 4)] * 5))
     assert off.log.rows["prefill_tokens"].sum() == 5 * 4 * 400
 
 
-def test_a_pinned_prefix_is_live_always_and_computed_by_nobody():
+def test_a_pinned_prefix_is_live_always_and_never_computed():
     """Prefix of 10 tokens in blocks of 4: two blocks. Two prompts of 12 compute 4 tokens each."""
     chosen = settings(num_gpu_blocks_override=10, block_size=4, shared_prefix_tokens=10, leap=False)
     late = 10**12

@@ -1,4 +1,4 @@
-"""Who of the groups is admitted, gives way and comes back: worked out by hand, in blocks of four tokens."""
+"""The groups that are admitted, give way and come back: worked out by hand, in blocks of four tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARING = ("vllm-sosp23", "vllm-v0")
 
 
 def starts(run) -> list[list[int]]:
-    """Decode clocks at which each sequence started; a prefill that others wait for counts as the decode step before."""
+    """Decode steps at which each sequence started; a prefill that others wait for counts as the decode step before."""
     residencies = run.log.residencies
     return [
         residencies["start_step"][residencies["index"] == index].tolist()
@@ -30,7 +30,7 @@ def test_groups_are_admitted_while_that_leaves_the_watermark(policy, log):
 @pytest.mark.parametrize("policy", SHARING)
 def test_a_group_goes_on_while_a_block_is_free_for_each_of_its_sequences_whether_it_needs_one_or_not(policy):
     """Two samples of five tokens behind a prompt of four: one block is shared, and when they fork each opens one of its
-    own, in which all that follows has room. Of five blocks two stay free. Of four one does, so the group gives way
+    own, in which all that follows has room. Of five blocks two are left free. Of four one does, so the group gives way
     before each of its other three tokens; the pool could not take it back and two more, so it is computed again."""
     preempted = [
         summary(
@@ -54,7 +54,7 @@ def test_a_group_comes_back_where_its_blocks_and_one_a_sequence_leave_the_waterm
 
 
 @pytest.mark.parametrize(("policy", "first", "back", "admitted"), [("vllm-sosp23", 0, 17, 17), ("vllm-v0", -1, 16, 16)])
-def test_nobody_is_admitted_while_a_group_is_swapped_out(policy, first, back, admitted):
+def test_no_request_is_admitted_while_a_group_is_swapped_out(policy, first, back, admitted):
     """As above, with a watermark of 4; a prompt of one block comes about step 12, when eight are free. It waits for the
     group: vllm-sosp23 admits it in the same step, vllm-v0 in the next one, which only prefills."""
     chosen = settings(policy=policy, num_gpu_blocks_override=13, block_size=4, watermark=0.31)

@@ -20,7 +20,7 @@ from walk_hybrid import HybridWalk
 LIMITS = Limits(max_model_len=40, max_num_batched_tokens=10, max_num_seqs=4, watermark_fraction=0.0)
 
 
-def told(policy: str, requests: list[Request], pool: Pool, groups: Groups, limits: Limits = LIMITS) -> list[str]:
+def log_lines(policy: str, requests: list[Request], pool: Pool, groups: Groups, limits: Limits = LIMITS) -> list[str]:
     """The oracle's log, once the engine has the same times and buckets."""
     hybrid = HybridCase(Case(requests, pool, limits, StoryCost()), groups)
     outcome, in_groups = simulate_hybrid(policy, requests, pool, limits, groups, StoryCost().step_ticks)
@@ -34,7 +34,7 @@ def test_a_sequence_crosses_its_window():
     """A full group and one with a window of 4, blocks of 2. With c tokens computed the next one sees c - 3 and later,
     so from c = 5 on a page comes back in every other step, and the step after it takes one. Twelve pages."""
     groups = Groups(full=1, sliding=1, window=4)
-    assert told("vllm-v1", [Request(0, 3, 8)], Pool(13, 2), groups) == [
+    assert log_lines("vllm-v1", [Request(0, 3, 8)], Pool(13, 2), groups) == [
         # Two pages in either group, for 3 tokens and one to come.
         "0+103 | run 0 | prefill 0:3 | live 6 reserved 2 free 16",
         "103+110 | run 0 | decode 0 | live 8 free 16",
@@ -66,12 +66,12 @@ def test_a_prompt_longer_than_its_window_gives_back_in_the_step_after():
     """Only the window is left of nine tokens once they are computed. vLLM V1 admits 1 in that very step, to pages that
     0 gave back in it; vLLM 0.x looks at the queue before, and finds one where it needs two."""
     requests, groups = [Request(0, 9, 3), Request(0, 4, 1)], Groups(full=0, sliding=1, window=4)
-    assert told("vllm-v1", requests, Pool(7, 2), groups) == [
+    assert log_lines("vllm-v1", requests, Pool(7, 2), groups) == [
         "0+109 | run 0 | prefill 0:9 | live 9 reserved 1 free 2",
         "109+114 | run 0 1 | decode 0 | prefill 1:4 | live 8 free 4",
         "223+110 | run 0 | decode 0 | live 5 reserved 1 free 6",
     ]
-    assert told("vllm-v0", requests, Pool(6, 2), groups) == [
+    assert log_lines("vllm-v0", requests, Pool(6, 2), groups) == [
         "0+109 | run 0 | prefill 0:9 | live 9 reserved 1 free 2",
         "109+110 | run 0 | decode 0 | live 4 free 8",
         "219+104 | run 0 1 | pause 0 | prefill 1:4 | live 8 free 4",
@@ -79,18 +79,18 @@ def test_a_prompt_longer_than_its_window_gives_back_in_the_step_after():
     ]
 
 
-def test_a_page_serves_whoever_is_behind_it_and_not_whoever_is_before():
+def test_a_page_serves_sequences_behind_the_one_that_frees_it_and_not_those_before():
     """Five pages, all held in step 2. There 0 needs one, and 1 is to give one back; but 0 goes first, and 1 gives
-    way with all that it has. With a page more nobody does."""
+    way with all that it has. With a page more none does."""
     requests, groups = [Request(0, 5, 3), Request(0, 4, 3)], Groups(full=0, sliding=1, window=4)
-    assert told("vllm-v1", requests, Pool(6, 2), groups) == [
+    assert log_lines("vllm-v1", requests, Pool(6, 2), groups) == [
         "0+109 | run 0 1 | prefill 0:5 1:4 | live 9 reserved 1",
         # 0 gives back tokens 0 and 1, and 1 takes their page.
         "109+120 | run 0 1 | decode 0 1 | live 9 reserved 1",
         "229+110 | run 0 | preempt 1 | decode 0 | live 5 reserved 1 free 4",
         "339+106 | run 1 | prefill 1:6 | live 6 free 4",
     ]
-    assert told("vllm-v1", requests, Pool(7, 2), groups) == [
+    assert log_lines("vllm-v1", requests, Pool(7, 2), groups) == [
         "0+109 | run 0 1 | prefill 0:5 1:4 | live 9 reserved 1 free 2",
         "109+120 | run 0 1 | decode 0 1 | live 9 reserved 1 free 2",
         "229+120 | run 0 1 | decode 0 1 | live 9 reserved 1 free 2",
@@ -102,7 +102,7 @@ def test_a_long_prompt_asks_for_a_window_and_a_chunk():
     so five do, where the whole prompt would ask for ten. The chunks hold 4, 4, 4, ... tokens and what they see."""
     limits = replace(LIMITS, max_num_batched_tokens=4)
     groups = Groups(full=0, sliding=1, window=4)
-    assert told("vllm-v1", [Request(0, 19, 1)], Pool(6, 2), groups, limits) == [
+    assert log_lines("vllm-v1", [Request(0, 19, 1)], Pool(6, 2), groups, limits) == [
         "0+104 | run 0 | prefill 0:4 | live 4 free 6",
         # 4 computed, and the fifth sees the second: nothing is given back yet.
         "104+104 | run 0 | prefill 0:4 | live 8 free 2",

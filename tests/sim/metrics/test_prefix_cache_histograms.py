@@ -10,14 +10,14 @@ from fragmeter.sim.types.ticks import PER_MS
 
 def test_a_bound_belongs_to_its_bucket():
     """Of 1 ms, 1 ms and a tick, and 2,000 s: the first is in all buckets, the last in none but +Inf."""
-    told = _histogram(np.array([PER_MS, PER_MS + 1, 2_000_000 * PER_MS]))
-    assert (told["count"], told["buckets"]["0.001"], told["buckets"]["0.002"]) == (3, 1, 2)
-    assert told["buckets"]["1800"] == 2 and told["buckets"]["+Inf"] == 3
-    assert len(told["buckets"]) == len(RESIDENCY_BUCKETS_MS) + 1
-    assert told["median"] == (PER_MS + 1) / 1e12
+    histogram = _histogram(np.array([PER_MS, PER_MS + 1, 2_000_000 * PER_MS]))
+    assert (histogram["count"], histogram["buckets"]["0.001"], histogram["buckets"]["0.002"]) == (3, 1, 2)
+    assert histogram["buckets"]["1800"] == 2 and histogram["buckets"]["+Inf"] == 3
+    assert len(histogram["buckets"]) == len(RESIDENCY_BUCKETS_MS) + 1
+    assert histogram["median"] == (PER_MS + 1) / 1e12
 
 
 def test_nothing_observed_has_no_mean():
-    told = _histogram(np.zeros(0, dtype=np.int64))
-    assert (told["count"], told["mean"], told["median"]) == (0, None, None)
-    assert set(told["buckets"].values()) == {0}
+    histogram = _histogram(np.zeros(0, dtype=np.int64))
+    assert (histogram["count"], histogram["mean"], histogram["median"]) == (0, None, None)
+    assert set(histogram["buckets"].values()) == {0}

@@ -1,4 +1,4 @@
-"""The table of residencies: who computes when, held to an engine that is watched step by step."""
+"""The table of residencies: which sequence computes when, held to an engine that is watched step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies import Case, crowded_cases, medium_cases
 
 
 class Watched(Observer):
-    """Writes down who runs, and whose prefill goes on, in every step."""
+    """Writes down the running sequences, and the chunked prefills, of every step."""
 
     every_step = True
 
@@ -35,7 +35,7 @@ class Watched(Observer):
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "fastgen", "sarathi", "orca-max", "static"])
 @hypothesis_settings(max_examples=5)
 @given(case=st.one_of(crowded_cases(), medium_cases()))
-def test_stays_are_what_a_watched_engine_does(policy, case: Case):
+def test_residencies_are_what_a_watched_engine_does(policy, case: Case):
     settings = settings_of(policy, case.pool, case.limits)
     workload = workload_of(case.requests, case.limits.max_model_len)
     watched = Watched()
@@ -49,7 +49,7 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
     for now, (running, prefilling) in last.items():
         there = residencies[(residencies["start_ticks"] <= now) & (now < residencies["end_ticks"])]["sequence"]
         assert running <= set(there) <= running | prefilling
-        # Whoever prefills is on its way to a residency, unless it is pushed out before.
+        # A sequence in its prefill is on its way to a residency, unless it is preempted before.
         assert prefilling & undisturbed <= set(there)
     for request, own in residencies.groupby("request"):
         assert own["start_ticks"].min() >= requests["first_scheduled_ticks"][request]
@@ -58,15 +58,15 @@ def test_stays_are_what_a_watched_engine_does(policy, case: Case):
         assert own["ended"].tolist()[-1] == "finished" and (own["ended"] == "finished").sum() == 1
         assert own["begun"].iloc[0] == "prefilled" and "prefilled" not in own["begun"].tolist()[1:]
         for ended, begun in zip(own["ended"], own["begun"].iloc[1:]):
-            # Who stands still may be flushed later.
+            # A stalled sequence may be flushed later.
             known = {"preempted": {"recomputed"}, "swapped": {"resumed"}, "stalled": {"resumed", "recomputed"}}
             assert begun in known[ended]
-    cut = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
-    told = requests["recomputed"] + requests["swapped"]
-    assert all(count <= told[request] for request, count in cut.items())
+    evicted = residencies[residencies["ended"].isin(["preempted", "swapped"])].groupby("request").size()
+    preempted = requests["recomputed"] + requests["swapped"]
+    assert all(count <= preempted[request] for request, count in evicted.items())
 
 
-def test_a_stay_begins_with_the_first_chunk_of_its_prompt():
+def test_a_residency_begins_with_the_first_chunk_of_its_prompt():
     """Ten tokens in chunks of four: the residency begins with the first, and its token comes after the third."""
     settings = Settings(
         policy="vllm-v1",

@@ -84,7 +84,7 @@ def test_the_time_ledger_accounts_for_every_tick_and_token(case, policy):
 
 
 def padding_by_hand(run) -> int:
-    """Tokens that static batches compute for nobody: each member's share of its batch, less its own."""
+    """Tokens that static batches compute as padding: each member's share of its batch, less its own."""
     if not run.log.together:
         return 0
     run_log, prompts = run.log, run.workload.prompt_tokens[run.log.residencies["index"]]
@@ -139,7 +139,7 @@ def test_a_result_directory_is_whole_and_the_same_bytes_twice(tmp_path):
     assert said["settings"]["num_gpu_blocks_override"] == 20
     assert said["workload"]["sha256"] == small_run().workload.sha256()
     memory = pd.read_parquet(tmp_path / "a" / "memory.parquet")
-    assert (memory.drop(columns=["start_ticks", "largest_free_run"]).sum(axis=1) == 20 * 16).all()
+    assert (memory.drop(columns=["start_ticks", "start_s", "largest_free_run"]).sum(axis=1) == 20 * 16).all()
 
 
 def test_a_result_can_be_rerun_from_its_settings(tmp_path):
@@ -177,13 +177,13 @@ def test_leaps_expand_to_the_steps(policy):
 def test_watching_progress_changes_nothing():
     """A refused request that arrives long after the rest does not stretch the run."""
     work = Workload("late", [0, 100 * 10**12], [10, 900], [5, 100])
-    told = []
+    reported = []
     watched, alone = (
-        simulate(settings(num_gpu_blocks_override=4), work, progress=progress) for progress in (told.append, None)
+        simulate(settings(num_gpu_blocks_override=4), work, progress=progress) for progress in (reported.append, None)
     )
     assert summary(watched) == summary(alone)
     assert summary(alone)["refused_requests"] == [{"request": 1, "smallest_pool_blocks": 63}]
-    assert told[-1] == 2
+    assert reported[-1] == 2
 
 
 @pytest.mark.parametrize("leap", [True, False])
@@ -206,9 +206,9 @@ def test_the_swap_space_has_a_ledger_of_its_own():
     run = simulate(settings(num_gpu_blocks_override=9, block_size=4, watermark=0, preemption_mode="swap"), work)
     assert run.log.host["held_blocks"].tolist() == [4, 0]
     out, back = run.log.host["ticks"].tolist()
-    told = summary(run)["host_pool"]
-    assert told["max_used_blocks"] == 4 and told["num_cpu_blocks"] == run.replica.host_blocks
-    assert told["mean_used_blocks"] == pytest.approx(4 * (back - out) / run.log.end_ticks)
+    host_pool = summary(run)["host_pool"]
+    assert host_pool["max_used_blocks"] == 4 and host_pool["num_cpu_blocks"] == run.replica.host_blocks
+    assert host_pool["mean_used_blocks"] == pytest.approx(4 * (back - out) / run.log.end_ticks)
     rows = result.memory_table(run)
     away = (rows["start_ticks"] >= out) & (rows["start_ticks"] < back)
     assert (rows["host_held"] == np.where(away, 4 * 4, 0)).all() and away.any()

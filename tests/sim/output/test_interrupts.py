@@ -41,7 +41,7 @@ def in_peace(tmp_path_factory) -> Path:
 
 
 def assert_goes_on(out: Path, in_peace: Path) -> None:
-    """What is finished is not run again, and the result has the bytes of a sweep that nobody disturbed."""
+    """What is finished is not run again, and the result has the bytes of an undisturbed sweep."""
     kept = {path: path.stat().st_mtime_ns for path in out.glob("points/*.json")}
     assert kept
     assert run_here("sweep", *GRID, "--out", out).returncode == DONE

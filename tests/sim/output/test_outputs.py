@@ -186,7 +186,7 @@ class TestAPlaceThatCannotBeReplaced:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "run-1"]
 
 
-#: Places that take no file, and commands whose last word is a file.
+#: Places that take no file, and commands with a file as their last word.
 FILE_PLACES = {
     "missing folder": "missing/data.json",
     "a file as folder": "file/data.json",
@@ -352,7 +352,7 @@ class TestWhatIsNoFile:
             write_whole(tmp_path / "pipe", "content")
 
     @pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
-    def test_a_device_stays_a_device(self, device, capsys):
+    def test_a_device_remains_a_device(self, device, capsys):
         if not os.path.exists(device):
             pytest.skip(f"this system has no {device}")
         expected = DONE if device == "/dev/null" else MISTAKE
@@ -363,7 +363,7 @@ class TestWhatIsNoFile:
                 "fragmeter: /dev/full: cannot be written (No space left on device); choose another place\n"
             )
 
-    def test_a_link_stays_and_its_file_is_replaced(self, tmp_path):
+    def test_a_link_is_kept_and_its_file_is_replaced(self, tmp_path):
         target, link = tmp_path / "data.json", tmp_path / "link.json"
         target.write_text("old")
         target.chmod(0o640)
@@ -410,7 +410,7 @@ class TestWhatIsNoFile:
 class TestALeftover:
     """Files that a killed command leaves beside a target go when the next one writes it; the user's stay."""
 
-    def test_part_files_of_the_dead_go_and_those_of_the_living_stay(self, tmp_path):
+    def test_part_files_of_dead_processes_go_and_those_of_live_ones_are_kept(self, tmp_path):
         target = tmp_path / "data.json"
         dead, living = (tmp_path / leftover_name(target, f"{pid}-part") for pid in (1, 2))
         other = tmp_path / leftover_name(tmp_path / "other.json", "3-part")

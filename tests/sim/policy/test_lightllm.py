@@ -15,7 +15,7 @@ SLOTS = 12_000
 
 
 def served(**fields) -> Run:
-    """Three hundred requests at once, whose true lengths are told, in a pool that they overfill."""
+    """Three hundred requests at once, with their true lengths declared, in a pool that they overfill."""
     work = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 300, 0, 2048), np.inf)
     chosen = settings(num_gpu_blocks_override=SLOTS, block_size=1, max_num_seqs=200, watermark=0.0, **fields)
     return simulate(chosen, replace(work, max_tokens=work.output_tokens))
@@ -25,7 +25,7 @@ def test_true_lengths_never_overcommit_and_fill_the_pool():
     run = served(policy="lightllm")
     assert not len(run.log.evictions["decode_step"])
     assert max(run.log.rows["held"] + run.log.rows["batch_size"] * (run.log.rows["steps"] - 1)) <= SLOTS
-    # Who is sure of the peak packs more than who adds up everybody's completion, though those end at different times.
+    # The estimate of the peak packs more than the sum of all completions, which end at different times.
     sure, sum_of_completions = (summary(served(policy=name)) for name in ("lightllm", "trtllm-no-evict"))
     assert sure["mean_batch"] > 1.1 * sum_of_completions["mean_batch"]
 
@@ -35,12 +35,12 @@ def test_a_wrong_estimate_pauses_the_latest():
     residencies, evictions, end = run.log.residencies, run.log.evictions, run.log.residency_end
     assert len(evictions["decode_step"]) > 20
     for victim, decode_step in zip(evictions["index"].tolist(), evictions["decode_step"].tolist()):
-        stay_on = (residencies["start_step"] < decode_step) & (end > decode_step)
-        assert victim > residencies["index"][stay_on].max(initial=-1)
+        remaining = (residencies["start_step"] < decode_step) & (end > decode_step)
+        assert victim > residencies["index"][remaining].max(initial=-1)
 
 
 def test_under_paged_admission_it_is_paged_with_blocks_of_one_tick_for_tick():
-    """Estimating that nobody generates anything leaves the question whether the prompt fits now."""
+    """Estimating that no request generates anything leaves the question whether the prompt fits now."""
     estimate, paged = served(policy="lightllm", output_estimate=1e-3), served(policy="trtllm-max-util")
     assert len(paged.log.evictions["decode_step"]) > 20
     for table in ("residencies", "evictions"):

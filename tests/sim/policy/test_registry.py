@@ -61,11 +61,11 @@ class TestASchedulerOfYourOwn:
 
     def test_never_preempts_in_a_pool_that_vllm_fills(self):
         asked = work(*[60] * 12, output=60)
-        told = {
+        summaries = {
             name: summary(simulate(settings(policy=name, num_gpu_blocks_override=20), asked))
             for name in (SJF, "vllm-v1")
         }
-        assert told[SJF]["preemptions"]["recompute"] == 0 < told["vllm-v1"]["preemptions"]["recompute"]
+        assert summaries[SJF]["preemptions"]["recompute"] == 0 < summaries["vllm-v1"]["preemptions"]["recompute"]
 
     def test_is_under_eighty_lines(self):
         for path in (EXAMPLES / "shortest_prompt.py", EXAMPLES / "worst_fit.py"):
@@ -101,8 +101,8 @@ class TestAnAllocatorOfYourOwn:
         """Prompt and output of 100, 10 and 30 slots; when the first has gone, the next one goes into the longest run."""
         asked = Workload("holes", np.arange(4) * 10**9, np.array([50, 8, 90, 20]), np.array([2, 60, 30, 20]))
         runs = {name: simulate(settings(**self.ASKED, allocator=name), asked) for name in (None, "worst_fit:WorstFit")}
-        told = {name: run.accounts.window() for name, run in runs.items()}
-        assert len(told) == 2
+        windows = {name: run.accounts.window() for name, run in runs.items()}
+        assert len(windows) == 2
         for run in runs.values():
             assert run.log.num_steps
 

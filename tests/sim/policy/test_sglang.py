@@ -22,7 +22,7 @@ from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import sglang as oracle
-from radix_cases import A, B, story, tell
+from radix_cases import A, B, log_lines, story
 
 
 class TestStories:
@@ -30,9 +30,9 @@ class TestStories:
     QUEUE = [(0, 2, [(A, 4), (-1, 2)]), (10, 1, [(-2, 5)]), (20, 2, [(A, 4), (-3, 1)])]
 
     def test_the_longest_prefix_goes_first(self):
-        """2 finds four tokens of its five, computes one, and leaves the other three of 0 to who will evict them. With its
+        """2 finds four tokens of its five, computes one, and leaves the other three of 0 to be evicted. With its
         finish the batch is looked at at once, as nothing runs."""
-        assert tell(story(self.QUEUE, 24, max_num_seqs=1)) == [
+        assert log_lines(story(self.QUEUE, 24, max_num_seqs=1)) == [
             "0+106 | run 0 | prefill 0:6 | live 6 free 18",
             "106+110 | run 0 | decode 0 | live 7 free 17",
             "216+101 | run 2 | prefill 2:1 | live 5 cached 3 free 16",
@@ -41,7 +41,7 @@ class TestStories:
         ]
 
     def test_but_not_under_fcfs(self):
-        assert tell(story(self.QUEUE, 24, max_num_seqs=1, schedule_policy="fcfs")) == [
+        assert log_lines(story(self.QUEUE, 24, max_num_seqs=1, schedule_policy="fcfs")) == [
             "0+106 | run 0 | prefill 0:6 | live 6 free 18",
             "106+110 | run 0 | decode 0 | live 7 free 17",
             "216+105 | run 1 | prefill 1:5 | live 5 cached 7 free 12",
@@ -52,7 +52,7 @@ class TestStories:
     def test_nor_where_nothing_is_shared(self):
         case = story(self.QUEUE, 24, max_num_seqs=1)
         alone = [replace(request, prompt_ids=None, output_ids=None) for request in case.requests]
-        assert tell(replace(case, requests=alone, content=None))[2:] == [
+        assert log_lines(replace(case, requests=alone, content=None))[2:] == [
             "216+105 | run 1 | prefill 1:5 | live 5 cached 7 free 12",
             "321+105 | run 2 | prefill 2:5 | live 5 cached 12 free 7",
             "426+110 | run 2 | decode 2 | live 6 cached 12 free 6",
@@ -62,7 +62,7 @@ class TestStories:
         """0 and 1 compute the same prompt beside each other; when they have, one copy is free. 2 finds three tokens of the
         same four, computes the last one for the sake of its first output, and gives that slot back."""
         prompt = [(A, 4)]
-        assert tell(story([(0, 3, prompt), (0, 3, prompt), (150, 3, prompt)], 30)) == [
+        assert log_lines(story([(0, 3, prompt), (0, 3, prompt), (150, 3, prompt)], 30)) == [
             "0+108 | run 0 1 | prefill 0:4 1:4 | live 8 free 22",
             "108+120 | run 0 1 | decode 0 1 | live 6 free 24",
             "228+101 | run 0 1 2 | pause 0 1 | prefill 2:1 | live 7 free 23",
@@ -70,13 +70,13 @@ class TestStories:
             "459+110 | run 2 | decode 2 | live 6 cached 4 free 20",
         ]
 
-    def test_who_is_retracted_finds_its_prompt_again(self):
-        """0 and 1 have one prompt. Of those who generated least 0 and 1 have the longest, and 1 was admitted last. What 0
-        locks cannot be evicted, so that of the 11 tokens that 1 knows by then 3 are found; the other 8 take nine slots,
-        the end of 0's string, which is older than 2's."""
+    def test_a_retracted_request_finds_its_prompt_again(self):
+        """0 and 1 have one prompt. Of those with the fewest generated tokens 0 and 1 have the longest, and 1 was
+        admitted last. What 0 locks cannot be evicted, so that of the 11 tokens that 1 knows by then 3 are found; the
+        other 8 take nine slots, the end of 0's string, which is older than 2's."""
         prompt = [(A, 3)]
-        told = tell(story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 28))
-        assert told[-5:] == [
+        lines = log_lines(story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 28))
+        assert lines[-5:] == [
             "1086+130 | run 0 1 2 | decode 0 1 2 | live 26 free 2",
             "1216+120 | run 0 2 | preempt 1 | decode 0 2 | live 21 free 7",
             "1336+120 | run 0 2 | decode 0 2 | live 23 free 5",
@@ -84,23 +84,26 @@ class TestStories:
             "1564+110 | run 1 | decode 1 | live 12 cached 11 free 5",
         ]
 
-    def test_whose_prefix_another_one_computes_is_put_off(self):
-        """Two may run. 1 begins with 32 tokens of 0, so that 2 goes first; when 1's turn comes they are there. 31 are too few."""
+    def test_a_request_is_put_off_while_another_one_computes_its_prefix(self):
+        """Two may run. 1 begins with 32 tokens of 0, so that 2 goes first; when 1's turn comes they are there. 31 are
+        too few."""
         shared = [(A, 32)]
-        told = tell(story([(0, 1, shared), (0, 1, [*shared, (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
-        assert told == [
+        lines = log_lines(story([(0, 1, shared), (0, 1, [*shared, (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
+        assert lines == [
             "0+137 | run 0 2 | prefill 0:32 2:5 | live 37 free 113",
             "137+103 | run 1 | prefill 1:3 | live 35 cached 5 free 110",
         ]
-        told = tell(story([(0, 1, [(A, 31)]), (0, 1, [(A, 31), (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2))
-        assert told[0] == "0+165 | run 0 1 | prefill 0:31 1:34 | live 65 free 85"
+        lines = log_lines(
+            story([(0, 1, [(A, 31)]), (0, 1, [(A, 31), (-1, 3)]), (0, 1, [(-2, 5)])], 150, max_num_seqs=2)
+        )
+        assert lines[0] == "0+165 | run 0 1 | prefill 0:31 1:34 | live 65 free 85"
 
     def test_a_prefix_that_is_locked_makes_no_room(self):
         """2 would find ten tokens of 0's eleven that are cached, and asks for 1 + 4 slots. Before that prefix is locked 19
         could be had less 4.2 reserved for 1, after it 9. So the batch is full; it is looked at again a decode after 0's
         finish, and then when 1 has finished. The end of 0's string goes first, then 1's."""
-        told = tell(story([(0, 2, [(A, 10)]), (30, 8, [(-1, 4)]), (300, 4, [(A, 10), (-2, 1)])], 24))
-        assert told == [
+        lines = log_lines(story([(0, 2, [(A, 10)]), (30, 8, [(-1, 4)]), (300, 4, [(A, 10), (-2, 1)])], 24))
+        assert lines == [
             "0+110 | run 0 | prefill 0:10 | live 10 free 14",
             "110+104 | run 0 1 | pause 0 | prefill 1:4 | live 14 free 10",
             "214+120 | run 0 1 | decode 0 1 | live 16 free 8",
@@ -111,13 +114,13 @@ class TestStories:
             "1315+110 | run 2 | decode 2 | live 14 cached 4 free 6",
         ]
 
-    def test_of_equals_who_was_admitted_last_is_retracted(self):
+    def test_of_equals_the_last_admitted_is_retracted(self):
         """2 finds what 0 left, and is admitted before 1. Both have generated eight tokens when two slots are left for
         three, and both have longer prompts than 3: 1 goes."""
-        told = tell(
+        lines = log_lines(
             story([(0, 1, [(A, 2)]), (10, 10, [(-1, 3)]), (10, 10, [(A, 2), (-2, 1)]), (150, 10, [(-3, 2)])], 31)
         )
-        assert told[:3] + told[9:11] == [
+        assert lines[:3] + lines[9:11] == [
             "0+102 | run 0 | prefill 0:2 | live 2 free 29",
             "102+104 | run 2 1 | prefill 2:1 1:3 | live 6 free 25",
             "206+102 | run 2 1 3 | pause 2 1 | prefill 3:2 | live 8 free 23",
@@ -125,10 +128,10 @@ class TestStories:
             "1218+120 | run 2 3 | preempt 1 | decode 2 3 | live 21 free 10",
         ]
 
-    def test_of_who_finish_at_once_the_first_admitted_is_the_longest_ago(self):
+    def test_of_two_that_finish_at_once_the_first_admitted_is_the_longest_ago(self):
         """2 finds what 0 left, is admitted before 1, and leaves with it. 3 needs six slots and finds four. The end of 2's
         string goes, what was before it and what was 0's: four tokens; then 1's last one, and its prompt of three."""
-        assert tell(
+        assert log_lines(
             story([(0, 1, [(A, 2)]), (10, 2, [(-1, 3)]), (10, 2, [(A, 2), (-2, 1)]), (200, 1, [(-3, 6)])], 12)
         ) == [
             "0+102 | run 0 | prefill 0:2 | live 2 free 10",
@@ -137,17 +140,17 @@ class TestStories:
             "326+106 | run 3 | prefill 3:6 | live 6 free 6",
         ]
 
-    def test_who_finishes_with_its_prefill_is_no_finish_of_a_decode(self):
-        """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its prefill:
-        2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which does; but
-        nobody has finished with a decode, and the batch residencies full to 0's end."""
+    def test_a_finish_with_its_prefill_is_no_finish_of_a_decode(self):
+        """With a ratio that falls by 0.1 a decode. The batch is looked at again at once when 1 has finished with its
+        prefill: 2 asks for 2 + 8 of 19 slots, of which 9.6 are reserved. A decode later they would be 7.5 of 18, which
+        does; but none has finished with a decode, and the batch remains full to 0's end."""
         quick = NewTokenRatio.DECAY * 100
         with (
             mock.patch.object(NewTokenRatio, "DECAY", quick),
             mock.patch.object(oracle, "DECAY", Fraction(quick, NewTokenRatio.UNIT)),
         ):
-            told = tell(story([(0, 18, [(-1, 1)]), (120, 1, [(-2, 3)]), (120, 8, [(-3, 2)])], 21))
-        assert told[:5] + told[-8:-5] == [
+            lines = log_lines(story([(0, 18, [(-1, 1)]), (120, 1, [(-2, 3)]), (120, 8, [(-3, 2)])], 21))
+        assert lines[:5] + lines[-8:-5] == [
             "0+101 | run 0 | prefill 0:1 | live 1 free 20",
             "101+110 | run 0 | decode 0 | live 2 free 19",
             "211+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 16",
@@ -161,7 +164,7 @@ class TestStories:
     def test_no_more_than_the_input_is_computed_at_once(self):
         """Five tokens leave four of nine, which are as many as 1 has: too few."""
         with mock.patch.object(sglang, "MAX_PREFILL_TOKENS", 9), mock.patch.object(oracle, "INPUT_TOKENS", 9):
-            assert tell(story([(0, 1, [(-1, 5)]), (0, 1, [(-2, 4)])], 40)) == [
+            assert log_lines(story([(0, 1, [(-1, 5)]), (0, 1, [(-2, 4)])], 40)) == [
                 "0+105 | run 0 | prefill 0:5 | live 5 free 35",
                 "105+104 | run 1 | prefill 1:4 | live 4 cached 5 free 31",
             ]
@@ -183,29 +186,29 @@ def test_the_longest_prefix_first_beats_first_come_first_served():
     prefix evicted; sorted by what is there they follow on each other. 61 % of the tokens are found, and the first
     token comes after 8 s in place of 29."""
     work = interleaved_sessions(sessions=16, turns=20, prefix_tokens=1400, rate=3.0)
-    told = {}
+    results = {}
     for name in ("lpm", "fcfs"):
         run = simulate(settings(policy="sglang", num_gpu_blocks_override=6000, schedule_policy=name), work)
-        told[name] = summary(run)["prefix_cache"]["hit_rate"], summary(run)["mean_ttft_ms"]
-    assert told["fcfs"][0] == 0.0 and told["lpm"][0] > 0.5
-    assert told["lpm"][1] < told["fcfs"][1] / 3
+        results[name] = summary(run)["prefix_cache"]["hit_rate"], summary(run)["mean_ttft_ms"]
+    assert results["fcfs"][0] == 0.0 and results["lpm"][0] > 0.5
+    assert results["lpm"][1] < results["fcfs"][1] / 3
 
 
 def test_the_ratio_falls_with_every_decode_and_not_below_its_least():
     ratio = NewTokenRatio()
     assert [ratio.at(decode_step) / ratio.UNIT for decode_step in (0, 300, 600, 5000)] == [0.7, 0.399, 0.098, 0.098]
-    ratio.estimate(generated=30, running=2, told=99, decode_step=700)
+    ratio.estimate(generated=30, running=2, declared=99, decode_step=700)
     # (30 + 2 * 20) / 100, from the next step on.
     assert [ratio.at(701) / ratio.UNIT, ratio.at(702)] == [0.7, ratio.UNIT * 7 // 10 - ratio.DECAY]
-    ratio.estimate(generated=1, running=1, told=999, decode_step=800)
+    ratio.estimate(generated=1, running=1, declared=999, decode_step=800)
     assert [ratio.at(801), ratio.at(802)] == [ratio.UNIT * 21 // 1000, ratio.LEAST]
-    ratio.estimate(generated=500, running=9, told=100, decode_step=900)
+    ratio.estimate(generated=500, running=9, declared=100, decode_step=900)
     assert ratio.at(901) == ratio.UNIT
     ratio.reset(950)
     assert ratio.at(950) == ratio.FIRST
 
 
-def test_above_128_that_wait_nobody_is_sorted():
+def test_a_queue_above_128_is_not_sorted():
     """All but the first begin as the second last; in a queue of 129 it does not help."""
 
     def first_two(waiting: int) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from oracle.decode_step import run as run_oracle
+from oracle.clock import run as run_oracle
 
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
@@ -84,19 +84,19 @@ class TestTheCache:
 
     @hypothesis_settings(max_examples=60)
     @given(case=shared_cases(), leap=st.booleans())
-    def test_who_finds_what_is_what_the_oracle_says(self, case, leap):
+    def test_hits_are_those_of_the_oracle(self, case, leap):
         cost, system = case.cost, oracle.SgLang(case.pool, case.limits)
         run_oracle(system, case.requests, cost.step_ticks, cost.swap_out_ticks, cost.swap_in_ticks)
         run = serve("sglang", case, leap=leap)
-        told, found = summary(run)["prefix_cache"], requests_table(run)["cached_tokens"]
-        assert told["queried_tokens"] + told["preempted_queried_tokens"] == system.queried
-        assert told["hit_tokens"] + told["preempted_hit_tokens"] == system.hit
+        cache, found = summary(run)["prefix_cache"], requests_table(run)["cached_tokens"]
+        assert cache["queried_tokens"] + cache["preempted_queried_tokens"] == system.queried
+        assert cache["hit_tokens"] + cache["preempted_hit_tokens"] == system.hit
         assert found[~run.refused].to_dict() == system.first_hits
 
     @hypothesis_settings(max_examples=40)
     @given(case=shared_cases(), leap=st.booleans())
     def test_may_be_off(self, case, leap):
-        """Then all is computed, and what nobody holds is free."""
+        """Then all is computed, and what no sequence holds is free."""
         run = serve("sglang", case, leap=leap, enable_prefix_caching=False)
         assert summary(run)["prefix_cache"] is None and "cached_tokens" not in requests_table(run)
         assert not any(buckets["cached"] for buckets in buckets_at_rows(run))
@@ -122,9 +122,9 @@ def nodes_of(memory: RadixMemory) -> list:
 class TestInvariants:
     @hypothesis_settings(max_examples=80)
     @given(case=st.one_of(shared_cases(), crowded_cases()), leap=st.booleans())
-    def test_1_and_2_slots_and_locks_are_those_of_who_runs(self, case, leap):
+    def test_1_and_2_slots_and_locks_are_those_of_running_sequences(self, case, leap):
         """Invariant 1: free, own, locked and evictable slots are the pool; live counts a shared token once; cached is
-        what nobody locks. Invariant 2: a node's locks are the sequences whose strings pass through it."""
+        what is unlocked. Invariant 2: a node's locks are the sequences with strings that pass through it."""
         advance, looks, cached = RadixMemory.advance, [], []
 
         def watch(memory: RadixMemory, state: State, steps: int):
@@ -151,7 +151,7 @@ class TestInvariants:
             there in (None, buckets["cached"]) for there, buckets in zip(cached, buckets_at_rows(run), strict=True)
         )
         assert all(sum(buckets.values()) == case.pool.slots for buckets in buckets_at_rows(run))
-        # All is over: nobody holds anything.
+        # All is over: no sequence holds anything.
         assert not run.replica.memory.holdings and not run.replica.memory.tree.protected_tokens
 
     @hypothesis_settings(max_examples=30)
@@ -176,7 +176,7 @@ def test_leaps_pass_over_evictions():
     assert stepped.accounts.at_rows()["cached"].tolist() == cached
     assert leapt.accounts.at_rows()["cached"].tolist() == [0, 0, 10, 10]
     assert leapt.window.slot_steps["cached"] == stepped.window.slot_steps["cached"] == sum(cached)
-    # From the finish of 0 at 129 + 28 + 2 * 114 to the arrival of 1 its string is cached, though nobody runs.
+    # From the finish of 0 at 129 + 28 + 2 * 114 to the arrival of 1 its string is cached, though no request runs.
     assert leapt.window.slot_ticks == stepped.window.slot_ticks
     assert leapt.window.slot_ticks["cached"] > 10 * (5000 - 500)
 

@@ -1,4 +1,4 @@
-"""TGI's queue rule on the numbers that are told of it: 1.2 with 12 waiting on 10, 1.3 with 13 and 14 waiting on 10."""
+"""TGI's queue rule on its published numbers: 1.2 with 12 waiting on 10, 1.3 with 13 and 14 waiting on 10."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFILL_TICKS = 171
 
 
 def step_taken(waiting: int, arrival_ticks: int = 1, **limits) -> int:
-    """Decode steps of the ten before decoding pauses for those who wait, who arrive in the first prefill or later."""
+    """Decode steps of the ten before decoding pauses for waiting requests, which arrive in the prefill or later."""
     late = [Request(arrival_ticks, 1, 1, 1)] * waiting
     bounds = Limits(100, max_num_seqs=64, max_num_batched_tokens=4096, **limits)
     rows = serve("tgi", Case([*RUNNING, *late], Pool(1000, 1), bounds, LineCost())).log.rows

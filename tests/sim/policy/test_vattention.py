@@ -1,4 +1,4 @@
-"""vAttention: decisions are those of vllm-v0; pages stay mapped until somebody needs them."""
+"""vAttention: decisions are those of vllm-v0; pages stay mapped until a sequence needs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import buckets_at_rows, cuts_of, serve, stays_of, steps_of, times_of
+from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
 from fragmeter.experiments.paper.stories import OneSecondStep, Scene, tell
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
@@ -26,7 +26,7 @@ from strategies import Case, crowded_cases, long_cases, medium_cases, small_case
 # Six page groups of four tokens. Prompt + true output: S1 11, S2 11, S3 11, S4 18, S5 4.
 # 3: S3 needs two groups and takes over S1's three: the third is spare. 5: S2 grows, into one of the two unmapped
 # groups, as the spare one is S3's. 7: S3 grows into it. 9: S2 grows into the last unmapped group, S3's three are
-# deferred. 11: S4 needs four. Nobody left so many; it takes S3's three, of equals the one left first, and as nothing
+# deferred. 11: S4 needs four. No region left so many; it takes S3's three, of equals the one left first, and as nothing
 # is unmapped one of S2's three is. 15: S4 grows, again at the cost of S2's. 16: S5 needs one: S2's last one will do.
 LOG = (
     "1: prefill S1:9 S2:2 | live 11 reserved 4 block_tail 1 free 8",
@@ -83,9 +83,9 @@ class TestTheLog:
         assert tell(SCENE).log == LOG
 
     def test_of_vllm_v0_differs_in_what_is_cached_only(self):
-        told = tell(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
-        assert [line.split(" | live")[0] for line in told] == [line.split(" | live")[0] for line in LOG]
-        assert told != LOG and not any("cached" in line for line in told)
+        lines = tell(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
+        assert [line.split(" | live")[0] for line in lines] == [line.split(" | live")[0] for line in LOG]
+        assert lines != LOG and not any("cached" in line for line in lines)
 
     def test_of_page_groups(self):
         seen = {}
@@ -106,7 +106,7 @@ class TestTheLog:
 
 
 def watched(look: Callable[[DeferredMemory, State, int], None], run: Callable[[], Run]) -> Run:
-    """A run whose memory is looked at whenever steps have passed."""
+    """A run with looks at its memory whenever steps have passed."""
     advance = DeferredMemory.advance
 
     def watch(memory: DeferredMemory, state: State, steps: int):
@@ -124,7 +124,7 @@ class TestDecisions:
         case = without_host(case)
         here, there = serve("vattention", case, leap=leap), serve("vllm-v0", case, leap=leap)
         assert here.log.end_ticks == there.log.end_ticks
-        for of in (steps_of, stays_of, cuts_of, times_of):
+        for of in (steps_of, residencies_of, evictions_of, times_of):
             assert of(here) == of(there)
         assert here.refused.tolist() == there.refused.tolist()
         mine, theirs = here.accounts.window(), there.accounts.window()
@@ -147,7 +147,7 @@ class TestLeaps:
         end = serve("vattention", case).log.end_ticks
         window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 999), min_size=2, max_size=2, unique=True))))
         leapt, stepped = (serve("vattention", case, window, leap=leap) for leap in (True, False))
-        for of in (steps_of, stays_of, cuts_of, times_of, summary):
+        for of in (steps_of, residencies_of, evictions_of, times_of, summary):
             assert of(leapt) == of(stepped)
         assert leapt.window == stepped.window and leapt.accounts.window() == stepped.accounts.window()
         single = by_start(stepped)
@@ -159,7 +159,7 @@ class TestLeaps:
 
     def test_end_where_mapped_pages_change_hands(self):
         """The scene above: before S3 grows into its spare group in 7, and before S4 takes a group of S2's in 15; else
-        at prefills (no steps, as nobody decodes) and at finishes."""
+        at prefills (no steps, as none decodes) and at finishes."""
         run = simulate(SCENE.settings, SCENE.workload, OneSecondStep())
         assert run.log.rows["steps"].tolist() == [0, 1, 0, 3, 2, 2, 0, 3, 1, 0]
 
@@ -233,7 +233,7 @@ def cached_blocks(run: Run) -> list[int]:
             ends,
         )
     )
-    end_clock = {}
+    end_step = {}
 
     def need(index: int) -> int:
         return -(-tokens[index] // size)
@@ -257,7 +257,7 @@ def cached_blocks(run: Run) -> list[int]:
         for index in mapped:
             tokens[index] = decode_step - 1 + lag[index]
         while residencies and residencies[0][0] <= start and (steps == 0) and rows["prefill_tokens"][len(levels)]:
-            _, index, lag[index], end_clock[index] = residencies.pop(0)
+            _, index, lag[index], end_step[index] = residencies.pop(0)
             tokens[index] = decode_step - 1 + lag[index]
             enough = [pages for pages in left if pages >= need(index)]
             mapped[index] = min(enough) if enough else max(left, default=0)
@@ -269,6 +269,6 @@ def cached_blocks(run: Run) -> list[int]:
         for index in mapped:
             grow(index)
         levels.append(sum(left) + sum(mapped.values()) - sum(map(need, mapped)))
-        for index in sorted(index for index in mapped if end_clock[index] == decode_step + steps):
+        for index in sorted(index for index in mapped if end_step[index] == decode_step + steps):
             left.append(mapped.pop(index))
     return levels

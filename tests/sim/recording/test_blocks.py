@@ -23,7 +23,7 @@ from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.policy.static import FasterTransformer
-from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NOBODY, BlockMap, load, record, recording
+from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NO_SEQUENCE, BlockMap, load, record, recording
 from fragmeter.sim.recording.plans import record as record_plan
 from fragmeter.sim.recording.plans.layouts import layout_of
 from fragmeter.sim.types.errors import SettingError, UserError
@@ -42,7 +42,7 @@ CHUNKED = ("orca-max", "orca-pow2", "orca-oracle")
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
 
-def told(run: Run) -> str:
+def results_text(run: Run) -> str:
     """All that a run says of itself."""
     return json.dumps(summary(run)) + requests_table(run).to_csv() + steps_table(run).to_csv()
 
@@ -55,7 +55,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
             record(settings, workload, cost)
         return None
     run, found = record(settings, workload, cost)
-    assert told(run) == told(plain)
+    assert results_text(run) == results_text(plain)
     steps = simulate(replace(settings, leap=False), workload, cost)
     starts, ledger = steps.log.rows["start_ticks"], steps.accounts.at_rows()
     rows = {start: place for place, start in enumerate(starts.tolist())}
@@ -64,8 +64,8 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
         census = dict(zip(BUCKETS, found.census_slots[column].tolist()))
         assert sum(census.values()) >= plain.log.capacity_slots
         if start not in rows or ends[rows[start]] <= at:
-            # Nobody runs.
-            assert (found.sequence[column] == NOBODY).all() and start == at
+            # No sequence runs.
+            assert (found.sequence[column] == NO_SEQUENCE).all() and start == at
             taken = {bucket: slots for bucket, slots in census.items() if slots and bucket not in ("cached", "free")}
             assert taken == ({"live": plain.log.pinned_slots} if plain.log.pinned_slots else {})
             continue
@@ -84,7 +84,7 @@ def check(settings: Settings, workload: Workload, cost=None, addressed: bool = T
 
 def check_rows(found: BlockMap) -> None:
     """What a block says of itself is consistent."""
-    held = found.sequence != NOBODY
+    held = found.sequence != NO_SEQUENCE
     assert (found.references[held] > 0).all()
     assert (found.live_slots <= found.meta["block_size"]).all()
     assert not found.live_slots[found.references == 0].any()
@@ -120,13 +120,13 @@ def test_families_add_up_to_the_ledger(policy, data):
     check(settings_for(case), family_workload(case.requests), case.cost, addressed=policy != "orca")
 
 
-def test_a_pinned_prefix_stays_where_nobody_runs():
+def test_a_pinned_prefix_is_kept_where_no_sequence_runs():
     """Two blocks of four slots, between requests that come a second apart."""
     arrivals = np.array([0, 10**12])
     sparse = Workload("sparse", arrivals, np.array([9, 9]), np.array([6, 6]), np.array([6, 6]))
     pool = {"model": "toy-opt", "block_size": 4, "num_gpu_blocks_override": 20, "max_model_len": 32}
     found = check(Settings(**pool, policy="vllm-sosp23", shared_prefix_tokens=8), sparse)
-    idle = (found.sequence == NOBODY).all(axis=1)
+    idle = (found.sequence == NO_SEQUENCE).all(axis=1)
     assert idle.any() and set(found.census_slots[idle, BUCKETS.index("live")]) == {8}
 
 
@@ -157,7 +157,7 @@ def blocks_of(moment: Moment, size: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("policy", ["vllm-sosp23", *BATCHES, *CHUNKED])
 def test_every_block_is_what_the_walk_finds(policy):
-    """The bucket that most of its slots are in, the first of those who hold it, its tokens and references."""
+    """The bucket that most of its slots are in, its first holder, its tokens and references."""
     seen = 0
 
     @hypothesis_settings(max_examples=8)
@@ -190,10 +190,10 @@ def moments_held(policy: str, case: Case) -> int:
             own = moment.slots[block * size : (block + 1) * size]
             counts = Counter(own)
             most = max(BUCKETS, key=lambda bucket: (counts[bucket], -BUCKETS.index(bucket)))
-            told = int(found.bucket[column, row])
-            assert most == ("free" if told == GIVEN_UP else BUCKETS[told])
+            bucket = int(found.bucket[column, row])
+            assert most == ("free" if bucket == GIVEN_UP else BUCKETS[bucket])
             named = [index for index, blocks in holders.items() for entry in blocks if entry == block]
-            assert found.sequence[column, row] == min(named, default=NOBODY)
+            assert found.sequence[column, row] == min(named, default=NO_SEQUENCE)
             assert found.references[column, row] == len(named)
             assert found.live_slots[column, row] == counts["live"]
     return seen
@@ -208,10 +208,10 @@ def story() -> tuple[Settings, Workload]:
 
 
 def test_a_story_of_six_blocks():
-    """A row a step, a cell a block: who holds it, and how many tokens; ``!!`` is free since a preemption."""
+    """A row a step, a cell a block: its holder, and how many tokens; ``!!`` is free since a preemption."""
     _, found = record(*story())
     cells = [
-        "!!" if bucket == GIVEN_UP else ".." if holder == NOBODY else f"{'ABC'[holder]}{live}"
+        "!!" if bucket == GIVEN_UP else ".." if holder == NO_SEQUENCE else f"{'ABC'[holder]}{live}"
         for holder, bucket, live in zip(found.sequence.ravel(), found.bucket.ravel(), found.live_slots.ravel())
     ]
     assert [" ".join(row) for row in zip(*[iter(cells)] * 6)] == [
@@ -350,7 +350,7 @@ def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case:
         return
     with mock.patch.object(recording, "_least_ticks", return_value=0):
         recorded, found = record(replace(settings, ids=False), workload, case.cost, most_columns=most)
-    assert told(recorded) == told(simulate(replace(settings, ids=False), workload, case.cost))
+    assert results_text(recorded) == results_text(simulate(replace(settings, ids=False), workload, case.cost))
     columns, steps, end = found.num_columns, run.log.num_steps, run.log.end_ticks
     assert columns <= min(most, steps) and (columns > most // 2 or steps < most)
     assert len(set(np.diff(found.at_ticks).tolist())) <= 1 and found.at_ticks[-1] < end
@@ -363,7 +363,7 @@ def test_every_column_is_what_another_look_at_its_time_finds(policy, most, case:
         assert found.references[column].tolist() == [named[block] for block in found.block_ids.tolist()]
         for row, block in enumerate(found.block_ids.tolist()):
             holders = [index for index, table in tables.items() if block in table]
-            assert found.sequence[column, row] == min(holders, default=NOBODY)
+            assert found.sequence[column, row] == min(holders, default=NO_SEQUENCE)
 
 
 @pytest.mark.parametrize(("case", "pins"), [(swapping_case, [0]), (caching_case, [])])
@@ -377,9 +377,9 @@ def test_a_block_has_a_reference_for_each_table_and_pin_that_names_it(case, pins
         rows = range(len(plan.step(steps[start]).sequence)) if start in steps else []
         named = Counter(block for row in rows for block in plan.block_table(steps[start], row).tolist())
         named.update(pins)
-        told = found.references[column].tolist()
-        assert told == [named[block] for block in range(len(told))]
-        shared += max(told) > 1
+        references = found.references[column].tolist()
+        assert references == [named[block] for block in range(len(references))]
+        shared += max(references) > 1
     assert shared
 
 
@@ -387,7 +387,7 @@ def test_free_runs_are_those_of_the_free_blocks():
     """Counted one by one."""
     _, found = record(*story())
     for column in range(found.num_columns):
-        held = "".join("." if held == NOBODY else "x" for held in found.sequence[column])
+        held = "".join("." if held == NO_SEQUENCE else "x" for held in found.sequence[column])
         lengths = [len(run) for run in held.replace("x", " ").split()]
         assert found.largest_free_blocks[column] == max(lengths, default=0)
         for power in range(4):

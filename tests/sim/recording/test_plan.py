@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine_runs import cuts_of, settings_of, stays_of, steps_of, times_of, workload_of
+from engine_runs import evictions_of, residencies_of, settings_of, steps_of, times_of, workload_of
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
@@ -31,7 +31,7 @@ PAGED = ("vllm-sosp23", "vllm-v0", "vllm-v1", "sarathi", *SERVERS)
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
 
-def told(run: Run) -> str:
+def results_text(run: Run) -> str:
     """All that a run says of itself."""
     tables = (requests_table(run), steps_table(run))
     return json.dumps(summary(run)) + "".join(table.to_csv() for table in tables)
@@ -44,8 +44,8 @@ def recorded(settings, workload, cost=None, **window) -> tuple[Run, Plan]:
     # Tables of pandas would take twice the time of the runs.
     assert json.dumps(summary(run)) == json.dumps(summary(plain))
     assert run.refused.tolist() == plain.refused.tolist()
-    for what_is_told in (times_of, steps_of, stays_of, cuts_of):
-        assert what_is_told(run) == what_is_told(plain)
+    for log_of in (times_of, steps_of, residencies_of, evictions_of):
+        assert log_of(run) == log_of(plain)
     return run, plan
 
 
@@ -169,7 +169,7 @@ def test_what_families_find_in_a_cache_is_theirs(policy, data, shuffle):
     check(*recorded(settings, family_workload(case.requests), case.cost, shuffle_ids=shuffle))
 
 
-def test_nobody_is_served():
+def test_no_request_is_served():
     """The pool holds none of them."""
     settings, workload = swapping_case()
     run, plan = recorded(replace(settings, num_gpu_blocks_override=3), workload)

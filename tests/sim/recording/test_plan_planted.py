@@ -39,7 +39,7 @@ def fails(plan: Plan) -> bool:
 
 
 def rows_of_two_blocks(plan: Plan) -> list[int]:
-    """Rows whose first two blocks hold something."""
+    """Rows with something in their first two blocks."""
     return np.flatnonzero(plan.context_lens > plan.meta["block_size"]).tolist()
 
 
@@ -169,12 +169,12 @@ class TestBugsInTheTables:
             assert fails(recorded_anyhow(settings, workload))
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
-        tell = CopyingBuddyMemory.tell_of_copy
+        record = CopyingBuddyMemory.record_copy
 
-        def tell_the_wrong_way(memory: CopyingBuddyMemory, source: Grant, target: Grant, tokens: int) -> None:
-            tell(memory, target, source, tokens)
+        def record_the_wrong_way(memory: CopyingBuddyMemory, source: Grant, target: Grant, tokens: int) -> None:
+            record(memory, target, source, tokens)
 
-        with mock.patch.object(CopyingBuddyMemory, "tell_of_copy", tell_the_wrong_way):
+        with mock.patch.object(CopyingBuddyMemory, "record_copy", record_the_wrong_way):
             assert fails(copying_plan())
 
     def test_moves_that_are_forgotten(self):

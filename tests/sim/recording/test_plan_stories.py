@@ -102,7 +102,7 @@ def test_a_static_batch_lies_in_rows():
     assert plan.padding_tokens.tolist() == [1, 1]
 
 
-def test_who_begins_alike_finds_its_prefix():
+def test_a_request_that_begins_alike_finds_its_prefix():
     """Under vllm-v1 the second request names the first block of the first, which is computed in the same step."""
     content = PromptContent(np.array([0, 1, 2]), np.array([7, 7]), np.array([2, 2]))
     assert log(plan_of("vllm-v1", [3, 3], [1, 1], blocks=8, columns={"content": content})) == [
@@ -122,7 +122,7 @@ def asked(prompts: list[int], outputs: list[int], **columns) -> Workload:
 
 
 class TestNames:
-    def test_who_shares_nothing_has_tokens_of_its_own(self):
+    def test_a_request_that_shares_nothing_has_tokens_of_its_own(self):
         assert names_of(asked([2, 1], [1, 2])) == ["abc", "ABC"]
 
     def test_samples_share_their_prompt(self):

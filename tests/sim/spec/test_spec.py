@@ -237,12 +237,12 @@ def test_gpt2_has_its_published_size(tmp_path):
         (
             {"model_type": "falcon_mamba", "state_size": 16},
             "state_size = 16: a state-space layer of tiny keeps a state that is not a KV cache; "
-            "give a model whose layers all keep K and V",
+            "give a model with K and V in all layers",
         ),
         (
             {"model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512},
             "linear_num_key_heads = 16: linear attention of tiny keeps a state that is not a KV cache; "
-            "give a model whose layers all keep K and V",
+            "give a model with K and V in all layers",
         ),
         (
             {"layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"]},
@@ -294,7 +294,7 @@ def test_gpt2_has_its_published_size(tmp_path):
         (
             {"model_type": "opt", "ffn_dim": 1024, "word_embed_proj_dim": 128},
             "word_embed_proj_dim = 128: a projected embedding is not understood in tiny; "
-            "give an OPT whose embedding is as wide as its layers",
+            "give an OPT with an embedding as wide as its layers",
         ),
     ],
 )

@@ -130,7 +130,7 @@ class TestReplica:
         assert replica.memory.host_blocks == host_blocks(spec, 2, deployment=deployment)
         assert isinstance(replica.cost, RooflineCost) and replica.cost.deployment == deployment
 
-    def test_takes_the_checkpoints_format_unless_told_another(self):
+    def test_takes_the_checkpoints_format_by_default(self):
         flags = {"model": "deepseek-v3", "gpu": "h200", "tensor_parallel_size": 8}
         assert build(settings(**flags)).cost.deployment.quantization == "fp8"
         assert build(settings(**flags, quantization="awq")).num_blocks > build(settings(**flags)).num_blocks

@@ -135,7 +135,7 @@ def test_what_every_policy_does_with_a_window():
     )
 
 
-def test_nothing_is_swapped_where_layers_let_go_of_their_tokens():
+def test_nothing_is_swapped_where_layers_drop_their_tokens():
     for policy in ("vllm-v0", "vllm-sosp23"):
         chosen = settings(model="gpt-oss-120b", gpu="h200", policy=policy, preemption_mode="swap")
         with pytest.raises(SettingError, match="^preemption_mode = 'swap': .* --disable-hybrid-kv-cache-manager$"):

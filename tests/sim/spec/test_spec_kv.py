@@ -98,7 +98,7 @@ def test_a_window_stops_growing_and_a_chunk_starts_again():
             {"model_type": "mixtral", "sliding_window": 64, "num_local_experts": 4, "num_experts_per_tok": 2},
             [0, 1, 2, 3],
         ),
-        # Qwen slides from a layer on, and only where it is told to.
+        # Qwen slides from a layer on, and only where its configuration says so.
         ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 2}, []),
         ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True}, [2, 3]),
         ({"model_type": "qwen3", "sliding_window": 64, "max_window_layers": 4, "use_sliding_window": True}, []),

@@ -153,7 +153,7 @@ class TestQuantised:
             assert stage_bytes(spec, quantization=name) == [2 * layer + self.SIXTEEN_BIT]
 
     def test_on_two_ranks(self, spec_of):
-        """Outputs are halved but for those of O and down, whose inputs are; every rank has all vectors."""
+        """Outputs are halved but for O and down, which have halved inputs; every rank has all vectors."""
         spec = spec_of(model_type="llama")
         outputs = (256 + 64 + 64 + 512 + 512) // 2 + 256 + 256
         vectors = 2 * (2 * 2 * 256 + 256)
@@ -170,7 +170,7 @@ class TestQuantised:
         assert spec.quantization == "mxfp4"
         assert stage_bytes(spec, quantization="mxfp4")[0] / 2**30 == pytest.approx(60.8, abs=0.05)
 
-    def test_routers_stay_16_bit(self, spec_of):
+    def test_routers_remain_16_bit(self, spec_of):
         spec = spec_of(model_type="mixtral", num_local_experts=4, num_experts_per_tok=1)
         expert_bytes = 4 * (3 * 256 * 512 + 4 * (512 + 512 + 256))
         attention_bytes = 2 * 256 * 256 + 2 * 256 * 64 + 4 * (256 + 64 + 64 + 256)

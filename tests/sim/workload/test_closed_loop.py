@@ -1,4 +1,4 @@
-"""Users who wait for their answers: stories by hand, laws, and leaps that are the same bits as steps."""
+"""Users that wait for their answers: stories by hand, laws, and leaps that are the same bits as steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestStories:
         run = served(requests, Users(1, [1000, 5, 77]))
         assert sent_and_done(run) == [(0, 171), (1171, 1342), (1347, 1518)]
 
-    def test_who_is_ready_first_sends_next(self):
+    def test_the_user_ready_first_sends_next(self):
         # Both are answered in the step that ends at 241; the user of the second is back first.
         requests = [Request(0, 10, 1), Request(0, 10, 1), Request(0, 3, 1), Request(0, 4, 1)]
         run = served(requests, Users(2, [900, 100, 0, 0]))
@@ -52,7 +52,7 @@ class TestStories:
         run = served(requests, Users(2, [30, 0, 0]))
         assert sent_and_done(run)[2] == (271, 355 + 101 + 13 + 14)
 
-    def test_nobody_sends_before_the_request_comes(self):
+    def test_no_user_sends_before_the_request_comes(self):
         requests = [Request(0, 10, 1), Request(5000, 10, 1), Request(5000, 10, 1)]
         run = served(requests, Users(1, [0, 0, 0]))
         assert sent_and_done(run) == [(0, 171), (5000, 5171), (5171, 5342)]
@@ -63,7 +63,7 @@ class TestStories:
         assert run.refused.tolist() == [False, True, False]
         assert sent_and_done(run) == [(0, 171), (171, 342)]
 
-    def test_of_a_static_batch_nobody_has_an_answer_before_all_have(self):
+    def test_in_a_static_batch_no_request_has_an_answer_before_all_have(self):
         requests = [Request(0, 10, 1), Request(0, 10, 3), Request(0, 10, 1)]
         times = sent_and_done(served(requests, Users(2, [0, 0, 0]), policy="static"))
         assert times[0][1] == times[1][1] == times[2][0] < times[2][1]
@@ -132,14 +132,14 @@ class TestSessions:
         assert run.refused.tolist() == [False, True, False]
         assert sent_and_done(run) == [(0, 171), (201, 372)]
 
-    def test_who_was_sent_last_gives_way(self):
+    def test_the_request_sent_last_gives_way(self):
         # Row 2 is sent at 229, while row 3 decodes; it is the last to arrive, though row 3 stands below it.
         requests = [Request(0, 4, 1), Request(1, 4, 1), Request(1, 8, 12), Request(2, 8, 12)]
         run = served(requests, Users(None, [100, 0, 0, 0], [1, 2, 1, 3]), pool=Pool(6, 4, 0))
         assert request_times(run).recomputed.tolist() == [0, 0, 2, 0]
 
-    def test_behind_a_victim_nobody_begins_who_was_sent_after_it(self):
-        # Row 2 is sent at 268 and gives way to nobody but itself; row 1, sent at 707, waits until it is done.
+    def test_behind_a_victim_no_request_begins_that_was_sent_after_it(self):
+        # Row 2 is sent at 268 and preempts only itself; row 1, sent at 707, waits until it is done.
         requests = [Request(0, 7, 2), Request(46, 2, 1), Request(268, 4, 5)]
         run = served(requests, Users(None, [400, 400, 100], [1, 1, 2]), pool=Pool(4, 2, 0))
         check_replayed(run, run.workload, COST)
@@ -187,7 +187,7 @@ def test_sessions_leap_and_step_as_the_same_bits(policy, case: Case, data):
 
 
 def test_the_interactive_response_time_law():
-    # N users, each of whom waits for R and thinks for Z, send N / (R + Z) requests a second.
+    # N users, each of which waits for R and thinks for Z, send N / (R + Z) requests a second.
     n, think_s = 3000, 2.0
     pacing = Pacing(max_concurrency=20, think_time=think_s)
     trace = paced(Trace("alike", np.full(n, 100), np.full(n, 20)), pacing)
@@ -221,9 +221,9 @@ def test_the_program_serves_users(tmp_path, capsys):
     assert (kept["max_concurrency"], kept["think_time"]) == (4, 0.5)
     assert status([*serve, "--n", "2", "--shared-prefix-tokens", "1"]) == DONE
     capsys.readouterr()
-    for flags, told in (
+    for flags, message in (
         (["simulate", "--think-time", "1"], "think_time = 1.0: is of users; say how many by max_concurrency"),
         ([*serve, "--think-time", "-1"], "think_time"),
     ):
         assert status(flags) == MISTAKE
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Users who wait for the answers to requests of several sequences."""
+"""Users that wait for the answers to requests of several sequences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_turns_of_several_sequences_need_not_be_sent_in_the_order_of_the_trace()
 
 def test_groups_give_way_and_wait_in_the_order_in_which_they_were_sent():
     """Seven blocks of two. Row 1, two samples, is sent at 260, and row 2 at 51: it gives way first, and behind it
-    nobody begins who was sent later."""
+    none begins that was sent later."""
     requests = [Request(1, 4, 1), Request(1, 2, 2), Request(51, 9, 6)]
     run = served(requests, [1, 2, 1], Users(None, [100, 0, 0], [1, 1, 2]), Pool(7, 2, 0))
     check_replayed(run, run.workload, COST)

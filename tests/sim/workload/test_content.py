@@ -187,7 +187,7 @@ class TestFiles:
         assert (len(made), made.ids.tolist(), made.session_id.tolist()) == (3, [], [1, NO_SESSION, 1])
 
     @pytest.mark.parametrize("rows", [[{"input": 3, "output": 4}], [{"input": 3, "output": 4, "session_id": None}]])
-    def test_who_says_nothing_has_none(self, tmp_path, rows):
+    def test_a_trace_without_contents_has_none(self, tmp_path, rows):
         assert read_with_content(put(tmp_path, rows)).content is None
 
     def test_sessions_of_other_formats(self, tmp_path):
