@@ -13,7 +13,7 @@ from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Outcome, Pool, Request
-from oracle.clock import run as run_oracle
+from oracle.decode_step import run as run_oracle
 from oracle.vllm_v1_caching import CachingVllmV1
 from strategies import Case, limits, small_costs
 
