@@ -106,7 +106,7 @@ def test_boxes_of_a_row_do_not_overlap():
         laid = docs.panel(room, few)
         for row in laid.rows:
             for left, right in zip(row, row[1:]):
-                assert left.x + left.batch_size / 2 < right.x - right.batch_size / 2
+                assert left.x + left.width / 2 < right.x - right.width / 2
 
 
 def test_a_box_stands_above_what_it_imports():
