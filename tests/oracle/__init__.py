@@ -5,7 +5,7 @@ slot by slot, and leaps over nothing. Meant for a few hundred requests of some s
 
     model     what goes in and what comes out
     slots     the class of one slot, and the census of a pool
-    clock     the loop that moves time; what every policy does alike
+    decode_step  the loop that moves time; what every policy does alike
     paged     vllm-sosp23
     buddy     the arena of orca-max, orca-pow2 and orca-oracle
     orca      those three, and orca as its own paper has it
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .batches import FasterTransformer, StaticBatches
-from .clock import System, run
+from .decode_step import System, run
 from .fastgen import FastGen
 from .lightllm import LightLlm
 from .model import Limits, Outcome, Pool, Request, Step, check

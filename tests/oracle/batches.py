@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .clock import System, Work
+from .decode_step import System, Work
 from .model import Limits, Pool, Sequence, allowed_output_tokens
 from .slots import FINISHED_HOLD, FREE, census, classify_slot
 

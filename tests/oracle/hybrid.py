@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .clock import run
+from .decode_step import run
 from .iteration import IterationSystem, known
 from .model import Limits, Outcome, Pool, Request, Sequence, check
 from .slots import FREE, SlotMap, census, classify_slot

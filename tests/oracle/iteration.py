@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from .clock import System, Work
+from .decode_step import System, Work
 from .model import Limits, Pool, Sequence
 from .slots import FREE, SlotMap, classify_slot
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import ceil
 
 from .buddy import BuddyArena
-from .clock import System, Work, cost_arguments
+from .decode_step import System, Work, cost_arguments
 from .model import Limits, Pool, Request, Sequence, allowed_output_tokens
 from .slots import FREE, STRANDED, SlotMap, census, classify_slot
 

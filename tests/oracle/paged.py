@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from .clock import System, Work, cost_arguments
+from .decode_step import System, Work, cost_arguments
 from .model import Limits, Pool, Sequence
 from .slots import FREE, SlotMap, classify_slot
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import floor
 
-from .clock import System, Work
+from .decode_step import System, Work
 from .iteration import known, pairs
 from .model import Limits, Pool, Sequence, allowed_output_tokens
 from .slots import CACHED, FREE, LIVE, SlotMap

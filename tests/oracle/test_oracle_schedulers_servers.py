@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oracle import Limits, Outcome, Pool, Request, simulate
-from oracle.clock import run
+from oracle.decode_step import run
 from oracle.lightllm import LightLlm
 from oracle.story import Cost, finishes, first_difference, log, serve, swap_in_ticks, swap_out_ticks
 
