@@ -106,8 +106,8 @@ def only_read(settings: Settings, workload: Workload | None = None) -> Settings:
         SettingError: An option that the policy lacks and that no run may ignore.
     """
     refuse_lacking(settings)
-    for field in settings.given():
-        if why_unread(field, settings, workload) is not None:
+    for field, value in settings.given().items():
+        if is_given(field, value) and why_unread(field, settings, workload) is not None:
             settings = replace(settings, **{field: default_of(field)})
     return settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -157,10 +157,14 @@ def declaring(name: str, chosen: type[Policy] | None = None) -> type[Options] | 
     return None
 
 
-def options_by_policy() -> dict[str, list[str]]:
-    """Names of all options that are known, and of the policies that read each."""
+def options_by_policy(policies: Mapping[str, type[Policy]] | None = None) -> dict[str, list[str]]:
+    """Names of options, and of the policies that read each.
+
+    Args:
+        policies: By their names; None takes all that are known.
+    """
     found: dict[str, list[str]] = {}
-    for name, kind in (POLICIES | _KNOWN).items():
+    for name, kind in (POLICIES | _KNOWN if policies is None else policies).items():
         for option in option_names(kind.options_type):
             found.setdefault(option, []).append(name)
     return found

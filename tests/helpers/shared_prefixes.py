@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
-from oracle.clock import run as run_oracle
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
@@ -14,6 +13,7 @@ from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Outcome, Pool, Request
+from oracle.decode_step import run as run_oracle
 from oracle.vllm_v1_caching import CachingVllmV1
 from strategies import Case, limits, small_costs
 

@@ -100,7 +100,7 @@ def test_what_tells_series_apart(tmp_path):
 def test_where_nothing_can_be_drawn_a_word_says_so(tmp_path):
     alike = swept(tmp_path, policy=["a", "b"], request_rate=[inf, inf], median_tpot_ms=[0.0, 0.0])
     html = write_sweep_report(tmp_path / "page.html", alike).read_text()
-    assert "No two points differ in the request rate" in html and "nobody sees a speed" in html
+    assert "No two points differ in the request rate" in html and "no speed per user" in html
     found = swept(tmp_path, policy=["a", "a", "a"], request_rate=[1.0, 2.0, 3.0], error=[None, None, "no pool"])
     html = write_sweep_report(tmp_path / "page.html", found).read_text()
     assert "1 more could not be run" in html and "No objectives were given" in html

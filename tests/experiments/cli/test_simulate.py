@@ -15,7 +15,7 @@ from cli_runs import command, data, run_here
 from fragmeter.experiments.cli.app import DONE, NO_READER, status
 from fragmeter.experiments.runs.inputs import DATASETS
 from fragmeter.sim.engine.settings import SHARED, Settings
-from fragmeter.sim.policy.registry import options_by_policy
+from fragmeter.sim.policy.registry import POLICIES, options_by_policy
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
 
@@ -100,7 +100,7 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 
 def test_no_setting_is_left_out():
     # tests/sim/policy/test_registry.py has an allocator.
-    assert {*FLAGS, "allocator"} == {*SHARED, *options_by_policy()}
+    assert {*FLAGS, "allocator"} == {*SHARED, *options_by_policy(POLICIES)}
 
 
 def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):

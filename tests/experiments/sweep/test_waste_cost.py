@@ -120,7 +120,7 @@ def test_too_few_requests_and_too_long_ones():
     with pytest.raises(UserError, match="request 0 needs a pool of 2 blocks, and there are 1; leave it out"):
         waste_cost(settings(policy="orca", num_gpu_blocks_override=1), alike(5, 10, 10, 10))
     # They wait for the budget of the first step only.
-    with pytest.raises(UserError, match="none of 5 requests is finished while some wait"):
+    with pytest.raises(UserError, match="none of 5 requests is finished while others wait"):
         waste_cost(settings(policy="vllm-sosp23", max_num_batched_tokens=2100), alike(5, 1000, 50, 50))
 
 

@@ -68,15 +68,15 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 #: Options that only some policies read, and ``max_num_batched_tokens``.
-SOMETIMES = ("max_num_batched_tokens", *options_by_policy())
+SOMETIMES = ("max_num_batched_tokens", *options_by_policy(POLICIES))
 #: Values that ask for nothing, of all options.
 NOTHING = {name: value for kind in POLICIES.values() for name, value in kind.options_type.no_effect.items()}
 
 
 def test_every_setting_has_its_place():
-    assert sorted([*VALUES, *EXEMPT]) == sorted([*SHARED, *options_by_policy()])
+    assert sorted([*VALUES, *EXEMPT]) == sorted([*SHARED, *options_by_policy(POLICIES)])
     assert all(EXEMPT.values())
-    assert NOTHING.keys() <= set(options_by_policy())
+    assert NOTHING.keys() <= set(options_by_policy(POLICIES))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from oracle.clock import run as run_oracle
 
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
@@ -22,6 +21,7 @@ from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from oracle import Limits, Pool, Request
 from oracle import sglang as oracle
+from oracle.decode_step import run as run_oracle
 from radix_cases import A, check, shared_cases, story
 from same_runs import same
 from schedulers import expected
