@@ -24,9 +24,8 @@ from ...sim.cost import StepCost
 from ...sim.engine.engine import Engine
 from ...sim.engine.observer import Observer
 from ...sim.engine.replica import build
-from ...sim.engine.run import Run, simulate
+from ...sim.engine.run import Run, run_log_of, simulate
 from ...sim.engine.settings import Settings
-from ...sim.memory.accounting.run_log import RunLog
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import request_times
 from ...sim.types.optional import not_none
@@ -190,25 +189,10 @@ def seen_so_far(engine: Engine, work: Workload) -> Seen | None:
     and an unfinished request finishes no earlier.
     """
     n = len(work)
-    no_sharing = {
-        "leader": np.arange(n),
-        "capacity_slots": 1,
-        "block_size": 1,
-        "paged": True,
-        "residue": "",
-        "pinned_slots": 0,
-    }
-    ledger, together = engine.ledger, engine.policy.leaves_together
+    ledger = engine.ledger
     if not len(ledger.rows.columns()["steps"]):
         return None
-    run_log = RunLog.of(
-        ledger,
-        prompt_tokens=work.prompt_tokens,
-        output_tokens=work.output_tokens,
-        together=together,
-        end_ticks=0,
-        **no_sharing,
-    )
+    run_log = run_log_of(ledger, engine.memory, work, grouped=False, end_ticks=int(engine.env.now))
     rows, residencies = run_log.rows, run_log.residencies
     known, decode_step = int(rows["start_ticks"][-1] + rows["ticks"][-1]), int(rows["steps"].sum())
     begun = np.flatnonzero(residencies["start_ticks"] < known)

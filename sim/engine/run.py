@@ -13,6 +13,7 @@ import numpy as np
 import simpy
 
 from ..cost import StepCost
+from ..memory import Memory
 from ..memory.accounting.cache_log import CachedLevel
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
@@ -113,14 +114,26 @@ def finished(
         workload: Requests as they arrived; the ledger's sequences are theirs, by row.
         smallest_pool_blocks: See ``Run``.
     """
-    sequences, memory = workload.sequences, replica.memory
-    run_log = RunLog.of(
+    run_log = run_log_of(ledger, replica.memory, workload, grouped, end_ticks)
+    return Run(settings, workload, replica, run_log, smallest_pool_blocks)
+
+
+def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool, end_ticks: int) -> RunLog:
+    """The run log of what a ledger has recorded so far.
+
+    Args:
+        memory: What the ledger's engine serves with.
+        grouped: As of ``finished``.
+        end_ticks: When the run was over, or now.
+    """
+    sequences = workload.sequences
+    return RunLog.of(
         ledger,
         prompt_tokens=sequences.prompt_tokens,
         output_tokens=sequences.output_tokens,
         leader=leaders(workload, grouped),
         capacity_slots=memory.capacity_slots,
-        block_size=replica.block_size,
+        block_size=memory.block_size,
         paged=not memory.reserves,
         residue=memory.residue,
         together=memory.leaves_together,
@@ -129,7 +142,6 @@ def finished(
         groups=memory.groups,
         cache_changes=_cache_changes(memory.cached_level),
     )
-    return Run(settings, workload, replica, run_log, smallest_pool_blocks)
 
 
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:

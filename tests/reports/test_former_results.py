@@ -1,0 +1,50 @@
+"""Result folders of the schema version before: ``tests/data/result_v1`` was written by fragmeter 0.1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.reports.data.results import read_result
+from paths import DATA
+
+FORMER = DATA / "result_v1"
+
+
+@pytest.fixture
+def former(tmp_path) -> Path:
+    return shutil.copytree(FORMER, tmp_path / "former")
+
+
+def test_tables_and_columns_are_read_under_the_names_of_today():
+    result = read_result(FORMER)
+    written = {name: pd.read_parquet(FORMER / f"{name}.parquet") for name in ("stays", "steps")}
+    assert result.about["schema_version"] == 1
+    assert result.residencies["end_ticks"].tolist() == written["stays"]["end_ticks"].tolist()
+    assert result.steps["batch_size"].tolist() == written["steps"]["width"].tolist()
+    assert "width" not in result.steps
+
+
+def test_a_report_and_a_comparison_take_them(former, tmp_path, capsys):
+    assert status(["report", str(former), "--out", str(tmp_path / "page.html")]) == DONE
+    assert status(["compare", str(former), str(former)]) == DONE
+    assert capsys.readouterr().err == ""
+
+
+def test_a_new_result_replaces_them(former):
+    asked = ["--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300", "--num-prompts", "8"]
+    assert status(["simulate", *asked, "--request-rate", "4", "--out", str(former)]) == DONE
+    assert not (former / "stays.parquet").exists() and (former / "residencies.parquet").is_file()
+    assert json.loads((former / "run.json").read_text())["schema_version"] == 2
+
+
+def test_the_same_run_of_today_has_the_same_numbers(former, tmp_path):
+    asked = ["--model", "toy-opt", "--num-gpu-blocks-override", "40", "--max-model-len", "300", "--num-prompts", "8"]
+    assert status(["simulate", *asked, "--request-rate", "4", "--out", str(tmp_path / "new")]) == DONE
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (former, tmp_path / "new")]
+    assert summaries[0] == summaries[1]
