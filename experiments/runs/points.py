@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import sha256
+from inspect import getsourcefile
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.policy.registry import options_by_policy
+from ...sim.policy.registry import POLICIES, allocator, options_by_policy, policy
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs, Requests
@@ -69,10 +70,18 @@ def key(inputs: Inputs, work: Workload, goal: Objectives | None = None) -> str:
     content = {
         "versions": versions(),
         "settings": settings.as_dict(),
-        "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "")],
+        "files": [_hash_of(Path(name)) for name in (settings.model, settings.cost or "", *_own_code(settings))],
         "workload": work.sha256(),
     } | ({} if goal is None else {"goodput": goal.limits})
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _own_code(settings: Settings) -> Iterator[str]:
+    """Source files of a policy and an allocator of other packages: an edit makes another run."""
+    found: list[Any] = [] if settings.policy in POLICIES else [policy(settings.policy)]
+    found += [] if settings.allocator is None else [allocator(settings.allocator)]
+    for each in found:
+        yield getsourcefile(each) or ""
 
 
 def _hash_of(path: Path) -> str | None:

@@ -9,13 +9,13 @@ import numpy as np
 from ..memory import Memory
 from ..policy import Policy
 from ..policy.options import BeamOptions, VllmV0Options
-from ..policy.registry import policy
+from ..policy.registry import policy, serves_groups
 from ..types.errors import SettingError
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
 from ..workload.workload import Workload
 from .settings import Settings
-from .unread import refuse_lacking
+from .unread import is_required, refuse_lacking
 
 
 def is_grouped(settings: Settings, workload: Workload) -> bool:
@@ -30,7 +30,11 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
     prefix = pinned_tokens(settings.policy_options)
     if prefix:
         _check_prefix(prefix, workload)
-    groups = policy(settings.policy).groups_sequences
+    groups = serves_groups(policy(settings.policy))
+    if not groups:
+        for name, value in settings.options:
+            if is_required(name):
+                raise SettingError(name, value, f"{settings.policy} does not support it; leave it out")
     return bool(prefix) or (groups and (workload.shares or workload.dialogue is not None))
 
 

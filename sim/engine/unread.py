@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..policy.options import LEAVE_OUT, either, option_names
-from ..policy.registry import declaring, options_by_policy, policy
+from ..policy.registry import declaring, policy, readers
 from ..types.errors import SettingError
 from ..workload.workload import Workload
 from .settings import SHARED, Settings, default_of
@@ -54,7 +54,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
     if is_required(field):
         # ``refuse_lacking`` refuses the run.
         return None
-    return f"{settings.policy} does not read it; use --policy {either(options_by_policy()[field])}, {LEAVE_OUT}"
+    return f"{settings.policy} does not read it; use --policy {either(readers(field))}, {LEAVE_OUT}"
 
 
 def is_given(field: str, value: Any) -> bool:
@@ -80,7 +80,7 @@ def refuse_lacking(settings: Settings) -> None:
     own = option_names(policy(settings.policy).options_type)
     for name, value in settings.options:
         if name not in own and is_required(name):
-            remedy = f"{settings.policy} does not support it; use --policy {either(options_by_policy()[name])}"
+            remedy = f"{settings.policy} does not support it; use --policy {either(readers(name))}"
             raise SettingError(name, value, remedy)
 
 

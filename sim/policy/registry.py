@@ -1,6 +1,6 @@
 """Policies by name: those of the package, installed ones of other packages, and any class that can be imported.
 
-vllm-v1                      a name in BUILT_IN
+vllm-v1                      a name in POLICIES
 my-policy                    an entry point of the group "fragmeter.policies"
 package.module:ClassName     a class, also of a file in the current directory
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -65,6 +66,11 @@ def policy(name: str) -> type[Policy]:
     return _imported_policy(name) if built_in is None else built_in
 
 
+def serves_groups(kind: type[Policy]) -> bool:
+    """Whether a policy admits the sequences of a request together: one derived from a paged policy of ours does not."""
+    return kind.groups_sequences and (kind in SHARING or not issubclass(kind, tuple(SHARING)))
+
+
 def policies() -> dict[str, type[Policy]]:
     """Every policy that has a name: those of the package, then those that other packages install.
 
@@ -101,6 +107,9 @@ def _imported_policy(name: str) -> type[Policy]:
         raise SettingError("policy", name, "is no subclass of fragmeter.sim.policy.Policy; derive it from that")
     if found.schedule is Policy.schedule or found.memory is Policy.memory:
         raise SettingError("policy", name, "must define schedule and memory; docs/extending.md has an example")
+    unset = [each.name for each in fields(found.options_type) if each.default is MISSING]
+    if unset:
+        raise SettingError("policy", name, f"its option {unset[0]} has no default; give it one")
     _KNOWN[name] = found
     return found
 
@@ -168,3 +177,8 @@ def options_by_policy(policies: Mapping[str, type[Policy]] | None = None) -> dic
         for option in option_names(kind.options_type):
             found.setdefault(option, []).append(name)
     return found
+
+
+def readers(option: str) -> list[str]:
+    """Policies that read an option: those of the package, where there are some, whatever else was imported."""
+    return options_by_policy(POLICIES).get(option) or options_by_policy()[option]

@@ -72,6 +72,7 @@ class VAttention(VllmV0):
     def pool_size(
         cls, server: Server, options: VAttentionOptions, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
+        """See ``Policy``: the page groups that fit, unless a block size is given."""
         if block_size:
             return super().pool_size(server, options, num_blocks, block_size)
         ranks, dtype, stages = server.tensor_parallel, server.deployment.kv_dtype, server.deployment.pipeline_parallel

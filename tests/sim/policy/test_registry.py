@@ -6,11 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.runs.inputs import Inputs
+from fragmeter.experiments.runs.points import key
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.policy import registry
 from fragmeter.sim.policy.base import Policy
@@ -133,6 +136,46 @@ def test_a_policy_that_is_none_is_refused_in_one_line(name, remedy, capfd):
     assert status(["simulate", "--num-prompts", "5", "--request-rate", "1", "--policy", name]) == MISTAKE
     error = capfd.readouterr().err
     assert error.startswith(f"fragmeter: policy = {name!r}: ") and remedy in error and error.count("\n") == 1
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch) -> Path:
+    """A module with two policies, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / f"own_{tmp_path.name}.py"
+    path.write_text(
+        "from pydantic.dataclasses import dataclass\n"
+        "from fragmeter.sim.policy import Options\n"
+        "from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Unset(Options):\n    quantum: int\n"
+        "class WithoutDefault(VllmSosp23):\n    options_type = Unset\n"
+        "class Derived(VllmSosp23):\n    name = 'derived'\n"
+    )
+    return path
+
+
+def test_an_option_without_a_default_is_refused(own_module):
+    with pytest.raises(SettingError, match="its option quantum has no default"):
+        policy(f"{own_module.stem}:WithoutDefault")
+
+
+def test_a_derived_policy_serves_samples_one_by_one_and_no_beams(own_module):
+    name = f"{own_module.stem}:Derived"
+    asked = Workload("two", np.zeros(1, dtype=np.int64), np.array([20]), np.array([10]), n=np.array([2]))
+    assert len(simulate(settings(policy=name, num_gpu_blocks_override=50), asked).log.residencies["index"]) == 2
+    for option in ({"use_beam_search": True}, {"shared_prefix_tokens": 16}):
+        with pytest.raises(SettingError, match="does not support it; leave it out"):
+            simulate(settings(policy=name, **option), asked)
+
+
+def test_an_edit_of_a_policy_makes_another_point_of_a_sweep(own_module):
+    inputs = Inputs(settings=settings(policy=f"{own_module.stem}:Derived"))
+    before = key(inputs, work(10))
+    assert key(inputs, work(10)) == before
+    own_module.write_text(own_module.read_text() + "# changed\n")
+    assert key(inputs, work(10)) != before
 
 
 def test_an_installed_policy_is_found_by_its_name(monkeypatch):
