@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .arrivals.arrivals import poisson, told_max_tokens, workload
+from .arrivals.arrivals import declared_max_tokens, poisson, workload
 from .arrivals.pacing import Pacing, paced, users
 from .arrivals.streams import stream
 from .catalogue import catalogue, download
@@ -30,6 +30,7 @@ __all__ = [
     "catalogue",
     "check_fits",
     "check_target",
+    "declared_max_tokens",
     "download",
     "draw",
     "fit",
@@ -48,7 +49,6 @@ __all__ = [
     "stats",
     "stream",
     "synthetic_pairs",
-    "told_max_tokens",
     "trace_of_frame",
     "users",
     "workload",

@@ -3,6 +3,11 @@
 Exit status: 0 done; 2 the user's mistake, one line on standard error; 1 a fault of ours, one line and
 how to report it (``FRAGMETER_DEBUG=1`` shows the traceback); 130 Ctrl-C and 143 SIGTERM, what is finished
 stays; 141 the reader of the output has gone.
+
+Integers on the command line: refused unless every verb would take them for the same number.
+
+Left to themselves, cyclopts rounds 1.5 and reads 0x10, and pydantic reads 1.0 and 1_0. So what the user wrote is looked
+at before either of them sees it, for all flags of all verbs in one place: decimal digits, with a minus or without.
 """
 
 from __future__ import annotations
@@ -17,19 +22,45 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
-from typing import NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args
 
 import psutil
 import pydantic
-from cyclopts import App, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError
 
 from ... import __version__
 from ...sim.engine.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
-from ...sim.types.errors import UserError
+from ...sim.types.errors import SettingError, UserError
 from ..runs.output import Terminal
-from .whole_numbers import whole_numbers
+
+_WHOLE = re.compile("-?[0-9]+")
+
+
+def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Look at what integer flags were given, as one of cyclopts' ``config``.
+
+    Args:
+        app, commands: The verb; it does not matter.
+        arguments: Of one command line, parsed and not yet converted.
+
+    Raises:
+        SettingError: One that is no whole number.
+    """
+    for argument in arguments:
+        if is_whole(argument.hint):
+            for token in argument.tokens:
+                if not _WHOLE.fullmatch(token.value):
+                    field = argument.name.lstrip("-").replace("-", "_")
+                    raise SettingError(field, token.value, "must be a whole number, in digits")
+
+
+def is_whole(hint: Any) -> bool:
+    """Whether a flag of this type takes an integer and nothing else, if it is given."""
+    return hint is int or set(get_args(hint)) == {int, NoneType}
+
 
 DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
 #: Seconds after which a program that was interrupted ends, whatever it waits for.

@@ -1,26 +1,30 @@
-"""``fragmeter simulate``."""
+"""``fragmeter simulate``: one run, its summary on the terminal, and what it records."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.metrics.result import check_target
-from ...sim.output.files import require_apart
+from ...sim.output.files import require_apart, require_writable_file
 from ...sim.recording.blocks import BlockMap, BlockRecording
 from ...sim.recording.plans import Plan, PlanRecording
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import CLUSTER, PACING, REQUESTS, Inputs, Requests
 from ..runs.named_files import named_files
@@ -36,9 +40,158 @@ from ..runs.serving import (
     write_result,
 )
 from ..runs.trace_flags import READING, left_out_lines
-from .recording_flags import WantedPlan, wanted_plan
 from .replica_flags import SETTINGS, SettingsFlags
-from .summaries import print_summary
+
+
+class WantedPlan(NamedTuple):
+    """What is to be recorded.
+
+    Attributes:
+        file: Where it goes; None for ``plan.npz`` in the folder of the results.
+        first_step, num_steps, shuffle_ids: See ``sim.recording.plans.record``.
+    """
+
+    file: Path | None
+    first_step: int
+    num_steps: int | None
+    shuffle_ids: bool
+
+    def path(self, out: Path | None) -> Path:
+        """Where it lies in the end, with results in ``out``."""
+        return not_none(out) / "plan.npz" if self.file is None else self.file
+
+
+def wanted_plan(
+    record_plan: bool | Path | None, record_steps: str | None, shuffle_ids: bool, out: Path | None
+) -> WantedPlan | None:
+    """The plan that the flags ask for, if they ask for one.
+
+    Raises:
+        SettingError: There is no place for it, or nothing to record.
+        UserError: The file cannot be written.
+    """
+    if not record_plan:
+        for field, value in (("record_steps", record_steps), ("shuffle_ids", shuffle_ids)):
+            if value:
+                raise SettingError(field, value, "is of a recorded plan; give --record-plan")
+        return None
+    file = None if record_plan is True else record_plan
+    if file is not None:
+        require_writable_file(file)
+    elif out is None:
+        raise SettingError("record_plan", True, "has no place; name a file, or give --out")
+    return WantedPlan(file, *_steps(record_steps), shuffle_ids)
+
+
+def _steps(record_steps: str | None) -> tuple[int, int | None]:
+    """First step and number of steps."""
+    if record_steps is None:
+        return 0, None
+    found = re.fullmatch(r"(\d{1,12}):(\d{1,12})?", record_steps)
+    if found is None or found[2] and not int(found[2]):
+        remedy = "must be START:COUNT in whole steps, or START: for all that follow"
+        raise SettingError("record_steps", record_steps, remedy)
+    return int(found[1]), int(found[2]) if found[2] else None
+
+
+_LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
+_VIEWS = {"paper_view": "the paper's view", "popular_view": "the popular view"}
+
+
+def print_summary(content: Mapping[str, Any], console: Console) -> None:
+    """What ``sim.metrics.summary`` says, in tables: throughput, latency, waste, and KV groups where there are any."""
+    groups = [_groups(content["kv_groups"])] if content.get("kv_groups") else []
+    replicas = [_replicas(content["replicas"])] if "replicas" in content else []
+    for table in (_throughput(content), *replicas, _latency(content), _waste(content["waste"]), *groups):
+        console.print(table)
+        console.print()
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _throughput(content: Mapping[str, Any]) -> Table:
+    table = _table("throughput", "", "")
+    table.add_row("completed", f"{content['completed']:,}", f"in {content['duration']:,.1f} s")
+    table.add_row("refused", f"{content['refused']:,}", "")
+    table.add_row("requests/s", f"{content['request_throughput']:,.2f}", "")
+    table.add_row("output tokens/s", f"{content['output_throughput']:,.1f}", "")
+    table.add_row("mean batch", f"{content['mean_batch']:,.2f}", f"over {content['waste']['num_steps']:,} steps")
+    preemptions = content["preemptions"]
+    table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
+    table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    if content["copied_slots"]:
+        table.add_row("copied", f"{content['copied_slots']:,}", "slots on the device")
+    host = content.get("host_pool")
+    if host is not None:
+        table.add_row("swap space", f"{host['max_used_blocks']:,}", f"of {host['num_cpu_blocks']:,} blocks at most")
+    moved = content.get("kv_transfer")
+    if moved is not None:
+        table.add_row("KV transferred, GB", f"{moved['bytes'] / 1e9:,.2f}", f"in {moved['mean_ms']:,.2f} ms on average")
+    cache = content["prefix_cache"]
+    if cache is not None:
+        asked = f"of {cache['queried_tokens']:,} tokens looked up"
+        table.add_row("prefix cache hits", f"{cache['hit_rate']:.1%}", asked)
+    return table
+
+
+def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
+    for replica in content:
+        seconds, hits = replica["work"]["seconds"], replica["prefix_cache_hit_rate"]
+        busy = 1 - seconds["idle"] / sum(seconds.values()) if sum(seconds.values()) else 0.0
+        counts = (f"{replica[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
+        table.add_row(
+            f"{replica['replica']}" if replica["role"] == "both" else f"{replica['replica']} {replica['role']}",
+            *counts,
+            f"{replica['mean_batch']:,.2f}",
+            f"{replica['kv_usage_pct']:.1f} %",
+            "-" if hits is None else f"{hits:.1%}",
+            f"{busy:.1%}",
+        )
+    return table
+
+
+def _latency(content: Mapping[str, Any]) -> Table:
+    ranks = ("mean", "median", "p90", "p95", "p99")
+    table = _table("latency, ms", *ranks)
+    for key, label in _LATENCIES.items():
+        table.add_row(label, *(_ms(content[f"{rank}_{key}_ms"]) for rank in ranks))
+    return table
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"
+
+
+def _waste(content: Mapping[str, Any]) -> Table:
+    start_s, end_s = content["window_s"]
+    table = _table(f"% of the KV pool, {start_s:g} to {end_s:,.1f} s", "mean over iterations", "mean over time")
+    over_steps, over_time = content["mean_over_iterations_pct"], content["mean_over_time_pct"]
+    for view, heading in _VIEWS.items():
+        table.add_row(heading, style="bold")
+        for group, value in over_steps[view].items():
+            table.add_row(f"  {group.replace('_', ' ')}", f"{value:.1f}", f"{over_time[view][group]:.1f}")
+    return table
+
+
+def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("% of the KV pool, by KV group", "layers", "window", "live", "reserved", "block tail")
+    for group in content:
+        shares = group["mean_over_iterations_pct"]
+        held = (f"{shares[bucket]:.1f}" for bucket in ("live", "reserved", "block_tail"))
+        table.add_row(f"  {group['name']}", f"{group['layers']}", f"{group['window'] or '-'}", *held)
+    return table
+
 
 #: Refused requests that are named on the terminal.
 REFUSED_SHOWN = 5

@@ -165,8 +165,7 @@ def _watch(items: Any, subject: str, total: int) -> Any:
 
 
 def _time_plan(plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, report: Report) -> None:
-    from ..measured.validation import plan_timed
-    from ..measured.validation_text import tell_plan
+    from ..measured.validation import plan_timed, tell_plan
 
     spec = model_spec(model or plan.meta["model"])
     found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch)
@@ -185,7 +184,6 @@ def _validate(
     report: Report,
 ) -> None:
     from ..measured import validation
-    from ..measured.validation_text import tell
 
     scale = validation.scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
@@ -199,7 +197,7 @@ def _validate(
             if out is not None:
                 out.write("validation.json", as_json(document))
                 out.write("steps.csv", running.steps_csv())
-    tell(document, report)
+    validation.tell(document, report)
     if out is not None:
         report.point_to("Results", out.path)
     report.data(document)

@@ -1,20 +1,151 @@
-"""``fragmeter validate --against``: replay, compare, turn the knobs, tell."""
+"""``fragmeter validate --against``: replay, compare, turn the knobs, and print simulated beside measured."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from rich import box
+from rich.table import Table
 
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...traces import measured, read
 from ..runs.output import Report, track
-from .knobs import ranked, turned
-from .replay import compared, replay, scatter, total_error
+from .knobs import EXPLAINS, NO_ERROR, Turned, ranked, turned
+from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
 from .start import Server, benchmark, replica
-from .text import tell
+
+#: By how much the server's count of requests may differ from the benchmark's: scrapes do not begin with it, and vLLM's
+#: client sends one to try first.
+_SAME_LOAD = 0.1
+_LABELS = {
+    "request_throughput": "requests/s",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "tokens/s",
+    "num_gpu_blocks": "KV blocks",
+    "mean_kv_cache_usage": "KV cache usage, mean",
+    "max_kv_cache_usage": "KV cache usage, max",
+    "mean_num_requests_running": "running, mean",
+    "mean_num_requests_waiting": "waiting, mean",
+    "num_preemptions": "preemptions",
+    "prefix_cache_hit_rate": "prefix cache hit rate",
+    "server_mean_ttft_ms": "TTFT by the server, mean, ms",
+    "server_mean_itl_ms": "ITL by the server, mean, ms",
+} | {f"{which}_{name}_ms": f"{name.upper()}, {which}, ms" for name in LATENCIES for which in STATISTICS}
+_KNOBS = {
+    "step_scale": "--step-scale",
+    "num_gpu_blocks": "--num-gpu-blocks-override",
+    "ttft_offset_ms": "ms outside of the engine",
+    "all": "all together",
+}
+
+
+def tell(
+    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Turned], error: float,
+    report: Report,
+) -> None:  # fmt: skip
+    """Everything."""
+    for text in _request_lines(benchmark, base):
+        report.say(text)
+    report.say()
+    report.console.print(_rows_table(rows))
+    report.say()
+    report.console.print(_knobs_table(error, knobs))
+    report.say()
+    report.say(first_knob_text(error, knobs))
+    for knob in ranked(knobs):
+        report.line(f"  {_KNOBS[knob.name]}: {knob.advice}")
+
+
+def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
+    trace, seen, metrics = benchmark.trace, benchmark.measured, benchmark.metrics
+    clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
+    yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
+    if trace.left_out.failed:
+        yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; it had their load, too."
+    if benchmark.drawn:
+        yield "The file has no start_times: arrivals are drawn at its rate, and single requests are not comparable."
+    refused = int(base.run.refused.sum())
+    if refused:
+        blocks = base.run.replica.num_blocks
+        yield f"Refused: {refused:,} requests that the simulated pool of {blocks:,} blocks cannot hold."
+    if benchmark.measured.gaps_s is None:
+        yield "The file has no times between tokens: ITL is left out."
+    elif not benchmark.gaps_are_of_tokens:
+        yield "Tokens came several at a time: the client's gaps are no inter-token latencies, and are left out."
+    if metrics is not None:
+        from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""
+        yield f"Metrics: {metrics.num_scrapes:,} scrapes{from_start}."
+    sent = len(trace) + trace.left_out.failed
+    if metrics is not None and metrics.first_tokens is not None and abs(metrics.first_tokens / sent - 1) > _SAME_LOAD:
+        yield (
+            f"The metrics are of {metrics.first_tokens:,.0f} requests, the benchmark of {sent:,}: what the server says"
+            " of itself may be another load's. Scrape from before the benchmark to its end, with no other clients."
+        )
+    if metrics is not None and metrics.hit_rate and base.run.replica.cache_log is None:
+        yield (
+            f"The server found {metrics.hit_rate:.1%} of the prompts in its prefix cache. What prompts have in common"
+            " is not in the file, so none of it is simulated: TTFT and throughput are those without."
+        )
+
+
+def _rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("", "simulated", "measured", "error")
+    for row in rows:
+        # Nothing is off by -0.0 %.
+        error = "-" if row["error"] is None else f"{round(row['error'], 3) + 0.0:+.1%}"
+        table.add_row(_LABELS[row["metric"]], *(_value(row, side) for side in ("simulated", "measured")), error)
+    return table
+
+
+def _value(row: Mapping[str, Any], side: str) -> str:
+    name, value = row["metric"], row[side]
+    if name.endswith(("usage", "hit_rate")):
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if name.startswith("num_") else f"{value:,.2f}"
+
+
+def _knobs_table(error: float, knobs: list[Turned]) -> Table:
+    table = _table("what is turned, alone", "from", "to", "error left", "removed")
+    table.add_row("nothing", "", "", f"{error:.1%}", "")
+    for knob in (*ranked(knobs), *(knob for knob in knobs if knob.name == "all")):
+        removed = f"{round(knob.removed, 2) + 0.0:.0%}"
+        table.add_row(_KNOBS[knob.name], _place(knob.was), _place(knob.value), f"{knob.error:.1%}", removed)
+    return table
+
+
+def _place(value: float | None) -> str:
+    """Where a knob stands."""
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def first_knob_text(error: float, knobs: list[Turned]) -> str:
+    """What to calibrate first, in a sentence."""
+    first = ranked(knobs)[0]
+    if error < NO_ERROR:
+        return f"Nothing to calibrate: the error is {error:.2%} over throughput, TTFT, TPOT, ITL and E2EL."
+    if first.removed < EXPLAINS:
+        rest = "the scheduler's limits, prefix caching or another load on the server may"
+        return f"None of these explains the error of {error:.1%}; {rest}."
+    together = next(knob for knob in knobs if knob.name == "all")
+    return (
+        f"Calibrate first: {_KNOBS[first.name]}, which removes {first.removed:.0%} of the error of {error:.1%}."
+        f" All together leave {together.error:.1%}: {together.advice}"
+    )
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
 
 SCHEMA_VERSION = 1
 #: Knobs that are turned, all together among them.

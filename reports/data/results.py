@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...sim.memory import BUCKETS
-from ...sim.metrics.result import FORMER_COLUMNS, FORMER_TABLES
+from ...sim.metrics.result import FORMER_COLUMNS, FORMER_TABLES, READABLE_VERSIONS, SCHEMA_VERSION
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import restore
@@ -112,9 +112,23 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     restore(folder)
     with _user_errors(folder):
+        _check_version(folder, read_json(folder / "run.json", {}))
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
         return summary, about
+
+
+def _check_version(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a result of a schema version that this fragmeter does not read.
+
+    Raises:
+        UserError: Names both versions.
+    """
+    version = about.get("schema_version", SCHEMA_VERSION)
+    if version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
+        remedy = "read it with the fragmeter that wrote it, or make it again by fragmeter simulate --out"
+        raise UserError(f"{folder}: run.json: schema_version = {version}: this fragmeter reads {readable}; {remedy}")
 
 
 @contextmanager

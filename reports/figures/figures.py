@@ -22,8 +22,7 @@ from .story import story
 from .timeline import request_timeline
 from .trace import arrivals, lengths
 from .values import bars, curves
-from .waste import waste
-from .waste_cost import waste_cost
+from .waste import waste, waste_cost
 
 __all__ = [
     "against_rate",

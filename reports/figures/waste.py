@@ -1,4 +1,4 @@
-"""The waste table as a picture: one pool, a bar for every policy."""
+"""The waste table (one pool, a bar for every policy), and what each kind of waste costs in requests/s."""
 
 from __future__ import annotations
 
@@ -7,8 +7,63 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from ..style.labels import VIEWS, Numbers, Row
-from ..style.look import blank, fill
-from ..style.palette import BUCKETS, INK, MUTED, PARTS
+from ..style.look import blank, fill, hatched
+from ..style.palette import BUCKETS, INK, MUTED, PARTS, REFERENCE
+
+_ALL = "all"
+
+
+def waste_cost(rows: Sequence[Row]) -> go.Figure:
+    """Horizontal bars from 1 on, a group for each side and in it a bar for each bucket that it has.
+
+    Rows carry ``side``, ``without`` (a bucket, ``all``, or something else where nothing is gone), ``gain``,
+    ``request_throughput`` and ``share_pct``.
+    """
+    bars = [row for row in rows if row["without"] in (*BUCKETS, _ALL)]
+    subtitle = "Requests/s with the slots of a bucket given back, over requests/s as it is; all requests come at once."
+    figure = blank("What each kind of waste costs", subtitle, 130 + 28 * len(bars), _numbers(rows))
+    for bucket in (*BUCKETS, _ALL):
+        mine = [(place, row) for place, row in enumerate(bars) if row["without"] == bucket]
+        if not mine:
+            continue
+        hue = BUCKETS.get(bucket, REFERENCE)
+        figure.add_bar(
+            name=bucket.replace("_", "-"),
+            orientation="h",
+            base=1,
+            x=[row["gain"] - 1 for _, row in mine],
+            y=[place for place, _ in mine],
+            width=0.8,
+            marker=fill(hue) | {"pattern": hatched(hue)},
+            text=[f"x {row['gain']:.2f}" for _, row in mine],
+            textposition="outside",
+            textfont={"color": INK, "size": 12},
+            cliponaxis=False,
+            customdata=[[row["side"], row["request_throughput"], row["share_pct"]] for _, row in mine],
+            hovertemplate="%{customdata[0]} without " + bucket + ", %{customdata[2]:.1f} % of the pool:"
+            " %{customdata[1]:.3f} requests/s<extra></extra>",
+        )
+    _axes(figure, bars)
+    return figure
+
+
+def _axes(figure: go.Figure, bars: Sequence[Row]) -> None:
+    sides = list(dict.fromkeys(row["side"] for row in bars))
+    middles = [[place for place, row in enumerate(bars) if row["side"] == side] for side in sides]
+    most = max((row["gain"] for row in bars), default=1)
+    figure.update_layout(barmode="overlay", legend_traceorder="normal")
+    figure.update_xaxes(range=[1, 1 + 1.12 * max(most - 1, 0.1)], tickprefix="x ")
+    figure.update_yaxes(range=[len(bars) - 0.4, -0.6], showgrid=False, tickfont={"color": INK, "size": 13})
+    figure.update_yaxes(tickvals=[sum(places) / len(places) for places in middles], ticktext=sides)
+    for places in middles[:-1]:
+        figure.add_hline(y=places[-1] + 0.5, line={"color": REFERENCE.light, "width": 0.5})
+
+
+def _numbers(rows: Sequence[Row]) -> Numbers:
+    columns = ["", "Without", "Of the pool, %", "Requests/s", "Gain"]
+    keys = ("side", "without", "share_pct", "request_throughput", "gain")
+    return {"columns": columns, "rows": [[row[key] for key in keys] for row in rows]}
+
 
 _TITLES = {
     "paper": ("Where the KV pool goes, policy by policy: the paper's view", "External & others holds free slots too."),

@@ -12,7 +12,6 @@ import pytest
 
 import gpu_cases
 from fragmeter.gpu.devices import devices, probe
-from fragmeter.gpu.devices import kernels as devices_kernels
 from fragmeter.sim.types.errors import MissingExtra, SettingError, UserError
 
 torch = pytest.importorskip("torch")
@@ -165,7 +164,7 @@ def test_memory_that_torch_reserves_and_does_not_use_is_free():
     """10 bytes are free, and of the 7 that torch holds 5 are used."""
     cuda = SimpleNamespace(mem_get_info=lambda _: (10, 80), memory_reserved=lambda _: 7, memory_allocated=lambda _: 5)
     fake = SimpleNamespace(device=torch.device, cuda=cuda)
-    assert devices_kernels.CudaDevice(fake, 0).free_bytes() == 12
+    assert devices.CudaDevice(fake, 0).free_bytes() == 12
 
 
 def test_a_gpu_says_what_it_is(monkeypatch):
@@ -187,12 +186,12 @@ def test_a_gpu_says_what_it_is(monkeypatch):
         cuda=SimpleNamespace(get_device_properties=properties.__getitem__),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(devices_kernels.subprocess, "run", smi)
-    said = devices_kernels.CudaDevice(fake, 3).describe()
+    monkeypatch.setattr(devices.subprocess, "run", smi)
+    said = devices.CudaDevice(fake, 3).describe()
     assert json.loads(json.dumps(said)) == said
     assert (said["device"], said["name"], said["compute_capability"]) == ("cuda:3", "H200", "9.0")
     assert (said["driver"], said["clocks_mhz"]) == ("1", {"sm": "2", "max_sm": "3", "memory": "4", "max_memory": "5"})
     assert all("--id=3" in command for command in asked)
 
-    monkeypatch.setattr(devices_kernels.subprocess, "run", lambda *_, **__: open("no such file"))
-    assert devices_kernels.CudaDevice(fake, 3).describe()["driver"] is None
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: open("no such file"))
+    assert devices.CudaDevice(fake, 3).describe()["driver"] is None

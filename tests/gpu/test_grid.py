@@ -11,7 +11,7 @@ import pytest
 import gpu_cases
 from fragmeter.gpu.check import grid
 from fragmeter.gpu.check.cases import Host, OnDevice
-from fragmeter.gpu.check.grid_kernels import KERNELS, Point
+from fragmeter.gpu.check.grid import KERNELS, Point
 from fragmeter.gpu.devices import devices
 from fragmeter.gpu.ops import cache
 from fragmeter.gpu.ops.source import HEAD_DIMS

@@ -15,7 +15,7 @@ import pytest
 from fragmeter.experiments.cli import app as cli
 from fragmeter.gpu.devices.probe import probe
 from fragmeter.gpu.runbook import __main__ as runbook
-from fragmeter.gpu.runbook.parts import Part, parts_for
+from fragmeter.gpu.runbook.__main__ import Part, parts_for
 from fragmeter.gpu.runbook.summary import SECTIONS
 from plan_cases import swapping_plan
 

@@ -6,6 +6,7 @@ Tests that ask for one are skipped, visibly, where Chromium, its driver or selen
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import shutil
@@ -87,21 +88,26 @@ def wait(driver: object, condition: str) -> None:
     WebDriverWait(driver, 20, poll_frequency=0.05).until(lambda shown: shown.execute_script(condition), condition)
 
 
-def saved_csv(driver: object, place: int, folder: Path) -> tuple[str, list[list[str]]]:
-    """Presses the page's CSV button of that place and reads what it saves: the file's name and its rows."""
-    from selenium.webdriver.support.ui import WebDriverWait
+#: Keeps what the page would download: name and blob of the link that it clicks. Chromium writes a file now and then
+#: only after a minute, which says nothing of the page.
+_KEEP_DOWNLOADS = """
+window.kept = null;
+const blobs = new Map();
+const createUrl = URL.createObjectURL;
+URL.createObjectURL = (blob) => { const url = createUrl(blob); blobs.set(url, blob); return url; };
+HTMLAnchorElement.prototype.click = function () { window.kept = { name: this.download, blob: blobs.get(this.href) }; };
+"""
+_READ_KEPT = "const done = arguments[0]; window.kept.blob.text().then((text) => done([window.kept.name, text]));"
 
-    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+
+def saved_csv(driver: object, place: int) -> tuple[str, list[list[str]]]:
+    """Presses the page's CSV button of that place and reads what it saves: the file's name and its rows."""
+    driver.execute_script(_KEEP_DOWNLOADS)
     button = driver.find_elements("css selector", ".csv")[place]
-    name = button.get_attribute("data-file")
-    assert not (folder / name).exists()
-    # A browser lets a page save a few files by itself, and any number that a key is pressed for.
     button.send_keys("\n")
-    # An empty file keeps the name until the whole one takes its place.
-    path = folder / name
-    WebDriverWait(driver, 60, poll_frequency=0.05).until(lambda _: path.exists() and path.stat().st_size, name)
-    with path.open(encoding="utf-8", newline="") as file:
-        return name, list(csv.reader(file, strict=True))
+    name, text = driver.execute_async_script(_READ_KEPT)
+    assert name == button.get_attribute("data-file")
+    return name, list(csv.reader(io.StringIO(text, newline=""), strict=True))
 
 
 # Every text that can be seen, with its colour and all colours behind it: for a bar's label the bar's own fill, for a

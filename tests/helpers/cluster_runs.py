@@ -10,7 +10,7 @@ from unittest import mock
 import simpy
 
 from engine_runs import settings_of, times_of, workload_of
-from fragmeter.sim.cluster import ClusterRun, cluster, fleet, simulate_cluster
+from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
 from fragmeter.sim.cluster import run as cluster_run
 from fragmeter.sim.cluster.routed import RoutedEngine
 from fragmeter.sim.policy.static import FasterTransformer
@@ -121,7 +121,7 @@ def watched() -> Iterator[list[Watch]]:
         env.engines.append(engine)
 
     with (
-        mock.patch.object(fleet.simpy, "Environment", decode_step),
+        mock.patch.object(cluster_run.simpy, "Environment", decode_step),
         mock.patch.object(RoutedEngine, "__init__", registered),
     ):
         yield clocks

@@ -153,7 +153,7 @@ def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):
     figure.update_layout(title_text="Étude: 5 % & “more”, said /twice/")
     write_page(tmp_path / "page.html", "CSV", "", [Section("One", figures=[figure])])
     show(driver, tmp_path / "page.html", "light")
-    name, (head, *lines) = saved_csv(driver, 0, tmp_path)
+    name, (head, *lines) = saved_csv(driver, 0)
     assert name == "tude-5-more-said-twice.csv"
     wanted = data_of(figure)
     assert head == list(wanted.columns)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.reports.data.results import read_result
 from fragmeter.sim.metrics.result import FORMER_TABLES
 from paths import DATA
@@ -35,6 +35,16 @@ def test_a_report_and_a_comparison_take_them(former, tmp_path, capsys):
     assert status(["report", str(former), "--out", str(tmp_path / "page.html")]) == DONE
     assert status(["compare", str(former), str(former)]) == DONE
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("version", [0, 3, "2", None])
+def test_another_version_is_refused_in_one_line_that_names_both(former, version, capsys):
+    about = json.loads((former / "run.json").read_text())
+    (former / "run.json").write_text(json.dumps(about | {"schema_version": version}))
+    assert status(["compare", str(former), str(former)]) == MISTAKE
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"schema_version = {version}: this fragmeter reads 1 and 2" in lines[0]
 
 
 def test_a_new_result_replaces_them(former):

@@ -228,7 +228,7 @@ def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     names, buttons = [], len(driver.find_elements("css selector", ".csv"))
     assert buttons == len(shown) + len(figures) == 22
     for place, figure in enumerate(figures, start=len(shown)):
-        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        name, (head, *lines) = saved_csv(driver, place)
         wanted = data_of(figure)
         assert head == list(wanted.columns)
         assert len(lines) == len(wanted) > 0
@@ -238,7 +238,7 @@ def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
         names.append(name)
     assert names[0] == "orca-max-kv-slots-by-bucket.csv" and len(set(names)) == len(names)
     for place, result in enumerate(shown):
-        name, (head, *lines) = saved_csv(driver, place, tmp_path)
+        name, (head, *lines) = saved_csv(driver, place)
         assert (name, head) == (f"{result.name}.csv", ["Block", "From (s)", "To (s)", "State", "Request", "Sample"])
         hold_to_map(lines, result)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import SettingError
-from fragmeter.traces import LengthPairs, Trace, poisson, stream, told_max_tokens, workload
+from fragmeter.traces import LengthPairs, Trace, declared_max_tokens, poisson, stream, workload
 
 PAIRS = LengthPairs("four", [3, 1, 4, 1], [1, 2, 5, 16])
 TIMED = Trace("timed", [3, 1], [1, 5], arrival_ticks=[0, 7], max_tokens=[2, 9])
@@ -53,7 +53,7 @@ def test_declared_max_tokens():
 
 def test_pow2_is_the_papers_formula_for_every_output():
     outputs = np.arange(1, 5000)
-    assert told_max_tokens(outputs, "pow2").tolist() == [1 << (out - 1).bit_length() for out in range(1, 5000)]
+    assert declared_max_tokens(outputs, "pow2").tolist() == [1 << (out - 1).bit_length() for out in range(1, 5000)]
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import fragmeter.traces as traces
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.experiments.cli.trace_page import arrival_rows, length_rows
+from fragmeter.experiments.cli.traces import arrival_rows, length_rows
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from fragmeter.sim.workload.dialogue import Dialogue
 from fragmeter.traces import Trace, read, read_with_content, stats, write
-from fragmeter.traces.stats.reuse import reused_tokens
+from fragmeter.traces.stats.stats import reused_tokens
 
 ENDINGS = [".csv", ".csv.gz", ".csv.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens")

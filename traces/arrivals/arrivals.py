@@ -25,7 +25,7 @@ def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
     return at_rate(rate, unit_gaps(n, 1, rng))
 
 
-def told_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
+def declared_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
     """The max_tokens (int64 [n]) that requests declare, given the true outputs.
 
     ``"true"``: the output itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
@@ -58,7 +58,7 @@ def workload(
     """The workload of a trace or of length pairs, in file order.
 
     A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
-    those. ``max_tokens`` is a rule of ``told_max_tokens``; None takes the trace's column, if any. So does ``n``,
+    those. ``max_tokens`` is a rule of ``declared_max_tokens``; None takes the trace's column, if any. So does ``n``,
     the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those of
     a closed loop.
 
@@ -66,7 +66,7 @@ def workload(
         SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
     """
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
-    declared = trace.max_tokens if max_tokens is None else told_max_tokens(trace.output_tokens, max_tokens)
+    declared = trace.max_tokens if max_tokens is None else declared_max_tokens(trace.output_tokens, max_tokens)
     arrivals = _arrival_ticks(trace, request_rate, seed)
     asked = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens

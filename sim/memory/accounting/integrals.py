@@ -21,6 +21,15 @@ and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have c
 
 Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
 as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.
+
+How many slots are cached over time, from a log of every change.
+
+A cached slot is in no table and keeps its contents. Blocks are taken by growth in the middle of a
+leap, and cached ones among them cease to be so: a change that no row tells. So each is an event, and
+
+    sum over a span = sum of change * (what is left of the span when it happens)
+
+which holds also where no sequence runs, and the cache lies idle.
 """
 
 from __future__ import annotations
@@ -28,16 +37,56 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...types.errors import SimulationFault
 from ...types.exact import dot, total
-from .cached_slots import CachedSlots
 from .growth import Moments, growth_moments, skip_moments
 from .kv_groups import PageGroups
+from .moments import first_row_of, iteration_of, ticks_of
 from .run_log import RunLog
+
+
+class CachedSlots:
+    """The integrals of the ``cached`` bucket over the log of a run log."""
+
+    def __init__(self, run_log: RunLog) -> None:
+        self._run_log = run_log
+        self._slots, self._moment = run_log.cache_changes["slots"], run_log.cache_changes["moment"]
+
+    @cached_property
+    def _ticks(self) -> np.ndarray:
+        return ticks_of(self._run_log, self._moment)
+
+    @cached_property
+    def _iteration(self) -> np.ndarray:
+        return iteration_of(self._run_log, self._moment)
+
+    def over_steps(self, first: int, stop: int) -> int:
+        """Cached slots, summed over the iterations from ``first`` to before ``stop``."""
+        return total(self._slots * _left(self._iteration, first, stop))
+
+    def over_time(self, start_ticks: int, end_ticks: int) -> int:
+        """Cached slots, integrated over a span of time."""
+        left, slots = _left(self._ticks, start_ticks, end_ticks), self._slots
+        return dot(np.maximum(slots, 0), left) - dot(np.maximum(-slots, 0), left)
+
+    def at_rows(self) -> np.ndarray:
+        """Cached slots in the first step of every row, int64 [rows]."""
+        rows = len(self._run_log.row_step)
+        row = first_row_of(self._run_log, self._moment)
+        changes = np.zeros(rows + 1, dtype=np.int64)
+        np.add.at(changes, np.minimum(row, rows), self._slots)
+        return np.cumsum(changes)[:rows]
+
+
+def _left(at: np.ndarray, start: int, end: int) -> np.ndarray:
+    """What is left of a span from each time on."""
+    return np.maximum(end - np.maximum(at, start), 0)
+
 
 BUCKETS = (
     "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",

@@ -20,14 +20,25 @@ What this costs is bounded, whatever the pool and the load:
                the pool; those that there are have one for each block that was ever in use
     time       a look reads the sequences on the device, each of which takes as long as some tens of blocks, and where
                they have block tables the blocks in use; all looks together read a few times ``MOST_LOOKED_AT``
+
+Evenly spaced times of a run of unknown length.
+
+    stride 1   0 1 2 3 4 5 6 7        eight are the most that are kept: the grid is full
+    stride 2   0   2   4   6          every second one is dropped, and the next is 8
+    stride 2   0   2   4   6   8  ..  14
+    stride 4   0       4       8  ..          and so on
+
+Each time is a *column*: what is in force at it. A step that is longer than the stride fills several, which are the same
+object. ``most`` may fall while the run goes on, and then columns are dropped in the same way. So what is kept depends on
+the run alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -44,11 +55,51 @@ from ...types.sums import ticks_of, whole_steps
 from ...workload.workload import Workload
 from ..plans.form import PAGED
 from ..plans.layouts import layout_of
-from .grid import Grid
 from .occupancy import CODES, NO_SEQUENCE, Occupancy, Rows, holders
 from .pieces import Pieces, PiecesSeen, look_at_pieces
 from .recorded import GIVEN_UP, RUN_SIZES, SCHEMA_VERSION, BlockMap
 from .tables import TableReader, Tables
+
+Column = TypeVar("Column")
+
+
+class Grid(Generic[Column]):
+    """Times 0, stride, 2 * stride, ... and what is in force at each.
+
+    Args:
+        stride_ticks: The first stride, at least 1.
+        most: Columns that are kept at most, at least 1.
+
+    Attributes:
+        columns: Those of the times so far; the next one is that of ``next_ticks``.
+    """
+
+    def __init__(self, stride_ticks: int, most: int) -> None:
+        self.stride_ticks, self.most = stride_ticks, most
+        self.columns: list[Column] = []
+
+    @property
+    def next_ticks(self) -> int:
+        """The first time that has no column yet."""
+        return len(self.columns) * self.stride_ticks
+
+    def reach(self, end_ticks: int) -> None:
+        """Take a stride with which all times before ``end_ticks`` have room."""
+        while -(-end_ticks // self.stride_ticks) > self.most:
+            del self.columns[1::2]
+            self.stride_ticks *= 2
+
+    def fill(self, column: Column, end_ticks: int) -> None:
+        """The column is in force from the next time to before ``end_ticks``, which was reached."""
+        missing = -(-end_ticks // self.stride_ticks) - len(self.columns)
+        self.columns += [column] * missing
+
+    def evenly(self, most: int) -> Iterator[tuple[int, Column]]:
+        """At most so many of the times, evenly spaced, each about in the middle of those it stands for, and their columns."""
+        every = -(-len(self.columns) // most)
+        for place in range(every // 2, len(self.columns), every):
+            yield place * self.stride_ticks, self.columns[place]
+
 
 #: Moments, and blocks, of the largest map.
 MOST_COLUMNS, MOST_ROWS = 2_000, 2_048

@@ -1,20 +1,125 @@
-"""Writes down what every step of a running engine does."""
+"""Writes down what every step of a running engine does: the plan's columns, end to end, and what its slots hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...memory.accounting.moves import Moves
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
 from ...workload.groups import Group
-from .columns import PlanColumns
-from .contents import Contents
+from .form import OF_ROWS, OFFSETS, PAIRS, ROW, STEP
 from .layouts import Layout
 from .names import TokenNames
 from .recorded import Plan
+
+EMPTY = -1
+
+
+class Contents:
+    """Token ids and positions by slot, ``EMPTY`` where nothing was written, as far as anything ever was."""
+
+    def __init__(self) -> None:
+        self._token_ids = np.zeros(0, dtype=np.int64)
+        self._positions = np.zeros(0, dtype=np.int64)
+
+    def write(self, slots: np.ndarray, token_ids: np.ndarray, first_position: int) -> None:
+        """Tokens that follow each other are computed."""
+        self._reach(int(slots.max(initial=EMPTY)) + 1)
+        self._token_ids[slots] = token_ids
+        self._positions[slots] = np.arange(first_position, first_position + len(slots))
+
+    def move(self, start: int, source: Contents, source_start: int, slots: int) -> None:
+        """What lies in so many slots elsewhere lies here too."""
+        source._reach(source_start + slots)
+        self._reach(start + slots)
+        self._token_ids[start : start + slots] = source._token_ids[source_start : source_start + slots]
+        self._positions[start : start + slots] = source._positions[source_start : source_start + slots]
+
+    def held(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slots that hold something, and what: slots, token ids, positions."""
+        slots = np.flatnonzero(self._token_ids != EMPTY)
+        return slots, self._token_ids[slots], self._positions[slots]
+
+    def _reach(self, num_slots: int) -> None:
+        if num_slots > len(self._token_ids):
+            # By half as much again, so that growing costs little.
+            more = np.full(num_slots + num_slots // 2 - len(self._token_ids), EMPTY)
+            self._token_ids = np.concatenate([self._token_ids, more])
+            self._positions = np.concatenate([self._positions, more])
+
+
+_TOKEN = ("slot_mapping", "token_ids", "held_token_ids", "copied_slots")
+_INITIAL = ("slots", "token_ids", "positions", "host_slots", "host_token_ids", "host_positions")
+
+
+class PlanColumns:
+    """Appended to step by step: the rows of a step, then the step."""
+
+    def __init__(self) -> None:
+        self._values = {name: array("q") for name in (*STEP, *ROW, *_TOKEN, *PAIRS)}
+        # By far the longest column.
+        self._values["block_ids"] = array("i")
+        self._ends = {name: array("q", [0]) for name in OFFSETS}
+
+    def add_row(
+        self,
+        numbers: tuple[int, ...],
+        table: Iterable[int],
+        slot_mapping: np.ndarray,
+        token_ids: np.ndarray,
+        held_token_ids: np.ndarray,
+    ) -> None:
+        """A row, its ``numbers`` in the order of sequence, query_tokens, context_lens, slot_starts."""
+        values = self._values
+        for name, number in zip(ROW, numbers, strict=True):
+            values[name].append(number)
+        values["block_ids"].extend(table)
+        values["slot_mapping"].frombytes(slot_mapping.tobytes())
+        values["token_ids"].frombytes(token_ids.tobytes())
+        values["held_token_ids"].frombytes(held_token_ids.tobytes())
+        self._end(*OF_ROWS)
+
+    def add_step(self, numbers: tuple[int, ...], moves: Moves) -> None:
+        """A step, of the rows added since the last one.
+
+        Args:
+            numbers: In the order of start_ticks, ticks, prefill_tokens, decodes, padding_tokens.
+            moves: What it begins with.
+        """
+        values = self._values
+        for name, number in zip(STEP, numbers, strict=True):
+            values[name].append(number)
+        for name, pairs in (("swap_outs", moves.swap_outs), ("swap_ins", moves.swap_ins)):
+            for pair in pairs:
+                values[name].extend(pair)
+        for source, destination, slots in moves.copies:
+            values["copies"].extend((source, destination))
+            values["copied_slots"].append(slots)
+        self._end("row", "swap_out", "swap_in", "copy")
+
+    def _end(self, *names: str) -> None:
+        for name in names:
+            counted = OFFSETS[name]
+            self._ends[name].append(len(self._values[counted]) // (2 if counted in PAIRS else 1))
+
+    def plan(self, meta: Mapping[str, Any], initial: tuple[np.ndarray, ...]) -> Plan:
+        """All that was added.
+
+        Args:
+            initial: Slots, token ids and positions before the first step, of the device and then of the host.
+        """
+        arrays = {name: np.array(column) for name, column in self._values.items()}
+        for name in PAIRS:
+            arrays[name] = arrays[name].reshape(-1, 2)
+        offsets = {f"{name}_offsets": np.array(ends) for name, ends in self._ends.items()}
+        before = {f"initial_{name}": column for name, column in zip(_INITIAL, initial, strict=True)}
+        return Plan(meta, **arrays, **offsets, **before)
+
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 

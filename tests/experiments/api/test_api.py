@@ -15,7 +15,7 @@ import pytest
 
 import fragmeter as fm
 from cli_runs import run_here
-from fragmeter.experiments.api.arguments import arguments
+from fragmeter.experiments.api.simulation import arguments
 from fragmeter.experiments.cli.app import app
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.reports.data.results import read_result

@@ -36,8 +36,8 @@ from fragmeter.experiments.claims.claim import (
     Source,
 )
 from fragmeter.experiments.claims.claims import Table, claims, compare_claims, measured, systems, totals
-from fragmeter.experiments.claims.plan_contents import wrong_rows
 from fragmeter.experiments.claims.runs import Trial, at_once, few, highest_rate
+from fragmeter.experiments.claims.sharing import wrong_rows
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.kept import Kept
 from fragmeter.sim import settings

@@ -103,7 +103,7 @@ def test_result_folders(results, capsys):
         (["a"], "takes two or more result folders"),
         (["a", "b", "--set", "seed=1"], "takes two or more result folders"),
         (["--set", "block_size=8"], "or --set two or more times"),
-        (["nowhere", "a"], "nowhere: is no result folder (No such file or directory: summary.json)"),
+        (["nowhere", "a"], "nowhere: is no result folder (No such file or directory: run.json)"),
         (["broken", "a"], "broken: holds a damaged result, or another version's ("),
         (["--set", "block_size=8", "--set", "block=8"], "set = 'block=8': block is no setting"),
         (["--set", "block_size=8", "--set", "block_size"], "set = 'block_size': say NAME=VALUE"),

@@ -136,7 +136,7 @@ def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, cap
     [
         ([], "folders = 0: name 1 to 4 folders that simulate --out has written"),
         (["a", "b", "c", "d", "e"], "folders = 5: name 1 to 4 folders"),
-        (["nowhere"], "nowhere: is no result folder (No such file or directory: summary.json); make one by"),
+        (["nowhere"], "nowhere: is no result folder (No such file or directory: run.json); make one by"),
     ],
 )
 def test_mistakes_are_one_line(folders, complaint, tmp_path, capsys, monkeypatch):

@@ -13,9 +13,9 @@ from fragmeter.experiments.paper.figures.anyscale import (
     RESERVES_OUTPUT,
     VLLM,
     VLLM_AWAKE,
+    PausedCost,
     Ratios,
 )
-from fragmeter.experiments.paper.paused import PausedCost
 from fragmeter.experiments.paper.rows import passed
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cost import PaperCost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.paper.block_sizes.findings import best_size, quicker_series, wasted
+from fragmeter.experiments.paper.block_sizes.block_sizes import best_size, quicker_series, wasted
 from fragmeter.experiments.paper.figures import fig2, fig13a, fig15, fig16, fig17, fig19a
 from fragmeter.experiments.paper.paper import FIG13A, Source
 from fragmeter.experiments.paper.published import published_fig2, published_fig13a

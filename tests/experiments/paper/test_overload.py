@@ -9,9 +9,8 @@ import pytest
 
 from fragmeter.experiments.paper.figures import fig12
 from fragmeter.experiments.paper.paper import Source
-from fragmeter.experiments.paper.rate_sweep import overload, rate_sweep
+from fragmeter.experiments.paper.rate_sweep import rate_sweep
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
-from fragmeter.experiments.paper.rate_sweep.overload import mean_latency_s
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     TARGET_S,
     Load,
@@ -20,6 +19,7 @@ from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     find_rate,
     fit_scale,
     latency_s,
+    mean_latency_s,
 )
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.engine.settings import settings
@@ -98,8 +98,8 @@ def test_crossings_and_scales_are_those_of_whole_runs(monkeypatch):
 def test_the_bound_is_never_above_the_mean(load, monkeypatch):
     """At every look, with every look taken."""
     bounds = []
-    monkeypatch.setattr(overload, "_LOOKS_EVERY", 1)
-    least_s = overload._Watch.least_s
-    monkeypatch.setattr(overload._Watch, "least_s", lambda watch: bounds.append(least_s(watch)) or 0.0)
+    monkeypatch.setattr(rate_sweep, "_LOOKS_EVERY", 1)
+    least_s = rate_sweep._Watch.least_s
+    monkeypatch.setattr(rate_sweep._Watch, "least_s", lambda watch: bounds.append(least_s(watch)) or 0.0)
     mean = mean_latency_s(settings(), load.workload, PaperCost(1.3), 100.0)
     assert len(bounds) > 100 and max(bounds) < mean and bounds == sorted(bounds) and bounds[-1] > 0.5 * mean

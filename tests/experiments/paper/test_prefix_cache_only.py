@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import prefix_cache
-from fragmeter.experiments.reproduce.prefix_cache import compare_prefix_caches, oracle
-from fragmeter.experiments.reproduce.prefix_cache_replay import INFINITE, POLICIES, hit_tokens, prefix_trace
+from fragmeter.experiments.reproduce.prefix_cache import (
+    INFINITE,
+    POLICIES,
+    compare_prefix_caches,
+    hit_tokens,
+    oracle,
+    prefix_trace,
+)
 from fragmeter.sim.memory.prefix import RadixTree
 from fragmeter.traces import HashedTrace, Trace, read_hashed
 from hashed_files import MOONCAKE, SIZED, put

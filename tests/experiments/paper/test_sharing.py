@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.paper.figures.fig15 import BEAMS_ALPACA, CLOSED, SAMPLES_ALPACA, compare_sharing
-from fragmeter.experiments.paper.fit_beams import (
+from fragmeter.experiments.paper.figures.fig15 import (
     ALPACA,
+    BEAMS_ALPACA,
+    CLOSED,
+    SAMPLES_ALPACA,
     SHAREGPT_BEAM_SURVIVAL,
     SURVIVALS,
+    compare_sharing,
     fit_sharegpt_survival,
     fit_survival,
 )

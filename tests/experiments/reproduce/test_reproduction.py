@@ -14,7 +14,6 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.paper.comparison import Payload
 from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import reproduction
-from fragmeter.experiments.reproduce import runs as figure_runs
 from fragmeter.experiments.reproduce.figures import FIGURES, Figure
 from fragmeter.experiments.reproduce.sections import shown
 from fragmeter.experiments.reproduce.telling import summary_rows
@@ -46,8 +45,7 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
         return Figure(make, shown(f"Figure {name}"), **more)
 
     both = {"one": figure("one", seeds=3), "two": figure("two", seeds=None, traced=False)}
-    for module in (reproduction, figure_runs):
-        monkeypatch.setattr(module, "FIGURES", both)
+    monkeypatch.setattr(reproduction, "FIGURES", both)
     # The page's stories are runs of seconds.
     monkeypatch.setattr(reproduction, "Page", lambda names, with_stories: Pages())
     return runs

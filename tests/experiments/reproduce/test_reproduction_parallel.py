@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.reproduce import pages, reproduction
-from fragmeter.experiments.reproduce import runs as figure_runs
+from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.runs import parallel
 from fragmeter.reports.page.page import Section
@@ -30,15 +29,15 @@ SHARING = {"fig1": "runs", "fig11": "runs"}
 SCRIPT = """
 from dataclasses import replace
 from fragmeter.experiments.cli import app as cli
-from fragmeter.experiments.reproduce import runs as figure_runs, pages, reproduction
+from fragmeter.experiments.reproduce import reproduction
 from fragmeter.reports.page.page import Section
 
 seconds, sharing = {seconds}, {sharing}
 some = {{
-    name: replace(figure_runs.FIGURES[name], seconds=seconds[name], shares=sharing.get(name)) for name in seconds
+    name: replace(reproduction.FIGURES[name], seconds=seconds[name], shares=sharing.get(name)) for name in seconds
 }}
-figure_runs.FIGURES = reproduction.FIGURES = some
-pages.stories = lambda: Section("Stories")
+reproduction.FIGURES = some
+reproduction.stories = lambda: Section("Stories")
 raise SystemExit(cli.status(["reproduce", "all", "--seeds", "1", "--jobs", "{jobs}", "--out", "{out}"]))
 """
 
@@ -50,10 +49,9 @@ def some() -> Iterator[None]:
         name: replace(FIGURES[name], seconds=seconds, shares=SHARING.get(name)) for name, seconds in SECONDS.items()
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in (figure_runs, reproduction):
-            patch.setattr(module, "FIGURES", chosen)
+        patch.setattr(reproduction, "FIGURES", chosen)
         # The page's stories are runs of seconds.
-        patch.setattr(pages, "stories", lambda: Section("Stories"))
+        patch.setattr(reproduction, "stories", lambda: Section("Stories"))
         yield
 
 
@@ -84,7 +82,7 @@ def left(out: Path, capsys) -> dict[str, bytes]:
 
 def test_workers_leave_the_bytes_of_one_process_and_print_its_text(alone, tmp_path, capsys):
     assert rerun(tmp_path, jobs=2) == DONE
-    assert sorted(alone) == sorted([*(f"{name}.json" for name in SECONDS), MARKER, pages.PAGE, "printed"])
+    assert sorted(alone) == sorted([*(f"{name}.json" for name in SECONDS), MARKER, reproduction.PAGE, "printed"])
     assert left(tmp_path, capsys) == alone
 
 
@@ -98,7 +96,7 @@ def handed_out(monkeypatch) -> list[list[str]]:
         names.extend([rerun.name for rerun in group] for (group,) in jobs)
         yield from (call(*job) for job in reversed(jobs))
 
-    monkeypatch.setattr(figure_runs, "as_they_finish", last_first)
+    monkeypatch.setattr(reproduction, "as_they_finish", last_first)
     return names
 
 
@@ -118,9 +116,9 @@ def test_a_figure_is_kept_before_the_next_is_made(tmp_path, monkeypatch):
     def broken(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(figure_runs.FIGURES, "fig11", replace(figure_runs.FIGURES["fig11"], make=broken))
+    monkeypatch.setitem(reproduction.FIGURES, "fig11", replace(reproduction.FIGURES["fig11"], make=broken))
     assert rerun(tmp_path, jobs=1) == INTERRUPTED
-    assert sorted(contents(tmp_path)) == ["fig1.json", "fig3.json", MARKER, pages.PAGE, "table1.json"]
+    assert sorted(contents(tmp_path)) == ["fig1.json", "fig3.json", MARKER, reproduction.PAGE, "table1.json"]
 
 
 def test_what_is_killed_goes_on_and_leaves_the_same_bytes(alone, tmp_path, capsys):

@@ -8,8 +8,7 @@ from typing import Any, get_args
 import pytest
 from cyclopts import App
 
-from fragmeter.experiments.cli.app import MISTAKE, app, status
-from fragmeter.experiments.cli.whole_numbers import is_whole
+from fragmeter.experiments.cli.app import MISTAKE, app, is_whole, status
 
 REMEDY = "must be a whole number, in digits"
 #: A flag of each verb that has any.

@@ -11,8 +11,7 @@ import pytest
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
-from fragmeter.experiments.sweep.waste_cost import ALL, WASTE, saturated, waste_cost
-from fragmeter.experiments.sweep.waste_cost_table import Side, waste_costs
+from fragmeter.experiments.sweep.waste_cost_table import ALL, WASTE, Side, saturated, waste_cost, waste_costs
 from fragmeter.reports.figures import figures
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.metrics.requests import request_times

@@ -6,8 +6,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.checks import refusal
-from fragmeter.experiments.vllm_serve.flags import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ
-from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.line import IGNORED, IGNORED_SWITCHES, NOT_SIMULATED, READ, parse_serve
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.models import served_model
 from fragmeter.experiments.vllm_serve.start import started

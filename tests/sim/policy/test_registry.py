@@ -28,6 +28,9 @@ EXAMPLES = ROOT / "examples" / "extending"
 
 @pytest.fixture(autouse=True)
 def from_examples(monkeypatch):
+    """Policies that a test imports are unknown to the others of its process."""
+    registry._imported_policy.cache_clear()
+    monkeypatch.setattr(registry, "_KNOWN", {})
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.sim.recording.blocks.grid import Grid
+from fragmeter.sim.recording.blocks.recording import Grid
 
 
 def filled(grid: Grid[int], lengths: list[int]) -> int:
