@@ -131,7 +131,7 @@ def build(
         max_model_len=max_model_len,
         host_blocks=0 if layout else _host_blocks(options, shape, ranks, size, deployment),
         ids=settings.ids,
-        token_runs=None if workload is None else _runs_to_cache(settings, workload, layout),
+        token_runs=None if workload is None else _runs_to_cache(settings, workload),
         caches_prefixes=settings.enable_prefix_caching is not False,
         grouped=grouped,
         dialogue=dialogue,
@@ -164,14 +164,11 @@ def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> 
     return memory
 
 
-def _runs_to_cache(settings: Settings, workload: PromptSource, layout: HybridLayout | None) -> Tokens | None:
+def _runs_to_cache(settings: Settings, workload: PromptSource) -> Tokens | None:
     """The tokens of a workload, if prefixes of them are to be cached: asked for, or possible and of use."""
     wanted = settings.enable_prefix_caching
-    if wanted and layout:
-        remedy = "is not simulated where layers with a window let go of theirs; give --disable-hybrid-kv-cache-manager"
-        raise SettingError("enable_prefix_caching", wanted, remedy)
     if wanted is None:
-        wanted = workload.may_share_prefixes and policy(settings.policy).caches_prefixes and not layout
+        wanted = workload.may_share_prefixes and policy(settings.policy).caches_prefixes
     return workload.token_runs() if wanted else None
 
 
@@ -201,6 +198,7 @@ def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size:
         full=len(layout.groups) - layout.num_sliding,
         sliding=layout.num_sliding,
         window_tokens=window,
+        sliding_first=layout.groups[0].span.kind == "sliding",
         most_prompt_blocks=most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
     )
 

@@ -16,7 +16,6 @@ from ..memory.accounting.integrals import Accounts
 
 #: The buckets of slots that a group holds.
 HELD = ("live", "reserved", "block_tail")
-_ONE_OF_A_KIND = {"full": PageGroups(full=1, sliding=0), "sliding": PageGroups(full=0, sliding=1)}
 
 
 def kv_groups(run: Run) -> list[dict[str, Any]]:
@@ -25,6 +24,7 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
     layout, span = run.replica.layout, run.window
     if layout is None:
         return []
+    kinds = _numbers(run)
     windows = {kind: accounts.window(span.start_ticks, span.end_ticks) for kind, accounts in _accounts(run).items()}
     return [
         {
@@ -33,7 +33,7 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
             "padding_layers": layout.page_layers - group.num_layers,
             "window": group.span.tokens or None,
             "page_bytes": run.replica.page_bytes,
-            **_shares(windows[group.span.kind]),
+            **_shares(windows[group.span.kind], kinds[group.span.kind]),
         }
         for name, group in zip(layout.names, layout.groups, strict=True)
     ]
@@ -44,19 +44,36 @@ def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
     layout = run.replica.layout
     if layout is None:
         return {}
+    kinds = _numbers(run)
     at_rows = {kind: accounts.at_rows() for kind, accounts in _accounts(run).items()}
     return {
-        f"{name}.{bucket}": at_rows[group.span.kind][bucket]
+        f"{name}.{bucket}": at_rows[group.span.kind][bucket] // kinds[group.span.kind]
         for name, group in zip(layout.names, layout.groups, strict=True)
         for bucket in HELD
     }
 
 
 def _accounts(run: Run) -> dict[str, Accounts]:
-    """The ledger of one group of each kind: those of a kind hold the same."""
-    return {kind: Accounts(run.log, groups) for kind, groups in _ONE_OF_A_KIND.items()}
+    """The ledger of the groups of each kind, together."""
+    groups = run.log.groups
+    one_kind = {"full": PageGroups(groups.full, 0), "sliding": PageGroups(0, groups.sliding)}
+    return {kind: Accounts(run.log, some) for kind, some in one_kind.items() if some.number}
 
 
-def _shares(window: Window) -> dict[str, dict[str, float]]:
-    means = {"iterations": window.share_of_steps, "time": window.share_of_time}
-    return {f"mean_over_{name}_pct": {bucket: 100 * share(bucket) for bucket in HELD} for name, share in means.items()}
+def _numbers(run: Run) -> dict[str, int]:
+    """Groups of each kind: they hold the same, but for blocks that two requests computed side by side, so one group's
+    slots are the mean."""
+    return {"full": run.log.groups.full, "sliding": run.log.groups.sliding}
+
+
+def _shares(window: Window, groups: int) -> dict[str, dict[str, float]]:
+    """Of one of so many groups."""
+    shares = {}
+    for name, slots in (("iterations", window.slot_steps), ("time", window.slot_ticks)):
+        capacity = max(1, sum(slots.values()))
+        one = {
+            bucket: slots[bucket] // groups if slots[bucket] % groups == 0 else slots[bucket] / groups
+            for bucket in HELD
+        }
+        shares[f"mean_over_{name}_pct"] = {bucket: 100 * (one[bucket] / capacity) for bucket in HELD}
+    return shares

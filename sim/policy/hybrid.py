@@ -17,6 +17,7 @@ import numpy as np
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..memory.prefix import BlockNames
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -46,7 +47,8 @@ class _OverGroups(Policy):
         self.groups = groups
 
     def memory(self, pool: Pool) -> HybridMemory:
-        return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
+        names = None if pool.token_runs is None else BlockNames(pool.token_runs, pool.block_size)
+        return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids, names)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which a sequence could find no page, and to that in which the head could find its own."""
@@ -57,6 +59,9 @@ class _OverGroups(Policy):
         """Steps in which the head of the queue finds too few pages."""
         if not state.waiting or state.batch_size == self.limits.max_num_seqs:
             return limit
+        if memory.cache_log:
+            # What it finds, and what others leave, may change with every step.
+            return 1
         blocks = -(-state.waiting[0].start_tokens // memory.block_size)
         step = memory.step_that_frees(state.decode_step, memory.groups.wanted_blocks(blocks) + self._watermark())
         if step is None:
@@ -81,7 +86,7 @@ class _OverGroups(Policy):
 
 
 def _victims(
-    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, decode_step: int, asked: int | None = None
+    order: Iterable[Sequence], decodes: int, transaction: PagedTransaction, asked: int | None = None
 ) -> tuple[Sequence, ...]:
     """The victims, last ones first, that leave the others enough pages.
 
@@ -89,15 +94,16 @@ def _victims(
         order: The running sequences; those after the first ``decodes`` of them do not decode.
         asked: Pages that must be free when a sequence takes its own; None where those that it takes suffice.
     """
-    free, kept, victims, place = transaction.free, list(order), [], 0
+    kept, victims, place = list(order), [], 0
     while place < min(decodes, len(kept)):
-        back, taken = transaction.exchange(kept[place], decode_step)
-        free += back
-        while free < (taken if asked is None else asked) and len(kept) > place:
+        taken = transaction.give_back(kept[place])
+        while transaction.free < (taken if asked is None else asked) and len(kept) > place:
             victims.append(kept.pop())
-            free += transaction.reclaimed(victims[-1], decode_step)
-        free -= taken
+            transaction.preempt(victims[-1])
+        if place < len(kept):
+            transaction.take(kept[place], taken)
         place += 1
+    transaction.end_of_running()
     return tuple(victims)
 
 
@@ -113,7 +119,7 @@ class HybridVllmV1(_OverGroups, VllmV1):
         if transaction.free >= transaction.takes:
             return ()
         order = [*state.running, *(() if partial is None else (partial,))]
-        return _victims(order, state.batch_size, transaction, state.decode_step)
+        return _victims(order, state.batch_size, transaction)
 
     def _asked(self) -> int:
         return 0
@@ -136,9 +142,7 @@ class HybridVllmSosp23(_OverGroups, VllmSosp23):
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
         order = sorted(state.running, key=attrgetter("order"))
-        preempted = _victims(order, len(order), transaction, state.decode_step, transaction.groups)
-        # Free pages matter only without victims: no sequence is admitted past a victim.
-        transaction.free -= transaction.need
+        preempted = _victims(order, len(order), transaction, transaction.groups)
         return preempted, ()
 
 

@@ -57,11 +57,13 @@ class VllmV1(Policy):
         preempted = self._victims(state, transaction, partial)
         if preempted:
             return StepPlan(preempted=preempted, steady=False, wakes=False)
-        transaction.free -= transaction.need
+        if partial is None and not state.waiting:
+            return CARRY_ON
+        transaction.take_for_running()
         budget = self.limits.max_num_batched_tokens - state.batch_size
         if partial is not None:
             return self._continue_prefill(state, transaction, budget, partial)
-        return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
+        return self._admit(state, transaction, budget, [], [])
 
     def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
         """The last running sequences, as many as must give way for the other decodes to find their blocks."""
@@ -115,7 +117,7 @@ class VllmV1(Policy):
                 # The next step has a budget again, if this one did more than decode.
                 steady, wakes = not tokens, False
                 break
-            if not free_seqs or free - (blocks := transaction.lacking(sequence)) < self._spare(state, admitted):
+            if not free_seqs or free - (blocks := transaction.lacking(sequence, budget)) < self._spare(state, admitted):
                 wakes = False
                 break
             free_seqs -= 1

@@ -24,7 +24,7 @@ class HybridLayout:
     """The KV groups of a model that keeps only what its windows need.
 
     Attributes:
-        groups: The full ones first. Those of one kind take its layers by turns.
+        groups: Those of the kind of the first layer first. Those of one kind take its layers by turns.
     """
 
     groups: tuple[KvGroup, ...]
@@ -65,7 +65,7 @@ def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
     kept whole, as vLLM does by default, and so are windows of several lengths, which no
     ``config.json`` describes.
     """
-    kinds = sorted(model.kv_groups(), key=lambda kind: kind.span.tokens)
+    kinds = model.kv_groups()
     windows = {kind.span.tokens for kind in kinds if kind.span.kind == "sliding"}
     if len(windows) != 1 or len(kinds) > 2 or max(windows) >= max_model_len:
         return None

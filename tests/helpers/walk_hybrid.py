@@ -10,7 +10,7 @@ import simpy
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.workload.source import OpenLoop
 from hybrid_runs import HybridCase, model_of
 from oracle.slots import FREE, SlotMap, classify_slot

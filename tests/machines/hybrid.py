@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fragmeter.sim.memory import HybridMemory, PageGroups
-from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.types.sequence import Sequence
 
 from .draws import EITHER, combined, picks
@@ -41,8 +41,10 @@ class GroupTables:
     def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
         tables = self.tables.setdefault(sequence, tuple([] for _ in range(self.groups.number)))
         for table in tables[self.groups.full :]:
-            for place in self.passed(table, computed):
-                self.free.append(table[place])
+            passed = self.passed(table, computed)
+            # Given back as one: the last one is the first to be taken again.
+            self.free += [table[place] for place in reversed(passed)]
+            for place in passed:
                 table[place] = NULL_BLOCK
         for table in tables:
             while len(table) * self.block_size < tokens:
@@ -50,7 +52,7 @@ class GroupTables:
 
     def drop(self, sequence: Sequence) -> None:
         for table in self.tables.pop(sequence):
-            self.free += [page for page in reversed(table) if page is not NULL_BLOCK]
+            self.free += [page for page in table if page is not NULL_BLOCK]
 
     def held(self, sequence: Sequence) -> int:
         return sum(page is not NULL_BLOCK for table in self.tables[sequence] for page in table)

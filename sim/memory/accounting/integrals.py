@@ -94,7 +94,9 @@ BUCKETS = (
 
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
-_LEVELS = ("live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped")
+_LEVELS = (
+    "live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped", "shared", "shared_in_windows",
+)  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
 
@@ -193,8 +195,14 @@ class Accounts:
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
         tail = tail + sums["prefill_tail"]
         if self.log.groups.sliding:
-            number, skipped = self._groups.number, self._groups.sliding * sums["skipped"]
-            live, held, tail = number * live - skipped, number * held - skipped, number * tail
+            number, twice = self._groups.number, self._groups.sliding * sums["skipped"]
+            # Blocks that windows gave back, and those that several tables name.
+            twice = (
+                twice
+                + sums["shared"] * (self._groups.full > 0)
+                + sums["shared_in_windows"] * (self._groups.sliding > 0)
+            )
+            live, held, tail = number * live - twice, number * held - twice, number * tail
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = asked = held - tail

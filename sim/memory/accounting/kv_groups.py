@@ -13,16 +13,32 @@ class PageGroups(NamedTuple):
         sliding: Groups that keep what a window needs.
         window_tokens: Tokens that a token attends to there, itself included.
         most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
+        sliding_first: Whether the sliding groups come before the full ones: the model's first layer has a window.
     """
 
     full: int = 1
     sliding: int = 0
     window_tokens: int = 0
     most_prompt_blocks: int = 0
+    sliding_first: bool = False
 
     @property
     def number(self) -> int:
         return self.full + self.sliding
+
+    @property
+    def windowed(self) -> slice:
+        """The sliding groups' places."""
+        return slice(0, self.sliding) if self.sliding_first else slice(self.full, None)
+
+    @property
+    def unwindowed(self) -> slice:
+        """The full groups' places."""
+        return slice(self.sliding, None) if self.sliding_first else slice(0, self.full)
+
+    def is_windowed(self, place: int) -> bool:
+        """Whether the group at ``place`` has a window."""
+        return place < self.sliding if self.sliding_first else place >= self.full
 
     def skipped_blocks(self, tokens: int, block_size: int) -> int:
         """Blocks that a sliding group needs no more once ``tokens`` are computed: the token to come attends to

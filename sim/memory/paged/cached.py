@@ -37,9 +37,8 @@ from .paged import BlockTables, PagedTransaction
 class CachedTransaction(PagedTransaction):
     """As ``PagedTransaction``; grants are made at once."""
 
-    __slots__ = ("decode_step", "found", "given_up", "seeker")
+    __slots__ = ("found", "given_up", "seeker")
     memory: CachedMemory
-    decode_step: int
     #: The sequence that looked up last and was not granted, and what was found.
     seeker: Sequence | None
     found: list[int]
@@ -50,14 +49,14 @@ class CachedTransaction(PagedTransaction):
         self.decode_step = decode_step
         self.seeker, self.found, self.given_up = None, [], Counter()
 
-    def lacking(self, sequence: Sequence) -> int:
+    def lacking(self, sequence: Sequence, budget: int) -> int:
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
         tables = self.memory.tables
         tables.grow_until(self.decode_step + 1)
         self.seeker, self.found = sequence, tables.look_up(sequence)
         references = tables.pool.reference_counts
         held = sum(references[block] > 0 for block in self.found)
-        return super().lacking(sequence) - held
+        return super().lacking(sequence, budget) - held
 
     def enter(self, sequence: Sequence, budget: int) -> int:
         """See ``PagedTransaction``: what was found need not be computed."""

@@ -35,14 +35,16 @@ class PagedTransaction:
         block_size: Tokens a block.
         free: Blocks that are free; a policy lessens it by what it grants.
         need: Blocks that the running sequences take in the step, less those that they give back in it.
+        decode_step: The step.
         groups: KV groups, each of which takes a block where a sequence needs one.
     """
 
-    __slots__ = ("block_size", "free", "memory", "need")
+    __slots__ = ("block_size", "decode_step", "free", "memory", "need")
     memory: PagedMemory
     block_size: int
     free: int
     need: int
+    decode_step: int
     groups: int = 1
 
     def __init__(self, memory: PagedMemory) -> None:
@@ -63,8 +65,16 @@ class PagedTransaction:
         blocks = self.blocks_of(sequence.computed_tokens + tokens)
         return max(0, blocks - self.memory.partial[sequence])
 
-    def lacking(self, sequence: Sequence) -> int:
-        """Blocks that must be free for the known tokens of a sequence that waits."""
+    def take_for_running(self) -> None:
+        """The running sequences take their blocks for the step."""
+        self.free -= self.need
+
+    def lacking(self, sequence: Sequence, budget: int) -> int:
+        """Blocks that must be free to admit a sequence that waits: those of its known tokens.
+
+        Args:
+            budget: Tokens that it may compute now.
+        """
         return self.blocks_of(sequence.start_tokens)
 
     def enter(self, sequence: Sequence, budget: int) -> int:
@@ -90,6 +100,24 @@ class PagedTransaction:
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
         return 0, int(self.needs_block(sequence, decode_step))
+
+    # Where blocks are short, the running sequences go one by one.
+
+    def give_back(self, sequence: Sequence) -> int:
+        """A decoding sequence gives back what its windows have passed; the blocks that it then needs for the step."""
+        return int(self.needs_block(sequence, self.decode_step))
+
+    def take(self, sequence: Sequence, blocks: int) -> None:
+        """A decoding sequence takes its blocks for the step."""
+        self.free -= blocks
+
+    def preempt(self, sequence: Sequence) -> None:
+        """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
+        self.free += self.reclaimed(sequence, self.decode_step)
+
+    def end_of_running(self) -> None:
+        """All running sequences have taken their blocks, or given up those that they had."""
+        self.need = 0
 
 
 class PagedMemory(MemoryDefaults):
@@ -144,7 +172,7 @@ class PagedMemory(MemoryDefaults):
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""
         transaction = self._transaction
-        transaction.free = self.free
+        transaction.decode_step, transaction.free = decode_step, self.free
         transaction.need = self._phases[decode_step % self.block_size]
         return transaction
 

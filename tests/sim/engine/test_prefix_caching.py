@@ -373,11 +373,13 @@ class TestCommand:
         assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in output
         assert "vllm-v1" in output and len(output.splitlines()) == 1
 
-    def test_layers_with_a_window_cache_nothing(self, tmp_path, capsys):
+    def test_layers_with_a_window_keep_less_for_others(self, tmp_path, capsys):
+        """Windows of 1,024 tokens hold these prompts whole, but the blocks of outputs are not kept in their groups."""
         model = ["--policy", "vllm-v1", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--json", "-"]
         trace = turns(tmp_path)
-        assert json.loads(printed(capsys, trace, *model))["prefix_cache"] is None
-        assert status(["simulate", "--trace", str(trace), *model, "--enable-prefix-caching"]) == 2
-        assert "give --disable-hybrid-kv-cache-manager" in capsys.readouterr().err
-        kept = printed(capsys, trace, *model, "--disable-hybrid-kv-cache-manager")
-        assert json.loads(kept)["prefix_cache"]["hit_rate"] > 0.5
+        windows = json.loads(printed(capsys, trace, *model))["prefix_cache"]["hit_rate"]
+        every = json.loads(printed(capsys, trace, *model, "--disable-hybrid-kv-cache-manager"))["prefix_cache"][
+            "hit_rate"
+        ]
+        off = json.loads(printed(capsys, trace, *model, "--no-enable-prefix-caching"))["prefix_cache"]
+        assert 0.4 < windows < every and off is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine_runs import times_of
-from fragmeter.sim.memory.paged.hybrid_tables import NULL_BLOCK
+from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.metrics.summary import summary
 from hybrid_runs import HybridCase, group_buckets_at_rows, serve
 from oracle import Limits, Pool, Request

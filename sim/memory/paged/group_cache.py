@@ -1,0 +1,186 @@
+"""The prefix cache of KV groups: which blocks of a prompt every group still has, and which ones it may find later.
+
+One pool serves all groups, and a block's hash names its group, so that groups never share a block. A prefix is found
+if every group can go on from its end:
+
+    full groups       have each of its blocks
+    sliding groups    have the ``ceil((window - 1) / block_size)`` blocks before its end, all that the window needs
+
+    block            0  1  2  3  4  5  6      the window needs two blocks
+    full             x  x  x  x  x  x  .      the longest prefix has 6 blocks
+    sliding          .  .  x  x  .  x  x      from right to left: blocks 2 and 3, so 4 blocks are found
+
+A sliding group publishes only what a look-up can use: the blocks before a *boundary*, which is the last token of the
+prompt, or the end of the longer prefix that the full groups alone had when the request was looked up (6 above).
+
+Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py, with
+``prefix_cache_retention_interval`` 0, the default.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...types.sequence import Sequence
+from ..accounting.cache_log import CacheLog
+from ..accounting.kv_groups import PageGroups
+from ..prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
+
+#: In place of a block that was given back, as vLLM's null block: an entry keeps its place in the table.
+NULL_BLOCK = None
+
+Table = list[int | None]
+
+
+class Found(NamedTuple):
+    """What a look-up found.
+
+    Attributes:
+        tables: For each group the blocks to begin with; null where the window has passed.
+        blocks: Length of the prefix.
+        longest: Length of the prefix that the full groups have.
+    """
+
+    tables: tuple[Table, ...]
+    blocks: int
+    longest: int
+
+
+class GroupPool(HashedBlockPool):
+    """As ``HashedBlockPool``, with the times that the history needs from outside, and vLLM 0.33's free queue: blocks
+    without a hash go to its head, those with one to its tail."""
+
+    def __init__(self, num_blocks: int, cache: GroupCache, history: BlockHistory | None) -> None:
+        super().__init__(num_blocks, history)
+        self._cache = cache
+
+    def take_many(self, count: int) -> list[int]:
+        """``count`` blocks from the head of the free queue."""
+        return self.take(count, self._cache.moment)
+
+    def release(self, table: list[int]) -> None:  # type: ignore[override]
+        """Entries of one table are gone, the last one first."""
+        super().release(table)
+        for block in table:
+            if not self.reference_counts[block] and not self.is_named[block]:
+                self._free.move_to_end(block, last=False)
+
+
+class GroupCache:
+    """What the groups publish, and look-ups find.
+
+    Args:
+        num_blocks, block_size: Size of the pool.
+        groups: The KV groups that share it.
+        names: Of the blocks of every request.
+
+    Attributes:
+        pool: The blocks.
+        log: Look-ups, and the changes of the cached level.
+        moment: When the next change happens, as the log counts.
+        shared: Table entries beyond the first of each block: of full groups, and of sliding ones.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, names: BlockNames) -> None:
+        self.log = CacheLog(block_size, BlockHistory())
+        self.moment = 0
+        self.shared = [0, 0]
+        self.pool = GroupPool(num_blocks, self, self.log.history)
+        self._groups, self._size, self._all_names = groups, block_size, names
+        # Blocks that the window needs before a token.
+        self._needed = -(-(groups.window_tokens - 1) // block_size)
+        # Of each sequence: names of its blocks, how many are published or found, and the boundary that was found.
+        self._names: dict[Sequence, list[int]] = {}
+        self._published: dict[Sequence, int] = {}
+        self._junction: dict[Sequence, int] = {}
+
+    def settle(self) -> None:
+        """Log how many blocks are cached from ``moment`` on."""
+        self.log.settle(self.pool.num_cached, self.moment)
+
+    def look_up(self, sequence: Sequence) -> Found:
+        """The longest prefix, of what a waiting sequence knows without its last token, that all groups have."""
+        groups, names = self._groups, self._names_of(sequence)
+        longest = lookup_blocks(sequence.start_tokens, self._size)
+        tables: list[Table] = [[] for _ in range(groups.number)]
+        places = range(groups.number)
+        for place in places[groups.unwindowed]:
+            tables[place] += self.pool.lookup(self._hash(name, place) for name in names[:longest])
+            longest = len(tables[place])
+        blocks = longest
+        if groups.sliding:
+            blocks = self._end_in_windows(names[:longest])
+            first = min(blocks, groups.skipped_blocks(blocks * self._size, self._size))
+            for place in places[groups.windowed]:
+                found = self.pool.lookup(self._hash(name, place) for name in names[first:blocks])
+                tables[place] += [NULL_BLOCK] * first
+                tables[place] += found
+        for place in places[groups.unwindowed]:
+            del tables[place][blocks:]
+        return Found(tuple(tables), blocks, longest if groups.full else blocks)
+
+    def _end_in_windows(self, names: list[int]) -> int:
+        """The longest prefix, in blocks, that ends where all sliding groups have what the window needs."""
+        run = 0
+        for place in reversed(range(len(names))):
+            run = run + 1 if self._in_windows(names[place]) else 0
+            if run and run >= self._needed:
+                return place + run
+        # A run from the first block on is a whole prefix.
+        return run
+
+    def _in_windows(self, name: int) -> bool:
+        groups = range(self._groups.number)[self._groups.windowed]
+        return all(self.pool.lookup((self._hash(name, place),)) for place in groups)
+
+    def _hash(self, name: int, place: int) -> int:
+        return name * self._groups.number + place
+
+    def _names_of(self, sequence: Sequence) -> list[int]:
+        names = self._names.get(sequence)
+        if names is None:
+            names = self._names[sequence] = self._all_names.of(sequence.index)
+        return names
+
+    def to_take(self, found: Found) -> int:
+        """Blocks among those found that lie in the free queue."""
+        references = self.pool.reference_counts
+        return sum(not references[block] for table in found.tables for block in table if block is not NULL_BLOCK)
+
+    def enter(self, sequence: Sequence, found: Found) -> None:
+        """A sequence that waited begins with what it found."""
+        references = self.pool.reference_counts
+        queried = lookup_blocks(sequence.start_tokens, self._size)
+        for place, table in enumerate(found.tables):
+            blocks = [block for block in table if block is not NULL_BLOCK]
+            self.shared[self._groups.is_windowed(place)] += sum(references[block] > 0 for block in blocks)
+            self.pool.take_cached(blocks, queried, self.moment)
+            queried = 0
+        self._published[sequence] = found.blocks
+        self._junction[sequence] = found.longest if found.longest > found.blocks else 0
+        self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
+
+    def publish(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int) -> None:
+        """The full blocks of the first ``tokens`` may be found from now on."""
+        done, full = self._published.get(sequence, 0), tokens // self._size
+        if full <= done:
+            return
+        names, pool = self._names_of(sequence), self.pool
+        ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
+        for place, table in enumerate(tables):
+            windowed = self._groups.is_windowed(place)
+            for at in range(done, full):
+                block = table[at]
+                if block is not NULL_BLOCK and (not windowed or any(end - self._needed <= at < end for end in ends)):
+                    pool.publish(block, self._hash(names[at], place))
+        self._published[sequence] = full
+
+    def leave(self, blocks: list[int], windowed: bool) -> None:
+        """A table is about to give ``blocks`` back."""
+        references = self.pool.reference_counts
+        self.shared[windowed] -= sum(references[block] > 1 for block in blocks)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has no tables any more."""
+        for kept in (self._names, self._published, self._junction):
+            kept.pop(sequence, None)
