@@ -19,6 +19,7 @@ from ..types.errors import SettingError, UserError
 from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
+SCHEMA_VERSION = 1
 #: Of a shortest call, and of each of what a call counts: a thousand seconds. Longer ones are of another unit.
 MOST_US = 1e9
 #: Of rates: no computer is as slow, and a bound that no measured call came near may be fitted far above any real one.
@@ -142,4 +143,6 @@ def _complaint(name: str, error: ValidationError) -> UserError:
         return UserError(f"{name}: is no calibration: {message}")
     value = first["input"]
     shown = value if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    if where == "schema_version" and first["type"] == "literal_error":
+        message = f"this version reads {SCHEMA_VERSION}; calibrate again, or use the fragmeter that wrote the file"
     return SettingError(f"{name}: {where}", shown, message)

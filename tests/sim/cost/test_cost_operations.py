@@ -82,7 +82,7 @@ def test_a_file_comes_back_as_it_was_written():
 
 BAD = {
     "no json": ("{", "made-up.json: is no calibration: Invalid JSON: EOF"),
-    "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: Input should be 1"),
+    "version": ({"schema_version": 2}, "made-up.json: schema_version = 2: this version reads 1; calibrate again, or"),
     "kind": ({"kind": "guess"}, "made-up.json: kind = 'guess': Input should be 'calibration' or 'profile'"),
     "no source": ({"source": None}, "made-up.json: source = None: Input should be a valid string"),
     "operation": ({"ops": {"gem": {}}}, "made-up.json: ops.gem = 'gem': Input should be 'gemm', 'decode_"),
