@@ -233,3 +233,13 @@ def test_links_and_pictures_are_there():
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not link.startswith("https://"):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_links_to_sections_name_a_heading():
+    found = [(page, *link) for page in PAGES for link in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())]
+    assert len(found) > 5
+    for page, file, anchor in found:
+        headings = re.findall(r"^#+ (.+)$", (page.parent / file if file else page).read_text(), flags=re.MULTILINE)
+        # As GitHub makes them: lower case, without punctuation, hyphens for spaces.
+        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert anchor in anchors, f"{page.name}: {file}#{anchor}"
