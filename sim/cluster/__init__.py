@@ -1,4 +1,4 @@
-"""Several replicas: a router in front of them, and prefill and decode on different ones."""
+"""Several replicas behind a router, and disaggregated prefill and decode."""
 
 from __future__ import annotations
 

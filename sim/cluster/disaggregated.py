@@ -1,21 +1,21 @@
-"""Prefill on some replicas, decode on others; the KV cache of the prompt goes over a link.
+"""Disaggregated prefill: some replicas prefill, others decode, and the prompt's KV cache moves over a link.
 
-    prefill replica    |--prefill--|first token   its blocks are held   |
-    link                           |--others' transfers--|--its own-----|
+    prefill replica    |--prefill--|first token   its blocks are kept   |
+    link                           |--other transfers--|--its transfer--|
     decode replica                                                      |queue|--second token--|--third--| ...
 
-A request is prefilled as if one token were asked for. If that was not all, the decode router chooses a replica at
-once, and the prompt's KV goes there: each prefill replica has one link, which carries one prompt after the other at
-its bandwidth, and the latency comes on top. Until then the blocks stay held on the prefill replica, with their
-contents; they come free at its first step boundary from then on, or at once if it has nothing to do.
+A request is prefilled as if its output had one token. If the output has more, the decode router chooses a replica at
+once and the KV of the prompt is sent there. Each prefill replica has one link, which transfers one prompt after the
+other at its bandwidth, plus the latency. The prefill replica keeps the blocks, with their contents, until the transfer
+ends. They are freed at its next step boundary, or at once if the replica is idle.
 
-On the decode replica the request waits in the queue, with its prompt computed and one token generated; blocks are
-taken when it is admitted, and until then its KV lies beside the pool. Its first step computes the first token's KV
-and gives the second token. If it is preempted there it is computed again there, prompt and all, as vLLM does.
+On the decode replica the request waits in the queue, with its prompt computed and one token generated. Its blocks are
+allocated at admission; until then its KV is outside of the pool. Its first step computes the KV of the first token
+and yields the second token. If it is preempted there, it is recomputed there, prompt included, as in vLLM.
 
-So what is transferred is the prompts of all requests of more than one token: tokens times the bytes of a slot, once
-each. A transfer takes a tick at least; what arrives at one tick arrives before step boundaries, in the order in which
-it was sent off.
+The transferred bytes are therefore those of the prompts of all requests with more than one output token, once each. A
+transfer takes at least one tick. At one tick, transfers end before step boundaries, in the order in which they were
+sent.
 """
 
 from __future__ import annotations

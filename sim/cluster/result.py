@@ -1,11 +1,11 @@
-"""What a cluster's run leaves: the directory of a single replica's, with tables that name the replica of each row.
+"""The result folder of a cluster run: the files of a single replica, with tables that name the replica of each row.
 
-summary.json      one number for each question (``cluster_summary``), and a row a replica
-requests.parquet  a row a request, with its ``replica``
+summary.json      ``cluster_summary``: metrics over all requests, and a row per replica
+requests.parquet  a row per request, with its ``replica``
 residencies.parquet, preemptions.parquet, steps.parquet, memory.parquet
-                  as of one replica, one after the other, with its ``replica``
+                  the tables of all replicas, one after the other, with their ``replica``
 gaps.parquet      the inter-token latencies of all replicas
-run.json          every setting, those of the cluster, versions, seed and the trace's hash
+run.json          all settings, those of the cluster included, versions, seed and the trace's hash
 """
 
 from __future__ import annotations

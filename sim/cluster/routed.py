@@ -1,20 +1,20 @@
-"""An engine that learns of a request when the router sends it, perhaps in the middle of a leap.
+"""An engine behind a router: it learns of a request when the router sends it, possibly in the middle of a leap.
 
-An engine alone knows when the next request comes, and its leap ends there. This one leaps as if none came. When
-a request does, the leap under way is cut at the first step boundary from then on, just where it would have ended
-had the arrival been known:
+The engine of a single replica knows the next arrival, and its leap ends there. This engine leaps as if no request
+arrived. When one does, the leap in progress ends at the next step boundary, where it would have ended if the
+arrival had been known:
 
     leap        |--------|--------|--------|--------|        five boundaries ahead
     arrival                  ^
-    cut                               |                      the rest is leapt anew, with one more waiting
+    new end                           |                      a new leap begins, with the new request waiting
 
-Nothing has to be undone, as what a leap does to the memory is done when it ends. And a router that looks at the
-replica in the middle of a leap sees the last boundary before: what is counted there follows from the number of
-steps that are over, as ``batch_size * steps`` tokens, and blocks from where sequences stand in theirs.
+Nothing has to be undone, because a leap changes the memory only at its end. A router that reads the replica in the
+middle of a leap sees the last step boundary. The state there follows from the number of steps that are over: tokens as
+``batch_size * steps``, blocks from the positions of the sequences in their last blocks.
 
-Simultaneous events: requests arrive first, each sees those before it; then come the boundaries of the replicas, in
-the order of their numbers. So a request that arrives at a boundary is there when that step is decided, and a router
-then sees the replica as it was before the boundary.
+Simultaneous events: requests arrive first, each visible to the router for the next one; then come the step boundaries
+of the replicas, in the order of their numbers. A request that arrives at a boundary is therefore waiting when that
+step is decided, and its router sees the replica as it was before the boundary.
 """
 
 from __future__ import annotations

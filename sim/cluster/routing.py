@@ -1,25 +1,25 @@
-"""Routers: which replica a request goes to.
+"""Routers: they choose the replica of each request.
 
-    round-robin                 the next one in turn
-    least-outstanding-tokens    the one with the fewest tokens, of prompts and of outputs so far, in hand
-    kv-aware                    the one with the most room: fewest slots taken, and wanted by waiting requests
-    prefix-affine               the one that was sent the longest prefix, if enough of it and loads are even
+    round-robin                 the next replica in turn
+    least-outstanding-tokens    the replica with the fewest tokens, prompts and outputs so far, of unfinished requests
+    kv-aware                    the replica with the fewest KV slots in use or needed by waiting requests
+    prefix-affine               the replica that received the longest prefix, if that is long enough and loads are even
 
-How long outputs will be no router knows. What a replica holds it knows as of its last step boundary, as from the
-replica's metrics, and what it has sent since. Between equals it takes the one with the lowest number.
+No router knows the length of an output. It knows the state of a replica at the last step boundary, as from the
+replica's metrics, and the requests that it has sent since. Ties go to the replica with the lowest number.
 
 The rule of ``prefix-affine`` is ``cache_aware`` of the SGLang and vLLM routers (gateway 0.3.1 and vLLM Router
-0.1.15; these are its defaults). The router keeps a record of the prefixes that it sent to each replica, in blocks
-by their hashes:
+0.1.15; the defaults are theirs). The router keeps a record of the prefixes that it sent to each replica, as hashes of
+blocks:
 
-    if the busiest has more than 64 requests over the idlest, and more than 1.5 times as many: the idlest
-    else if more than 30 % of the prompt is on record somewhere: where most of it is
-    else: the one with the smallest record
+    if the busiest replica has over 64 requests more than the least busy one, and over 1.5 times as many: the least busy
+    else if a record has more than 30 % of the prompt: the replica with the longest match
+    else: the replica with the smallest record
 
-and enters the prompt into the record of the one it takes. Here records are of blocks instead of letters, and of as
-many as the replica's pool has, of which the least recently used go first; so in the end all records are of one size,
-and of equals the one with the fewest requests is taken. What a replica still holds the router does not ask: whether
-there is a hit the replica's own prefix cache decides.
+and adds the prompt to the record of the chosen replica. The real routers record letters; here a record has blocks, at
+most as many as the replica's pool, and the least recently used are removed first. Full records therefore have the same
+size, and ties go to the replica with the fewest requests. The router does not know which blocks a replica still
+caches: the replica's own prefix cache decides the hits.
 """
 
 from __future__ import annotations

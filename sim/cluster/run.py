@@ -1,9 +1,9 @@
-"""A workload served by several replicas, to the last request, and what it leaves.
+"""Runs a workload on several replicas to the last request, and returns the finished run.
 
-All replicas live on one clock. Where the router looks at them, one process lets requests arrive and asks it, and the
-engines' leaps are cut (``routed``); where it does not, each request's replica is known beforehand, and every replica
-leaps as if it were alone. Each replica numbers its requests for itself, in the order in which they arrive there, so
-that what it leaves is a run like any other, of the requests that it was sent.
+All replicas share one clock. If the router reads the state of the replicas, one process delivers the arrivals to it,
+and arrivals end the engines' leaps (``routed``). If it does not, the replica of each request is known in advance, and
+each replica leaps as if it were alone. Each replica numbers its requests in their order of arrival there, so its
+result is that of a single replica with these requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which requests each replica was sent: every replica numbers them for itself, as they come."""
+"""The requests that each replica received. Each replica numbers them in their order of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's run in one dictionary: the keys of a single replica's, over all requests, and a row a replica."""
+"""The summary of a cluster run: the keys of a single replica over all requests, and a row per replica."""
 
 from __future__ import annotations
 

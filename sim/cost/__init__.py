@@ -1,4 +1,4 @@
-"""How long a step takes."""
+"""Cost models: the duration of a step."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What attention costs: lines in the context, KV group by KV group.
+"""The cost of decode attention: piecewise linear in the context, with a term for each KV group.
 
-A step knows how many sequences decode and how many tokens they attend to together, not how these are
-spread. A layer with a window of W reads at most W tokens of each, so ``min(context, decodes * W)`` in
-all: exact where sequences are equally long or all beyond the window, else the most that it can be
-(a chunk, which empties at its end, is read as a window). With one line for reading, one for computing
-and a floor for short calls, decoding takes
+A step knows how many sequences decode and their total context, not the context of each. A layer with a window of W
+reads at most W tokens of each sequence, so ``min(context, decodes * W)`` in total. This is exact if all sequences have
+the same length or all exceed the window, and an upper bound otherwise (a chunk of chunked attention, which starts
+empty again at its end, is treated as a window). With one line for reading, one for computing, and a minimum for short
+calls, decoding takes
 
     max(floor, per_decode * decodes + sum_g read_g * min(context, decodes * W_g),
         sum_g flops_g * min(context, decodes * W_g))

@@ -1,4 +1,4 @@
-"""What the engine asks of a cost model."""
+"""The interface of a cost model, as the engine calls it."""
 
 from __future__ import annotations
 

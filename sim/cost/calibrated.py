@@ -1,6 +1,6 @@
-"""The step time of any model by a calibration file: measured on this machine, or fitted to published tables.
+"""Step times from a calibration file: measured on a device, or fitted to published tables.
 
-Attention: curves over the context for decodes, a surface over tokens and pairs for prompts.
+Decode attention is a curve over the context. Prefill attention is a surface over tokens and query-key pairs.
 """
 
 from __future__ import annotations

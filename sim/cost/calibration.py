@@ -1,4 +1,4 @@
-"""Calibration files: the operations of one device, measured on it or fitted to what others published.
+"""Calibration files: the operations of one device, measured on it or fitted to published measurements.
 
 {"schema_version": 1, "kind": "calibration" | "profile", "device": {"name": ...}, "source": "...", "dtype": "fp16",
  "ops": {"gemm": {"coefficients": {...}, "residuals": {...}, "fit": {...}}, ...}, "points": [...]}

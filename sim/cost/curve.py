@@ -1,8 +1,7 @@
-"""Curves as straight lines between integer knots, and a surface as patches between integer nodes.
+"""Curves as straight lines between integer knots, and surfaces as patches between integer nodes.
 
-Fitted times are curved and are floats. What the engine asks is made of them once: between two knots a
-whole number of ticks for each step along the axis, so that sums over many steps are exact, and a leap
-and its steps add up to the same bits.
+Fitted times are curved, and floats. They are converted once: between two knots the time changes by a whole number of
+ticks per unit of the axis. Sums over many steps are therefore exact, and a leap gives the same bits as its steps.
 """
 
 from __future__ import annotations

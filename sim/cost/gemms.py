@@ -1,4 +1,4 @@
-"""Which GEMMs a layer is: the matrices that vLLM multiplies the same rows with, side by side in one call."""
+"""The GEMMs of a layer. Matrices that vLLM multiplies with the same rows in one call are one GEMM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs say to each other in a step: all-reduces of tensor parallelism, hops between pipeline stages."""
+"""Communication between GPUs in a step: all-reduces of tensor parallelism, hops between pipeline stages."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""How long one operation takes: a few coefficients, and a small table of what these leave.
+"""The duration of one operation: a few coefficients, and a small table of residuals.
 
     t = ((t0^q + (flops / flops_per_s)^q + (bytes / bytes_per_s)^q)^(1/q) + each * pieces) * e^residual
 
-``t0`` is the shortest call, ``q`` how sharply one bound takes over from the next (1: they add up; the
-larger, the closer to the largest of them). Residuals are logarithms of measured over modelled time on
-a coarse grid, interpolated between its knots in the logarithm of each axis, held beyond its edges.
+``t0`` is the duration of the shortest call. ``q`` is the sharpness of the transition between the bounds: with 1 they
+add up; the larger q, the closer t is to the largest of them. Residuals are logarithms of measured over modelled time
+on a coarse grid, interpolated linearly in the logarithm of each axis and constant beyond the edges of the grid.
 
-An operation's own function (``gemm``, ``decode_attention``, ...) says what work a call is: that way a
-model fitted on some shapes is asked about others. Arguments may be arrays. Elements are counted as
-two bytes, where nothing else is said.
+The function of an operation (``gemm``, ``decode_attention``, ...) computes flops and bytes of a call, so a model
+fitted on some shapes predicts others. Arguments may be arrays. Elements have two bytes unless stated otherwise.
 """
 
 from __future__ import annotations

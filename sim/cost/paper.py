@@ -1,4 +1,4 @@
-"""The step time that SOSP'23 measured: OPT-13B on one A100-40GB."""
+"""Step times that SOSP'23 measured: OPT-13B on one A100-40GB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step time of any model on any GPU of the data sheets: a roofline with published shares."""
+"""Step times of any model on any GPU with a data sheet: a roofline with published shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any cost with its steps longer or shorter by a factor."""
+"""A cost model times a constant factor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much of a data sheet real kernels reach, and what no data sheet says.
+"""Shares of the data-sheet throughput that kernels reach, and latencies that no data sheet states.
 
-The shares are published measurements, mid-points where a range is given; they hold for one
-architecture each. No share is measured on the machine that this runs on.
+The shares are published measurements, mid-points where a range is given; each applies to one architecture. None of
+them is measured by this project.
 """
 
 from __future__ import annotations

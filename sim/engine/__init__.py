@@ -1,1 +1,1 @@
-"""The engine of one replica: the loop, what a step changes, and how settings become a replica."""
+"""The engine of one replica: the loop, the executor of plans, and the replica built from settings."""

@@ -1,18 +1,18 @@
 """The engine of one replica: a SimPy process that leaps from decision to decision.
 
-Between two decisions decoding is lockstep: every running sequence gains one token a step. So one
-SimPy event spans as many steps as hold the same decision, up to the nearest of
+Between two decisions every running sequence gains one token per step. One SimPy event therefore spans
+all steps up to the next decision, which comes at the first of
 
-    a sequence that finishes      the calendar knows when
-    an arrival                    where one could be admitted
-    the policy's horizon          the pool could run dry
-    a knot of the step's cost     its slope changes
+    the finish of a sequence      known from the calendar
+    an arrival                    that the policy could admit
+    the policy's horizon          where the pool could run out of blocks
+    a knot of the step's cost     where its slope changes
     an edge of a measurement window
 
-While no sequence waits, a finish changes no decision: the policy is not asked again before its
+While no sequence waits, a finish changes no decision: the engine does not call the policy again before its
 horizon ends or a request arrives.
 
-With ``leap=False`` every step is an event of its own. Both give the same bits.
+With ``leap=False`` every step is a separate event. The results are the same bits.
 """
 
 from __future__ import annotations

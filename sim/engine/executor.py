@@ -1,14 +1,14 @@
-"""What an engine does when a step changes the running sequences, in this order:
+"""Carries out the plan of a step, in this order:
 
-    victims leave, and swapped sequences come back        their blocks move between device and host
-    the queue is sorted                                   where the policy says how
-    some stand still, others of those go on
-    siblings fork
-    sequences start, and chunks of prefills go on         blocks are taken
-    what several hold is copied before it is written
+    preempt, swap out and swap in sequences       blocks move between device and host
+    replace the queue                             if the policy sorted it
+    stall and resume sequences
+    fork siblings
+    admit sequences, continue chunked prefills    blocks are allocated
+    copy shared blocks before they are written
 
-Blocks, queues and the ledger change before the step takes its time; what the step computes, and what it
-moves, says how long that is.
+Blocks, queues and the ledger change at the start of the step. The tokens that the step computes and the blocks that
+it moves determine its duration.
 """
 
 from __future__ import annotations

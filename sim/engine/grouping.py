@@ -1,4 +1,4 @@
-"""Requests of several sequences, with a prefix in common or with parents: which policies handle them, and with what."""
+"""Requests with sequences that share memory (samples, beams, a shared prefix, parents): checks, source and state."""
 
 from __future__ import annotations
 

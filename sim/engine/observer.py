@@ -1,15 +1,16 @@
-"""The interface of what watches a run: observers see what the engine decides and does, and change none of it.
+"""The interface of observers: they are notified of the engine's decisions and steps, and change neither.
 
-    run_started     before the first event: the engine that is about to serve
-    plan_decided    the policy changes the running sequences; nothing of it has taken place yet
-    step_started    the plan has taken place, and a step, or a leap of several, is about to take its time
+    run_started     before the first event
+    plan_decided    the policy returned a plan that changes the running sequences; it is not carried out yet
+    step_started    the plan is carried out; a step, or a leap of several steps, begins
     idle_started    nothing runs until the next request arrives
 
-Between two of these calls the simulated clock is where the first one left it, or at the end of that step or idle span.
+Each call comes at the simulated time of the call before it, or at the end of the step or idle span that it announced.
 
-An observer may ask two things of the engine: ``every_step``, and ``Engine.stop``. It may make a memory keep up its block
-tables (``grow_until``, ``settle``), which changes no count. All else it only reads. So a run has the same results
-with and without observers, unless one stops it; with ``every_step`` its rows are single steps instead of leaps.
+An observer controls the engine in two ways: ``every_step`` and ``Engine.stop``. It may make a memory update its block
+tables (``grow_until``, ``settle``), which changes no count. Apart from these it only reads. A run therefore has the
+same results with and without observers, unless one stops it; with ``every_step`` each of its rows is a step instead of
+a leap.
 """
 
 from __future__ import annotations

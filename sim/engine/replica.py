@@ -1,4 +1,4 @@
-"""From settings to a replica that can serve: policy, memory and cost, put together."""
+"""Builds a replica from settings: policy, memory and cost model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run: a workload served by a replica, to the last request, and what it leaves."""
+"""Runs a workload on one replica to the last request, and returns the finished run."""
 
 from __future__ import annotations
 

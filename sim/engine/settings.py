@@ -1,4 +1,4 @@
-"""Every setting of a run, checked once; the names are vLLM's wherever vLLM has one."""
+"""Settings of a run, validated once. Names are vLLM's where vLLM has the setting."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which settings a run reads, and the refusal of those that were given and that it does not read.
+"""Refuses settings that a run does not read.
 
-A setting is given where it differs from its default; a value that asks for nothing of a thing (a watermark of 0, a
-swap space of 0) may be given to any run. An option is read by the policies that declare it, unless the declaration
-says why a run does not (``Options.why_unread``). ``tests/sim/engine/test_unread_settings.py`` tests that against runs:
-every setting under every policy, on loads that would show it.
+A setting is *given* if its value differs from the default. Values without an effect (a watermark of 0, a swap space of
+0) are accepted by every run. A run reads the options that its policy declares, unless the declaration
+states why it does not (``Options.why_unread``). ``tests/sim/engine/test_unread_settings.py`` compares this with runs:
+every setting under every policy, on loads in which the setting would have an effect.
 """
 
 from __future__ import annotations

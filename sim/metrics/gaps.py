@@ -1,8 +1,8 @@
-"""Inter-token latency: all gaps between tokens of a sequence, pooled, without listing them.
+"""Inter-token latency: all gaps between the tokens of a sequence, pooled, without a list of them.
 
-While a sequence runs, the gap before a token is the duration of the step that computes it. So the
-gaps are the step durations, each as often as sequences decode in it, and a row of the run log stands
-for an arithmetic progression of them. Order statistics are found by bisection on the value.
+While a sequence runs, the gap before a token is the duration of the step that computes it. The gaps are therefore the
+step durations, each counted once per decoding sequence. A row of the run log stands for an arithmetic progression of
+durations. Order statistics are found by bisection on the value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The swap space: how much of it was in use, and when."""
+"""Use of the swap space over time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One ledger for each KV group, where layers with a window share the pool with others.
+"""A ledger for each KV group, if layers with a sliding window share the pool with other layers.
 
-A slot of a group is a token in its layers, and takes a page's share of bytes, the same in all groups. So
-shares of the pool are shares of its bytes: those of the groups and what is free add up to all of it.
+A slot of a group is one token in the group's layers. All groups have slots of the same number of bytes, so shares of
+slots are shares of bytes: the shares of all groups and of free slots add up to the pool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users ask of every request: the service level objectives of ``vllm bench serve --goodput``."""
+"""Service level objectives of requests, as in ``vllm bench serve --goodput``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefix cache in numbers: what it was asked for and found, and how long it kept blocks."""
+"""Metrics of a prefix cache: queried and hit tokens, evictions, lifetimes of blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request went through, from the run log of a run."""
+"""Times and counts of each request, from the run log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every sequence was over time: its residencies on the device, how each of them ended, and preemptions."""
+"""Residencies of sequences on the device, how each one ended, and preemptions."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The files of a run: a directory of tables and a summary, which describe the run and suffice to rerun it.
+"""The result folder of a run: tables and a summary, enough to describe the run and to repeat it.
 
-    summary.json      one number for each question (``summary``)
-    requests.parquet  a row a request
-    residencies.parquet     a row a residency of a sequence on the device, and how it ended
-    preemptions.parquet   a row each time that a request was preempted
-    steps.parquet     a row a leap; ``expand`` makes it a row a step
+    summary.json      metrics of the run (``summary``)
+    requests.parquet  a row per request
+    residencies.parquet     a row per residency of a sequence on the device, with its end
+    preemptions.parquet   a row per preemption of a request
+    steps.parquet     a row per leap; ``expand`` makes a row per step
     memory.parquet    the ledger at the start of every leap, in slots
-    gaps.parquet      all inter-token latencies, a row an arithmetic progression of them (``gaps.Gaps``)
-    run.json          every setting, versions, seed and the trace's hash
-    plan.npz          what the block tables did, where that was recorded (``plan.Plan.save``)
-    blocks.npz        what every block held, where that was recorded (``blocks.BlockMap.save``)
+    gaps.parquet      all inter-token latencies, a row per arithmetic progression (``gaps.Gaps``)
+    run.json          all settings, versions, seed and the trace's hash
+    plan.npz          the recorded block tables, if any (``plans.Plan.save``)
+    blocks.npz        the recorded block map, if any (``blocks.BlockMap.save``)
 
-Columns of ticks have seconds or milliseconds beside them (``time_columns``). Same settings, same bytes.
+Columns of ticks have seconds or milliseconds beside them (``time_columns``). The same settings give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run in one dictionary: the keys of ``vllm bench serve``, plus waste and preemptions."""
+"""The summary of a run: the keys of ``vllm bench serve``, plus waste and preemptions."""
 
 from __future__ import annotations
 

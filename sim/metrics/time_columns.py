@@ -1,8 +1,8 @@
-"""Seconds and milliseconds beside the ticks of a result's tables, for readers without ticks.
+"""Seconds and milliseconds beside the ticks in the tables of a result.
 
-A time on the simulated clock becomes seconds, a duration milliseconds: ``start_ticks`` has ``start_s`` beside it, and
-``first_ticks``, the duration of a leap's first step, ``first_ms``. Requests also get their latencies by vLLM's names.
-The ticks remain: they are exact, and what fragmeter itself reads.
+A point in simulated time is in seconds, a duration in milliseconds: ``start_ticks`` has ``start_s`` beside it, and
+``first_ticks``, the duration of a leap's first step, ``first_ms``. Requests also have their latencies under vLLM's
+names. The ticks remain: they are exact, and fragmeter itself reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waste as people talk about it: the nine buckets in the paper's view and in the popular one, and the paper's without what is free."""
+"""Views of the nine buckets: the paper's, the popular one, and the paper's with free slots apart."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The time ledger: where a replica's time went, and the tokens that it computed.
+"""The time ledger: a replica's time, and the tokens that it computed, by purpose.
 
-Every token is useful, recomputed (lost to a preemption and computed again) or padding (of a static
-batch: filled-up prompts, and rows that are computed on after they ended). Every tick is idle,
-swapping, or computing; computing time is shared among the tokens of its step.
+Every token is useful, recomputed (lost to a preemption and computed again) or padding (in a static batch: padded
+prompts, and rows computed after their sequence finished). Every tick is idle, swapping or computing; the computing
+time of a step is divided among its tokens.
 """
 
 from __future__ import annotations

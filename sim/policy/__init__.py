@@ -1,4 +1,4 @@
-"""Schedulers, one file each, and the options, limits and memory that each declares."""
+"""Schedulers, one module each. Each declares its options, its limits and its memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A policy: a scheduler with its memory, and how long each of its decisions holds.
+"""The base class of policies. A policy schedules, and states for how many steps its decision stays valid.
 
-A policy declares all that is its own: its name, its options, the limits that it has where the user names none, the
-memory that it schedules over. ``registry`` finds policies by name, also those of other packages.
+A policy declares its name, its options, its default limits and the memory that it schedules over. ``registry`` finds
+policies by name, those of other packages included.
 """
 
 from __future__ import annotations

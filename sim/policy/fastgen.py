@@ -1,4 +1,4 @@
-"""DeepSpeed-FastGen: steps of a fixed size, filled up with pieces of prompts."""
+"""DeepSpeed-FastGen (Dynamic SplitFuse): steps of a fixed number of tokens, filled with parts of prompts."""
 
 from __future__ import annotations
 

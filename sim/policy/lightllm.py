@@ -1,4 +1,4 @@
-"""LightLLM: an admission that estimates the peak of what is to come."""
+"""LightLLM: admission by an estimate of the peak memory use of all running sequences."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Options of policies: each is declared once, with its type, default, bounds and help.
 
-A policy names its options in one dataclass, ``Policy.options_type``. The command line's flags and their help, validation, the
-axes of a sweep, ``run.json`` and the refusal of options that a run does not read all follow from that declaration.
+A policy declares its options in one dataclass, ``Policy.options_type``. The command line's flags and their help,
+validation, the axes of a sweep, ``run.json`` and the refusal of options that a run does not read all follow from that
+declaration.
 
-Several policies may declare an option of the same name: they share the dataclass that declares it, or the type at least.
+Policies with an option of the same name share the dataclass that declares it, or at least its type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies by name: those of the package, installed ones of other packages, and any class that can be imported.
+"""Finds policies by name: policies of this package, of installed packages, and any class that can be imported.
 
 vllm-v1                      a name in POLICIES
 my-policy                    an entry point of the group "fragmeter.policies"

@@ -1,4 +1,4 @@
-"""Sarathi-Serve: chunks of prompts that fill up the decodes' steps."""
+"""Sarathi-Serve: prompts in chunks that fill the token budget left by decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang: the request with the longest prefix in the radix tree comes first."""
+"""SGLang: requests are admitted by the length of their prefix in the radix tree, longest first."""
 
 from __future__ import annotations
 

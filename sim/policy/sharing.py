@@ -1,12 +1,11 @@
-"""vLLM's schedulers over groups of sequences: a group is admitted, preempted and swapped as a whole.
+"""vLLM's schedulers for groups of sequences: a group is admitted, preempted and swapped as a whole.
 
-SOSP'23, section 4.4 and 4.5, and the rules of ``VllmSosp23`` with these in addition:
+SOSP'23, sections 4.4 and 4.5. The rules are those of ``VllmSosp23``, and in addition:
 
-    - A running group may go on while there are as many free blocks as it has sequences, whether they
-      need one or not.
-    - A group of several is swapped out where the host has room for it and the pool could take it back;
-      else it is computed again, like a sequence that is alone.
-    - Each sequence of a group counts towards ``max_num_seqs``, from the group's admission on.
+    - A running group decodes while at least as many blocks are free as it has sequences, needed or not.
+    - A group of several sequences is swapped out if the host has room for it and the pool could take it back.
+      Otherwise it is recomputed, as a single sequence is.
+    - Each sequence of a group counts towards ``max_num_seqs`` from the admission of the group on.
 """
 
 from __future__ import annotations

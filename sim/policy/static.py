@@ -1,4 +1,4 @@
-"""Static batching: a batch starts together, is padded together and leaves together."""
+"""Static batching: the sequences of a batch start together, are padded to one length, and release memory together."""
 
 from __future__ import annotations
 

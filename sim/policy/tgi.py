@@ -1,4 +1,4 @@
-"""Text Generation Inference: a new batch is worth a pause only when it is large enough."""
+"""Text Generation Inference: decoding pauses for a prefill only if enough requests wait."""
 
 from __future__ import annotations
 

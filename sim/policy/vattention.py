@@ -1,4 +1,4 @@
-"""vAttention: contiguous virtual memory, and physical pages mapped on demand."""
+"""vAttention: contiguous virtual memory, with physical pages mapped on demand."""
 
 from __future__ import annotations
 

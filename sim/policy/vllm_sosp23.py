@@ -1,4 +1,4 @@
-"""vLLM as the SOSP'23 paper and its artifact have it."""
+"""vLLM's scheduler as described by the SOSP'23 paper and its artifact."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Recordings of a run: what block tables do step by step, and what every block holds over time."""
+"""Recordings of a run: its block tables step by step, and the holder of every block over time."""

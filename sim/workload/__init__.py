@@ -1,1 +1,1 @@
-"""Requests and where they come from: arrivals, contents, closed loops, sessions."""
+"""Requests and their sources: arrivals, prompt contents, closed loops, sessions."""

@@ -1,15 +1,15 @@
-"""Requests of users that wait for their answers.
+"""A closed loop: users that send a request after the answer to the one before.
 
-A session is a chain of requests, its turns; a request of no session is a session of one turn. A user takes the next
-session, in the order of the workload, and keeps it until its last turn is answered:
+A session is a chain of requests, its turns. A request without a session is a session of one turn. A user takes the
+next session in the order of the workload, and keeps it until its last turn is answered:
 
     user 0   |- turn 1 -|  thinks  |- turn 2 -|  thinks  |- turn 1 of the next session -| ...
 
-    a first turn is sent   when it arrives and a user is ready, the one that has been ready longest
-    a later one            when the user with the answer before it has thought; its own time of arrival says nothing
+    a first turn is sent   at its arrival, or as soon as a user is ready; the user that has been ready longest sends it
+    a later turn is sent   after the answer to the turn before and the user's think time; its own arrival is ignored
 
-At one instant requests are sent in the order of the workload. One that is refused is no turn, and costs no time.
-When the next one is sent is known up to the next finish, and leaps end there: finishes are notified at once.
+Requests of one instant are sent in the order of the workload. A refused request is skipped and takes no time. The next
+send time is known only up to the next finish, so leaps end at finishes and the source is notified at once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The contents of prompts: which requests could share keys and values.
 
-No text is known, only which tokens are equal. So a token is a position in an abstract *stream*, and
-what a request computes is a string of *runs* of streams:
+The text is unknown; only the equality of tokens is known. A token is therefore a position in an abstract *stream*, and
+the tokens of a request are a list of *runs* of streams:
 
     request 3    piece 7 (512 tokens)   piece 9 (88)    its own: 20 of the prompt, then the output
     runs         (7, 0, 512)            (9, 0, 88)      (own 3, 0, 20)  (own 3, 20, ...)
 
-Requests share a prefix as far as their runs begin with the same tokens.
+Two requests share a prefix as far as their runs name the same tokens.
 """
 
 from __future__ import annotations

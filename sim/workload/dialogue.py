@@ -1,12 +1,11 @@
-"""Trees of requests: each begins with the text of its parent.
+"""Dialogue trees: the prompt of a request begins with the tokens of its parent.
 
     request 0   |- prompt 0 -|- output 0 -|
     request 1   |- prompt 0 -|- output 0 -|- own -|- output 1 -|     forks at the end of 0
-    request 2   |- prompt 0 -|- ou|- own -|- output 2 -|             forks amid its output
+    request 2   |- prompt 0 -|- ou|- own -|- output 2 -|             forks within its output
     request 3   |- prompt 0 -|- output 3 -|                          rolls 0 back to its prompt
 
-A fork leaves the parent's tokens to others; a rollback takes the parent's place, and what lay
-beyond is given up.
+A fork does not change the parent. A rollback replaces the parent and discards the parent's tokens beyond its start.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Several sequences of one request: samples, or beams, that share what they have in common.
+"""Requests of several sequences: samples or beams that share blocks.
 
-    prefill      b0 b1 b2            the leader alone computes the prompt; the last block is half full
-    fork         b0 b1 b2   twice    in the next step its siblings name the same blocks
-    first write  b0 b1 b2            a sequence that writes to a block which others name copies it before (b3);
-                 b0 b1 b3            the last one of them writes in place
-    a beam dies  b0 b1 b2   twice    its blocks are freed (b3) and it goes on as a copy of one that lives
+    prefill      b0 b1 b2            only the leader computes the prompt; the last block is half full
+    fork         b0 b1 b2   twice    in the next step its siblings reference the same blocks
+    first write  b0 b1 b2            a sequence that writes to a shared block copies it first (b3);
+                 b0 b1 b3            the last sequence that references it writes in place
+    a beam dies  b0 b1 b2   twice    its own block is freed (b3), and it continues as a copy of a surviving beam
 
-All of a group have outputs of one length, so they fork, are preempted and finish together.
+All sequences of a group have outputs of one length, so they fork, are preempted and finish together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an engine's requests come from."""
+"""The interface of request sources, and the source of an open-loop workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users that send requests and wait for the answers."""
+"""Users of a closed loop: their number, think times and sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the server: requests in the order in which they arrive."""
+"""A workload: requests in order of arrival, as columns."""
 
 from __future__ import annotations
 

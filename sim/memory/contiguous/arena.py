@@ -1,14 +1,14 @@
-"""Arenas: which sequence gets which run of blocks when reservations are contiguous.
+"""Arenas: allocators of contiguous runs of blocks.
 
 Three ways to place a request for b blocks, so that external fragmentation can be compared:
 
-    buddy       a chunk of the next power of two, from the smallest aligned free one (``buddy``)
-    first-fit   the lowest b blocks of the first free run that has so many
-    best-fit    the lowest b blocks of the shortest free run that has so many, the first of several
+    buddy       a chunk of the next power of two, from the smallest aligned free chunk (``buddy``)
+    first-fit   the lowest b blocks of the first free run of at least b blocks
+    best-fit    the lowest b blocks of the shortest free run of at least b blocks; ties go to the first
 
-The last two keep the free runs by address. A run that is cut keeps its upper end; a piece that comes
-back is joined with the runs that end where it starts and start where it ends, so that two runs never
-touch. Nothing is rounded: what they waste is the runs too short for the waiting sequences.
+The last two store the free runs by address. An allocation takes the lower end of a run. A freed piece merges with
+adjacent free runs, so free runs never touch. Neither rounds the size of a request: their only waste is free
+runs that are too short for the waiting sequences.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The buddy arena that the SOSP'23 artifact gives to its Orca baselines.
+"""The buddy allocator that the SOSP'23 artifact uses for its Orca baselines.
 
-The pool is carved greedily into aligned chunks of 128, 64, ... 1 blocks (983 = 7*128 + 64 + 16 + 4
-+ 2 + 1). An allocation takes the smallest free chunk that fits, last freed first, and splits it:
-the upper half goes back to the free list until the size is right. A freed chunk merges with its
-buddy (start XOR size) for as long as that is free and the size is below 128.
+The pool is divided greedily into aligned chunks of 128, 64, ... 1 blocks (983 = 7*128 + 64 + 16 + 4
++ 2 + 1). An allocation takes the smallest free chunk that fits, the last freed first, and splits it: the upper half
+joins the free list until the size matches. A freed chunk merges with its buddy (start XOR size) while the buddy is
+free and the size is below 128.
 """
 
 from __future__ import annotations

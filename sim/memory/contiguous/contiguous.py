@@ -1,11 +1,12 @@
-"""Contiguous KV memory: every sequence reserves all it may ever need, in one piece.
+"""Contiguous KV memory: a sequence reserves one piece for all tokens that it may ever have.
 
-What is held changes only when a sequence comes or goes, so sums over the sequences suffice:
+Reservations change only when a sequence is admitted or released, so sums over the sequences are enough:
 
     |<- live ->|<- reserved ->|<- over-estimate ->|<- round-up ->|
     0          c              F                   R              end of the chunk
 
-c grows by one a step for every sequence that is not done; F, R and the chunk are constants.
+c (computed tokens) grows by one per step for every unfinished sequence. F (final length), R (reserved length) and the
+chunk are constant.
 """
 
 from __future__ import annotations

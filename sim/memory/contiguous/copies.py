@@ -1,9 +1,9 @@
-"""Contiguous memory for groups: every sequence has a piece of its own, and a prompt of its own in it.
+"""Contiguous memory for groups of sequences: each sequence has its own piece, with its own copy of the prompt.
 
-What paged memory shares is copied here. The leader's admission takes the pieces of all; in the next step
-its siblings copy the prompt, and a beam that becomes another copies all that the other has. Where pieces are counted
-that is its tokens; where they are chunks it is the whole chunk, as in the artifact of SOSP'23: its Orca pairs all
-blocks of both tables, also those that are still empty (``BuddyBlockSpaceManager.fork``).
+Paged memory would share these tokens. The admission of the leader allocates the pieces of the whole group. In the next
+step the siblings copy the prompt; a beam that is replaced copies all tokens of the beam that it continues. Memory that
+counts slots copies these tokens. Memory with chunks copies the whole chunk, as the artifact of SOSP'23 does: its Orca
+pairs all blocks of both tables, empty ones included (``BuddyBlockSpaceManager.fork``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Contiguous memory in which a request goes on from any token of another one: by a copy.
+"""Contiguous memory for dialogue trees: a request continues from any token of an earlier request by copying it.
 
-A finished request keeps its piece while requests name it as their parent; the one used longest ago is given up
-first when room runs out. A fork copies the parent's tokens into a piece of its own. A request that rolls back
-stays in the parent's piece where that is long enough for it, and copies where it is not.
+A finished request keeps its piece while other requests name it as their parent. If memory runs out, the least recently
+used parent is evicted first. A fork copies the parent's tokens into a piece of its own. A rollback reuses
+the parent's piece if that is long enough, and copies otherwise.
 """
 
 from __future__ import annotations

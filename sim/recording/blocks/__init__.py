@@ -1,4 +1,4 @@
-"""Recorded block maps: what every physical block of a pool held, over the time of a run."""
+"""Recorded block maps: the contents of every physical block of a pool over a run."""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-"""Which sequence holds each block of a pool, and in which buckets of the ledger its slots are, in one step.
+"""The holder of each block of a pool in one step, and the ledger buckets of its slots.
 
-Every sequence on the device has places i = 0, 1, 2, ... which lie through its block table, or one after the
-other from the start of its piece. With c tokens computed, F in the end and R asked for, place i is
+Every sequence on the device has positions i = 0, 1, 2, ... that follow its block table, or the addresses of its
+contiguous piece. With c tokens computed, F tokens in the end and R tokens reserved, position i is
 
     |<- live ->|<- reserved ->|<- over_estimate ->|<- padding: finished_hold ->|<- residue ->|
-    0          c              F                   R                            R + padding    end of what it holds
+    0          c              F                   R                            R + padding    end of its memory
 
-Slots that no sequence holds are live where a prefix is pinned, cached where they keep their contents, stranded in
-free pieces too small for the queue's head, else free. A slot that several hold is in the earliest bucket of all.
+A slot that no sequence holds is live in a pinned prefix, cached if its contents are kept, stranded in a free piece
+too small for the head of the queue, and free otherwise. A slot that several sequences hold is in the earliest of their
+buckets.
 
 No array has an element for each slot, or for each block of the pool: ``Tables`` has one for each block up to the
-highest that is in use, ``Pieces`` one for each piece. The buckets of a block follow from the four *limits* of its
-holder, c, F, R and R + padding, each of which cuts the block in two.
+highest block in use, ``Pieces`` one for each piece. The buckets of a block follow from the four *limits* of its
+holder, c, F, R and R + padding, each of which divides the block in two.
 """
 
 from __future__ import annotations

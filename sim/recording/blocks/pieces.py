@@ -1,8 +1,8 @@
-"""A pool of contiguous pieces, in one step.
+"""The state of a pool of contiguous pieces in one step.
 
-Pieces of sequences, free ones that are stranded and those that parents keep do not overlap. So the slots of a bucket
-below an address are those of the pieces that end below it, which a running sum has, and some of the one in which it
-lies; and a block has those below its end less those below its start.
+Pieces of sequences, stranded free pieces and pieces kept for parents do not overlap. The number of slots of a bucket
+below an address is therefore the sum over the pieces that end below it, from a running sum, plus a part of the piece
+at the address. The slots within a block are the number below its end less the number below its start.
 """
 
 from __future__ import annotations

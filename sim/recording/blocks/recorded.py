@@ -1,14 +1,14 @@
-"""A recorded block map: what every physical block held at evenly spaced moments of a run.
+"""A recorded block map: the state of every physical block at evenly spaced moments of a run.
 
-    column       at_ticks start_ticks                     the moment, and when the step in force began
+    column       at_ticks start_ticks                     the moment, and the start of the step in progress
                  census_slots [columns, 9]                the ledger: slots of the whole pool by bucket
-                 free_runs [columns, sizes]               how many runs of free blocks, by length
+                 free_runs [columns, sizes]               the number of runs of free blocks, by length
                  largest_free_blocks
-    row          block_ids                                which block; of a large pool some, evenly spaced
+    row          block_ids                                the block; of a large pool some, evenly spaced
     both         bucket sequence live_slots references    [columns, rows]
     preemption   preempted_ticks preempted_sequence preempted_swapped
 
-A block is in the bucket that most of its slots are in, of several the first in the ledger's order. A free block is
+A block is in the bucket of most of its slots; ties go to the first in the ledger's order. A free block is
 ``GIVEN_UP`` if its last holder in the columns before was preempted; it counts as free in the ledger.
 """
 

@@ -1,36 +1,36 @@
-"""Watches a run and records which block held what.
+"""An observer that records the contents of every block of a pool over a run.
 
-A run leaps over most of its steps, and its length is not known before it is over. So the pool is looked at on a grid of
-simulated times that gets coarser as the run goes on:
+A run leaps over most of its steps, and its length is not known in advance. The pool is therefore sampled on a grid of
+simulated times that becomes coarser during the run:
 
-    first stride      the least that the run can take (its last arrival), in half of the most columns
-    a leap starts     at each time of the grid within it: the step in force then, in closed form; tables grow to the end
-                      of that step, as the leap would let them, and the pool is looked at. No leap is cut
-    an idle span      one look; its columns are those of a pool without running sequences
-    the grid is full  every second column is dropped, and the stride doubles; so too where looks have become so dear
-                      that fewer must do (``_Budget``)
-    the end           at least half of the most columns are left; of a run of fewer steps no more than those
+    first stride      the time of the last arrival, which no run is shorter than, over half the maximum of columns
+    a leap starts     a sample at each time of the grid within it: the step in progress then, in closed form; tables
+                      grow to the end of that step, as the leap would, and the pool is read. No leap is divided
+    an idle span      one sample; its columns show a pool without running sequences
+    the grid is full  every second column is dropped, and the stride doubles; also if samples have become so expensive
+                      that the budget (``_Budget``) allows fewer
+    the end           at least half the maximum of columns remain; a run of fewer steps has at most a column per step
 
-Nothing is taken from the ledger's sums: what is found adds up to them, and a test says so.
+The recording does not use the ledger's sums; a test compares its columns with them.
 
-What this costs is bounded, whatever the pool and the load:
+The cost is bounded for any pool and load:
 
-    memory     a column leaves its rows alone: of a pool of more than 2,048 blocks so many, evenly spaced; a coarse map
-               has the rows of the fine one that it names in ``block_ids``. No list has an element for each block of
-               the pool; those that there are have one for each block that was ever in use
-    time       a look reads the sequences on the device, each of which takes as long as some tens of blocks, and where
-               they have block tables the blocks in use; all looks together read a few times ``MOST_LOOKED_AT``
+    memory     a column stores only its rows: of a pool of more than 2,048 blocks that many, evenly spaced; a coarse map
+               has the rows of the fine map that it names in ``block_ids``. No list has an element for each block of
+               the pool; the existing ones have an element for each block that was ever in use
+    time       a sample reads the sequences on the device, each of which costs as much as some tens of blocks, and with
+               block tables the blocks in use; all samples together read a small multiple of ``MOST_LOOKED_AT``
 
-Evenly spaced times of a run of unknown length.
+Evenly spaced times of a run of unknown length:
 
-    stride 1   0 1 2 3 4 5 6 7        eight are the most that are kept: the grid is full
+    stride 1   0 1 2 3 4 5 6 7        the maximum here is eight: the grid is full
     stride 2   0   2   4   6          every second one is dropped, and the next is 8
     stride 2   0   2   4   6   8  ..  14
     stride 4   0       4       8  ..          and so on
 
-Each time is a *column*: what is in force at it. A step that is longer than the stride fills several, which are the same
-object. ``most`` may fall while the run goes on, and then columns are dropped in the same way. So what is kept depends on
-the run alone.
+Each time is a *column*: the state at that time. A step longer than the stride fills several columns with the same
+object. If ``most`` falls during the run, columns are dropped in the same way. The columns therefore depend on the run
+alone.
 """
 
 from __future__ import annotations

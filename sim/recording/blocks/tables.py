@@ -1,4 +1,4 @@
-"""A pool of blocks that block tables name, in one step."""
+"""The state of a pool with block tables in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded plans: what the block tables of a run did, step by step, to be carried out on real memory."""
+"""Recorded plans: the block tables of a run step by step, for a replay on real memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arrays of a plan belong together, and whether those of a file do."""
+"""Consistency checks of a plan's arrays: lengths, offsets and ranges."""
 
 from __future__ import annotations
 

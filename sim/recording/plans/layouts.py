@@ -1,4 +1,4 @@
-"""Where the tokens of a memory lie: through block tables, or in one piece."""
+"""Addresses of tokens in a memory: through block tables, or in a contiguous piece."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Names of tokens, from what was asked alone.
+"""Token ids, derived from the requests alone.
 
-A token is named together with all that precedes it, since its keys and values depend on that. A run of tokens
-that goes on from a token gets a number, the same one wherever that happens, and a name is that number and the place
-in the run:
+The id of a token covers all tokens before it, since its keys and values depend on them. A run of tokens that continues
+from a token has a number, the same number wherever that happens; an id is that number and the position in the run:
 
     request 0   prompt 0 ............. output 0 ........     1:0 1:1 1:2 ...
     request 1   forks 0 after 2 tokens, own ........         1:0 1:1 2:0 2:1 ...
-    a beam      dies and goes on as a copy of another        1:0 1:1 1:2 5:0 ...
+    a beam      dies and continues as a copy of another      1:0 1:1 1:2 5:0 ...
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""A recorded plan: what every step of a window computed, where its keys and values went, and what moved.
+"""A recorded plan: for each step of a window the computed tokens, the slots of their keys and values, and the moves.
 
-Rows are sequences that a step computes, those that decode first. Lists of unequal length lie end to end, and
-``*_offsets`` says where each begins. Every array holds integers:
+A row is a sequence that a step computes; decoding sequences come first. Lists of different lengths are stored one
+after the other, and ``*_offsets`` gives the start of each. Every array holds integers:
 
     step     start_ticks ticks prefill_tokens decodes padding_tokens
              row_offsets swap_out_offsets swap_in_offsets copy_offsets
     row      sequence query_tokens context_lens table_offsets or slot_starts, slot_offsets held_offsets
-    token    slot_mapping token_ids (the new ones of a row)    held_token_ids (what it held before)
+    token    slot_mapping token_ids (the new ones of a row)    held_token_ids (those it held before)
     moves    swap_outs swap_ins copies [n, 2], copied_slots
     before   initial_slots initial_token_ids initial_positions, and the same of the host
 
-A step first moves: swap outs, then swap ins, then copies. Then it writes the keys and values of the new tokens, and
-its queries attend to all that their sequences hold, the new tokens included, each to those up to itself.
+A step first moves blocks: swap-outs, then swap-ins, then copies. Then it writes the keys and values of the new tokens,
+and each new token attends to all tokens of its sequence up to itself.
 
-A token id names a token together with all that precedes it: where ids are equal, so are keys and values. Ids
-follow from the requests, never from tables: from the contents of prompts and from forks. So
-attention over the tables can be held to attention over ``logical_tokens`` (invariant 8).
+A token id names a token together with all tokens before it: equal ids have equal keys and values. Ids follow from the
+requests (contents of prompts, forks), never from tables. So attention over the tables can be compared with attention
+over ``logical_tokens`` (invariant 8).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes down what every step of a running engine does: the plan's columns, end to end, and what its slots hold."""
+"""Records each step of a running engine: the plan's columns, and the contents of its slots."""
 
 from __future__ import annotations
 

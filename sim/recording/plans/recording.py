@@ -1,4 +1,4 @@
-"""Serves a workload and records what its block tables do."""
+"""Serves a workload and records its block tables."""
 
 from __future__ import annotations
 
