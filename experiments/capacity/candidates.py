@@ -33,18 +33,19 @@ _VLLM = "vllm-v1"
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Choices:
-    """What candidates differ in: values with commas between them, or FIRST:LAST:STEP; none is vLLM's default.
+    """Flags in which candidates differ: values separated by commas, or FIRST:LAST:STEP; none is vLLM's default.
 
     Attributes:
-        tensor_parallel_size, pipeline_parallel_size: GPUs that share a layer, and stages.
+        tensor_parallel_size: GPUs that share each layer.
+        pipeline_parallel_size: Pipeline stages.
         quantization: Number format of the weights: fp8, awq, gptq, int8; none is the checkpoint's.
-        kv_cache_dtype: auto, fp8.
-        block_size: Tokens a KV block.
-        max_num_seqs: Most sequences in a step.
-        max_num_batched_tokens: Most tokens in a step.
+        kv_cache_dtype: Number format of the KV cache: auto, fp8.
+        block_size: Tokens per KV block.
+        max_num_seqs: Maximum number of sequences in a step.
+        max_num_batched_tokens: Maximum number of tokens in a step.
         max_model_len: Longest prompt and output; by default the longest that fits.
         gpu_memory_utilization: Share of the GPU's memory.
-        policy: Scheduler and allocator, by the name of a system; by default vllm-v1.
+        policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
     """
 
     tensor_parallel_size: list[str] | None = None

@@ -48,11 +48,11 @@ class Aims:
         seeds: Draws of the load, from --seed on, from which a rate for other seeds is derived: 4 or more. One seed
             says nothing about others.
         verify_seeds: Other draws, at the recommended rate and at 1.15 times it: the share that meets the goal is reported.
-        prices: JSON or TOML with per_gpu_hour, a price for each GPU. By default examples, with sources.
-        explain: Say for every other candidate why it is not recommended.
+        prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources.
+        explain: Print why each of the other candidates is not recommended.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
-        seed: Of the first draw.
+        seed: Seed of the first draw.
     """
 
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None

@@ -79,17 +79,17 @@ app = App(
     result_action="return_none",
 )
 VERBS = {
-    "reproduce": "Rerun the PagedAttention paper's figures, published beside simulated.",
-    "simulate": "Serve a trace on a simulated replica, or on several, and write what happened.",
-    "sweep": "Run every combination of some settings, into one Parquet file.",
-    "compare": "Say by how much each metric moves from one run or setting to another.",
-    "report": "Draw a run, or several side by side: one HTML page with the block map.",
-    "plan": "Find what to buy and how to set it; say whether a vllm serve line starts.",
-    "validate": "Hold what is simulated against a device, or against a benchmark of a real server.",
-    "traces": "Look at request traces, and convert them.",
-    "list": "List the policies, models and GPUs that flags take.",
-    "calibrate": "Measure what the operations of a step take on a device.",
-    "doctor": "Say what works on this machine, and why not.",
+    "reproduce": "Rerun the figures of the PagedAttention paper, simulated beside published.",
+    "simulate": "Simulate one or several replicas that serve a trace.",
+    "sweep": "Run every combination of settings, or search for the best; write one Parquet file.",
+    "compare": "Compare the metrics of runs or settings, with confidence intervals.",
+    "report": "Draw one or several runs as an HTML page, with the block map.",
+    "plan": "Find the GPUs and flags for a load; check whether a vllm serve line starts.",
+    "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
+    "traces": "Describe, convert, fetch and synthesise request traces.",
+    "list": "List policies, models or GPUs.",
+    "calibrate": "Measure the operations of a step on a device.",
+    "doctor": "Check the installation: packages, compilers, GPU.",
 }
 # Verbs are imported when they are called: pictures and tables take a second to load.
 for _place, (_verb, _help) in enumerate(VERBS.items()):

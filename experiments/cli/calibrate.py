@@ -28,17 +28,17 @@ def calibrate(
     out: Annotated[Path, RESULT_FILE] = Path("calibration.json"),
     json: JsonTarget = None,
 ) -> None:
-    """Measure what the operations of a step take on a device, and fit models to them.
+    """Measure the operations of a step on a device, and fit models to them.
 
     Args:
-        device: cpu, cuda, or cuda: and a number.
-        model: Preset, or path to a config.json; its shapes are measured. An OPT- or Llama-like model. toy-llama and toy-opt
-            are small enough for a CPU.
+        device: cpu, cuda, or cuda:N.
+        model: Preset, or path to a config.json of an OPT- or Llama-like model; its shapes are measured. toy-llama and
+            toy-opt are small enough for a CPU.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
-        block_size: Tokens a KV block.
-        quick: A few points, to try things with.
+        block_size: Tokens per KV block.
+        quick: Few points, for a first try.
         seed: Seed of weights, block tables and lengths.
-        out: The calibration, as --cost of other verbs takes it.
+        out: File for the calibration, an argument of --cost.
     """
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(model=model))

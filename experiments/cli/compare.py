@@ -76,21 +76,21 @@ def compare(
     out: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Say by how much each metric moves from the first to each of the others.
+    """Compare the metrics of runs or settings, with confidence intervals.
 
-    Give result folders of simulate --out, or two or more --set, which are run here over the same seeds: then each
+    Takes result folders of simulate --out, or two or more --set. The settings run over the same seeds, so each
     difference has a confidence interval (Student's t over the pairs of runs with one seed). The other flags are those
-    of simulate, and hold for every run.
+    of simulate and apply to every run.
 
     Args:
         folders: Result folders.
-        sets: Settings as NAME=VALUE, or several with commas between them.
+        sets: Settings of one side, as NAME=VALUE,NAME=VALUE.
         seeds: Runs of each side, with seeds from --seed on.
-        confidence: Of the intervals, between 0 and 1.
+        confidence: Confidence level of the intervals, between 0 and 1.
         waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the
-            same load with the slots of that bucket given back. All requests are there at the start.
-        price: With --waste, what an hour of one GPU costs: then each million of output tokens has a price, too.
-        out: With --waste, a file for the page with the picture.
+            same load with the slots of that bucket returned to the pool. All requests arrive at the start.
+        price: With --waste: price of one GPU for an hour. Each row then has the price of a million output tokens.
+        out: With --waste: file for the HTML page with the picture.
     """
     settings = replica.settings()
     report = Report(json, out=out)

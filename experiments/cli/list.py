@@ -20,10 +20,10 @@ _GIB, _KIB = 2**30, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
-    """List what --policy, --model or --gpu takes.
+    """List policies, models or GPUs, the values of --policy, --model and --gpu.
 
     Args:
-        kind: What to list.
+        kind: Kind of values.
     """
     report = Report(json)
     rows = _ROWS[kind]()

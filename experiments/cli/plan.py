@@ -57,26 +57,27 @@ def plan(
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Find what to buy and how to set it, or say whether a vllm serve command line starts.
+    """Find the GPUs and flags for a load; check whether a vllm serve line starts.
 
-    With --goodput every combination of --gpu and of the candidates' flags is simulated under the load; found are the
-    highest request rate that meets the objectives, how many GPUs the wanted rate (--request-rate, or the trace's own)
-    needs, what they cost, and what limits each. Without it, --serve is answered alone.
+    With --goodput every combination of --gpu and of the candidates' flags is simulated under the load. The plan finds
+    the highest request rate that meets the objectives, the number of GPUs for the wanted rate (--request-rate, or the
+    trace's own), their price, and the limiting resource. Without --goodput only --serve is checked.
 
     Args:
-        serve: The command line as it is pasted into a shell, or a file that holds it: vllm serve, python -m
-            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai.
-            Of a plan, what candidates begin from.
-        gpu: Presets, with commas between them or given again.
-        model: Preset or config.json, where the line names a model that is no preset, or where there is no line.
-        vllm: Release, as 0.16; by default the one of a container's tag, or the latest that is known here.
-        startup_log: vLLM's own start-up log, or the lines of it that say how large the KV cache is, or a file that
-            holds them; they count in place of the reckoning.
-        mean_tokens: How many sequences of so many tokens, prompt and output, fit at once.
-        ask: max-num-seqs (which one runs without preemption), preemption-mode (swap or recompute), samples (how much
-            memory n samples cost, 4 where --n does not say), or several with commas between them: of a load, given as
-            to simulate, or of sequences of --mean-tokens.
-        out: Folder for plan.html, plan.json, plan.parquet and finished runs, from which an interrupted plan continues.
+        serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai. With --goodput: the base line of all
+            candidates.
+        gpu: Presets, separated by commas or repeated.
+        model: Preset or config.json; needed without --serve, and if the line names a model that is no preset.
+        vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
+        startup_log: vLLM's start-up log, its lines with the size of the KV cache, or a file with them; replaces the
+            computed size.
+        mean_tokens: Print how many sequences of this many tokens (prompt + output) fit at once.
+        ask: Questions, separated by commas: max-num-seqs (the largest without preemption), preemption-mode (swap or
+            recompute), samples (memory of n samples; 4 without --n). They are answered for a load, given as to
+            simulate, or for sequences of --mean-tokens.
+        out: Folder for plan.html, plan.json, plan.parquet and finished runs. The same command continues an interrupted
+            plan there.
     """
     report = Report(json)
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)

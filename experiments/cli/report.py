@@ -37,25 +37,25 @@ def report(
     image_format: Annotated[ImageFormat, RESULTS] = "png",
     json: JsonTarget = None,
 ) -> None:
-    """Draw a run, or several beside each other: an HTML page that needs no network; timelines and pictures too.
+    """Draw one or several runs as an HTML page that needs no network.
 
-    With ``simulate --record-blocks`` it has the block map: every physical block over time. With ``--record-plan`` it
-    has the block tables of a request and its siblings, step by step.
+    Runs of ``simulate --record-blocks`` have the block map: every physical block over time. Runs of ``--record-plan``
+    have the block tables of a request and its siblings, step by step.
 
-    Of the folder of a sweep: goodput and latency against the request rate, and throughput against the speed that users
-    see. Of one of validate --against: every request, simulated against measured.
+    The folder of a sweep gives goodput and latency against the request rate, and throughput against the speed of a
+    user. The folder of validate --against gives every request, simulated against measured.
 
     Args:
-        request: Show the block tables of this request, counted from 0. By default the first request that shares blocks.
-        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.
-        measured: What vllm bench serve --save-result --save-detailed wrote of a real server that was sent the same
-            requests.
-        out: The page; - for standard output.
-        perfetto: Write the runs as a timeline for ui.perfetto.dev too, into this file (.pftrace): requests, steps,
-            preemptions and memory. Needs the extra perfetto.
-        images: Write every figure of the page as a picture too, into this folder. Needs the extra images, and Chrome
+        request: Number of the request with the block tables to show, from 0. By default the first request that shares
+            blocks.
+        goodput: Objectives of every request in ms, as in vllm bench serve: ttft:500 tpot:50 e2el:10000.
+        measured: Result file of vllm bench serve --save-result --save-detailed for the same requests on a real server.
+        out: File for the page; - for standard output.
+        perfetto: Also write a timeline for ui.perfetto.dev into this file (.pftrace): requests, steps, preemptions and
+            memory. Needs the extra perfetto.
+        images: Also write every figure of the page as a picture into this folder. Needs the extra images, and Chrome
             or Chromium.
-        image_format: What the pictures are.
+        image_format: Format of the pictures.
     """
     for path in (out, perfetto):
         _make_folder_of(path)

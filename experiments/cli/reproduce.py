@@ -34,24 +34,22 @@ def reproduce(
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Rerun the PagedAttention paper's figures, published beside simulated.
+    """Rerun the figures of the PagedAttention paper, simulated beside published.
 
     Args:
-        figure: A figure of the paper by its number; the waste of every policy on one trace (waste); or all of these.
-            Not in all: claims, what is said of paged attention in four popular texts and of other systems, each put
-            to the test (two minutes); anyscale, throughput of static and continuous batching by output cap;
-            prefix-cache, what prefix caches hit of a trace with block hashes, beside an independent simulator; and
-            step-time, a decode step of OPT-13B as others measured it beside the costs that were fitted to none of
-            that.
-        trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle.
-            Without it they are drawn from a summary that comes with the package. prefix-cache needs JSON lines with
-            hash_ids.
-        seeds: How many seeds, from 0, to take the mean over. By default 1 with --trace, as in the paper; else each
-            figure's own number, mostly 10.
-        jobs: How many figures at a time, or of a single one how many runs; the same bytes with any number. By default
-            as many as there are cores.
-        out: Folder for the page, reproduction.html, and a JSON file for each figure. What is there already and follows
-            from the same settings, lengths and code is not run again.
+        figure: Figure or table of the paper; waste (every policy on one trace); or all of these. Not part of all:
+            claims (claims about paged attention in four popular texts and of other systems, two minutes), anyscale
+            (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
+            trace with block hashes, beside an independent simulator), step-time (a decode step of OPT-13B as others
+            measured it, beside the cost models, none of which is fitted to it).
+        trace: ShareGPT's length pairs, such as the paper's own: CSV, JSONL, Parquet or the artifact's pickle. By
+            default lengths are drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
+        seeds: Number of seeds, from 0, for the mean. By default 1 with --trace, as in the paper; else the figure's own
+            number, mostly 10.
+        jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
+            number of cores.
+        out: Folder for the page, reproduction.html, and a JSON file for each figure. Figures there with the same
+            settings, lengths and code are not repeated.
     """
     report = Report(json)
     if jobs is not None and jobs < 1:

@@ -211,20 +211,20 @@ def simulate(
     record_blocks: Annotated[bool, Parameter(negative=""), RESULTS] = False,
     json: JsonTarget = None,
 ) -> None:
-    """Serve a trace on a simulated replica, or on several, and write what happened.
+    """Simulate one or several replicas that serve a trace.
 
-    Without a trace, requests are drawn from --dataset, and arrive at 1 request/s unless a flag says when.
-    Flags and units are vLLM's wherever vLLM has one.
+    Without a trace, requests are drawn from --dataset; their arrival rate is 1 request/s unless a flag sets it. Flags
+    and units are vLLM's where vLLM has the flag.
 
     Args:
-        out: Folder for the results: summary, requests, steps, memory, and the settings to rerun it.
-        record_plan: Record what the block tables do, step by step, into this file, or into plan.npz of --out where
-            none is named. The run goes step by step until the window is over, and each sequence of a step costs its
-            block table.
-        record_steps: The steps to record, as START:COUNT; by default all.
-        shuffle_ids: Of a recorded plan: hand out block ids in a random order.
-        record_blocks: Record what up to 2,048 blocks held at up to 2,000 moments, into blocks.npz of --out, for the
-            block map of ``fragmeter report``. The results are the same with and without.
+        out: Folder for the results: summary, requests, steps, memory, and the settings to repeat the run.
+        record_plan: Record the block tables step by step into this file, or into plan.npz of --out if no file is
+            given. Every step of the window is then simulated separately, and each sequence of a step stores its block
+            table.
+        record_steps: Steps to record, as START:COUNT. By default all.
+        shuffle_ids: Allocate block ids in random order. Needs --record-plan.
+        record_blocks: Record up to 2,048 blocks at up to 2,000 moments into blocks.npz of --out, for the block map of
+            ``fragmeter report``. The results are the same with and without.
     """
     settings = replica.settings()
     report = Report(json)

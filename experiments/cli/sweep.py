@@ -62,22 +62,22 @@ def sweep(
     out: Annotated[Path, RESULTS],
     json: JsonTarget = None,
 ) -> None:
-    """Run every combination of some settings, or search for the best, a row of one Parquet file each.
+    """Run every combination of settings, or search for the best; write one Parquet file.
 
-    Finished points are stored: the same command continues where it was interrupted, and runs no point again.
-    The other flags are those of simulate, and hold for every point.
+    Finished points are stored. The same command continues after an interruption and repeats no point. The other flags
+    are those of simulate and apply to every point.
 
     Args:
-        grid: An axis: NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP, its end included, of any flag of simulate, seed and
-            trace among them; none leaves it to its default. Give it once for each axis.
-        search: In place of a grid, a setting to search, NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log
-            behind, of whole numbers where the ends are. Needs optuna.
-        trials: How many points to try, eight at a time; the same with any number of jobs.
-        maximize: What the search is for: a number of the summary, such as request_throughput.
-        minimize: As maximize, for what should be small, such as p99_ttft_ms.
-        at_most: The most that another number may be, METRIC=VALUE.
-        goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms. Each
-            row has the requests/s that meet them all, request_goodput.
+        grid: One axis, repeatable: NAME=VALUE,VALUE or NAME=FIRST:LAST:STEP (LAST included), of any flag of simulate,
+            seed and trace included. The value none stands for the default.
+        search: One setting to search in place of a grid, repeatable: NAME=VALUE,VALUE or NAME=FIRST:LAST, optionally
+            followed by :STEP or :log. Whole ends give whole numbers. Needs optuna.
+        trials: Number of points to try, eight at a time. The points do not depend on the number of jobs.
+        maximize: Metric of the summary to maximize, such as request_throughput.
+        minimize: Metric of the summary to minimize, such as p99_ttft_ms.
+        at_most: Upper limit of another metric, METRIC=VALUE.
+        goodput: Objectives of every request in ms, as in vllm bench serve: ttft:500 tpot:50 e2el:10000. Adds the
+            column request_goodput: the requests/s that meet all of them.
         out: Folder for sweep.parquet and the finished points.
     """
     settings = replica.settings()

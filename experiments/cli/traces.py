@@ -91,12 +91,12 @@ def _table(found: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-traces = App(name="traces", help="Look at request traces, and convert them.")
+traces = App(name="traces", help="Describe, convert, fetch and synthesise request traces.")
 
 
 @traces.command(name="list")
 def list_sets(*, json: JsonTarget = None) -> None:
-    """List the sets that come with the package, to draw requests from, and the public traces that get fetches."""
+    """List the length summaries in the package, and the public traces that traces get fetches."""
     report = Report(json)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("set", no_wrap=True)
@@ -122,11 +122,11 @@ def _checksum_text(public: download.Public) -> str:
 
 @traces.command
 def get(name: str, /, *, out: Path = Path(), json: JsonTarget = None) -> None:
-    """Fetch a public trace from where it is published, and hold its requests against a checksum.
+    """Fetch a public trace from its publisher, and check its requests by a checksum.
 
     Args:
-        name: One of traces list.
-        out: Folder. By default the current one.
+        name: Name from traces list.
+        out: Folder; by default the current one.
     """
     report = Report(json)
     public = download.public(name)
@@ -148,11 +148,11 @@ def stats(
     out: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Tell what a trace is like: its lengths, its arrivals, and how much of its prompts was seen before.
+    """Print statistics of a trace: lengths, arrivals, and shared prefixes.
 
     Args:
-        file: A trace in any form that we know.
-        out: A page with pictures of it, HTML.
+        file: Trace file; docs/traces.md lists the formats.
+        out: HTML page with pictures.
     """
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
@@ -192,12 +192,12 @@ def _reuse_lines(found: dict[str, Any]) -> Iterator[str]:
 
 @traces.command
 def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json: JsonTarget = None) -> None:
-    """Convert a trace into our own columns: arrival_s, prompt_tokens, output_tokens, and what else it says.
+    """Convert a trace into fragmeter's own columns: arrival_s, prompt_tokens, output_tokens, and optional ones.
 
     Args:
-        source: A trace in any form that we know.
-        target: The new file; its ending says the form: .csv, .jsonl (both also .gz and .zst) or .parquet. CSV has no
-            room for hash_ids.
+        source: Trace file; docs/traces.md lists the formats.
+        target: New file, in the format of its ending: .csv, .jsonl (both also .gz and .zst) or .parquet. CSV cannot
+            hold hash_ids.
     """
     report = Report(json, target=target)
     check_target(target)
@@ -214,13 +214,13 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
 def synth(
     file: Path, /, reading: READING = Reading(), *, out: Annotated[Path, RESULT_FILE], json: JsonTarget = None
 ) -> None:
-    """Fit a trace into a small file that can be shared: what the load is like, and none of its requests.
+    """Fit a trace by a small file that can be shared: distributions of the load, and none of its requests.
 
-    simulate --trace and traces sample draw from it. What prompts have in common is not kept.
+    simulate --trace and traces sample draw from it. Shared prefixes are not kept.
 
     Args:
-        file: A trace in any form that we know.
-        out: The load, JSON.
+        file: Trace file; docs/traces.md lists the formats.
+        out: JSON file for the load.
     """
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
@@ -255,12 +255,12 @@ def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def sample(
     load: Path, target: Path, /, *, num_prompts: int | None = None, seed: int = 0, json: JsonTarget = None
 ) -> None:
-    """Draw requests from a load that synth has fitted.
+    """Draw requests from a load file of traces synth.
 
     Args:
-        load: What synth wrote.
-        target: The new trace; its ending says the form, as for convert.
-        num_prompts: How many requests. By default as many as the trace had.
+        load: Load file of traces synth.
+        target: New trace, in the format of its ending, as for convert.
+        num_prompts: Number of requests. By default as many as the trace had.
         seed: Seed of the draw.
     """
     report = Report(json, target=target)

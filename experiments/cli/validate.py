@@ -52,34 +52,34 @@ def validate(
     out: Annotated[Path | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Run on a device what was simulated, over the simulator's own block tables, and compare; or hold a simulated
-    replica against a benchmark of a real server.
+    """Compare the simulation with a device, or with a benchmark of a real server.
 
-    Runs under static batching, continuous batching and paged memory are predicted by a calibration of the device,
-    and replayed step by step through a model of random weights. With --against the requests of vllm bench serve are
-    simulated, and what to calibrate first is found by trying.
+    On a device: runs under static batching, continuous batching and paged memory are predicted from a calibration and
+    replayed step by step, with the simulator's block tables, through a model with random weights. With --against: the
+    requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
 
     Args:
-        plan: A plan, from fragmeter simulate --record-plan: its steps alone are timed, or checked.
-        check: Hold attention over the plan's block tables, and what these hold, to what its sequences hold. Exit
-            status 1 where they differ.
-        every: Check every so many steps only, by default all; what all of them move and write is carried out.
-        device: cpu, the default; cuda, or cuda: and a number; to check also shim, the kernels' CPU build, slow.
-        calibration: What predicts, from fragmeter calibrate. By default the device is calibrated first.
-        model: Preset, or path to a config.json. By default toy-llama, on a GPU llama-3.1-8b, and a plan's own; to
-            check a plan, the model that gives the caches their heads, toy-llama; of a server, the one that the benchmark names.
+        plan: Recorded plan, from fragmeter simulate --record-plan. Only its steps are timed or checked.
+        check: Compare attention over the plan's block tables, and their contents, with the tokens of each sequence.
+            Exit status 1 if they differ.
+        every: Check only every n-th step. By default all; the moves and writes of all steps are carried out.
+        device: cpu (default), cuda, or cuda:N. To check a plan also shim: the CPU build of the kernels, slow.
+        calibration: Calibration that predicts the step times, from fragmeter calibrate. By default the device is
+            calibrated first.
+        model: Preset, or path to a config.json. By default toy-llama; on a GPU llama-3.1-8b; for timing a plan the
+            plan's model; for checking a plan toy-llama; for a server the model that the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
-        quick: Short runs, to try things with.
-        seed: Seed of requests, block tables and weights, by default 1; not the calibration's.
-        against: What vllm bench serve --save-result --save-detailed, SGLang's bench_serving --output-details, AIPerf or
-            GuideLLM wrote.
-        metrics: The server's /metrics in a file: one scrape, or several one after the other.
-        serve: The server's command line as it is pasted into a shell, or a file that holds it. Flags of a replica
-            count in place of what it says.
-        vllm: Release of the server, as 0.16; by default that of a container's tag, or the latest that is known here.
-        startup_log: The server's own start-up log, or a file that holds it: its KV cache counts.
-        out: Folder for the report, the steps of every run, and the calibration; of a server, for its requests,
-            simulated beside measured.
+        quick: Short runs, for a first try.
+        seed: Seed of requests, block tables and weights, by default 1. It does not affect the calibration.
+        against: Result file of vllm bench serve --save-result --save-detailed, SGLang's bench_serving
+            --output-details, AIPerf or GuideLLM.
+        metrics: File with the server's /metrics: one scrape, or several in sequence.
+        serve: Command line of the server as pasted into a shell, or a file with it. Flags of this command override it.
+        vllm: Release of the server, such as 0.16. By default the one in the container's tag, or the latest known
+            release.
+        startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
+        out: Folder for the report, the steps of every run and the calibration; for a server, its requests, simulated
+            beside measured.
     """
     report = Report(json)
     if against is not None:

@@ -39,19 +39,18 @@ MOST_TOKENS = 2**31
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Requests:
-    """What is asked of the server.
+    """The requests to serve.
 
     Attributes:
-        trace: Requests, in any form that we know (docs/traces.md lists them); our own columns are prompt_tokens and
-            output_tokens, and arrival_s, or --request-rate in its stead. hash_ids or session_id may say which prompts
-            begin alike. Or a load that traces synth has fitted.
-        dataset: Draw requests from a summary that comes with the package, where there is no --trace. By default
-            sharegpt.
-        num_prompts: How many requests. By default all of a trace, as many as a load's trace had, and 1000 of a dataset.
-        max_tokens: What clients tell the server of the output to come: true, pow2 (the next power of two) or a
-            number. By default what the trace says, or nothing.
-        n: Sequences that every request asks for: samples, or beams with --use-beam-search. By default what the
-            trace says, or one.
+        trace: Trace file; docs/traces.md lists the formats. fragmeter's own columns are prompt_tokens and
+            output_tokens, and arrival_s unless --request-rate is given; hash_ids or session_id describe shared
+            prefixes. Or a load file of traces synth.
+        dataset: Length summary in the package that requests are drawn from without --trace. By default sharegpt.
+        num_prompts: Number of requests. By default all of a trace, as many as the trace of a load had, and 1000 of a
+            dataset.
+        max_tokens: Output limit that clients declare: true (the true output), pow2 (its next power of two) or a
+            number. By default the trace's, or none.
+        n: Sequences per request: samples, or beams with --use-beam-search. By default the trace's, or one.
     """
 
     trace: Path | None = None

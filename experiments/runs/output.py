@@ -29,7 +29,7 @@ JsonTarget = Annotated[
     Parameter(
         name="--json",
         allow_leading_hyphen=True,
-        help="File for what is printed, as data; - for standard output.",
+        help="JSON file with the printed values; - for standard output.",
         group=_RESULTS,
     ),
 ]

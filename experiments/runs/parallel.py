@@ -43,7 +43,7 @@ class Workers:
     """The processes that do the work.
 
     Attributes:
-        jobs: Runs at a time. By default as many as there are cores, here or on the cluster.
+        jobs: Number of runs at a time. By default the number of cores, here or on the cluster.
         engine: loky: processes on this machine; dask or ray: a cluster on which fragmeter is installed, too.
         address: Where the cluster is: tcp://HOST:PORT of Dask's scheduler; HOST:PORT or auto for Ray.
     """

@@ -17,21 +17,22 @@ ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Cluster:
-    """Replicas that are all alike, behind a router.
+    """Identical replicas behind a router.
 
     Attributes:
-        num_replicas: How many, each of which prefills and decodes.
-        router: Which replica a request goes to: in turn ("round-robin"); the one with the fewest tokens of prompts
-            and outputs in hand ("least-outstanding-tokens"); with the most room in its KV cache ("kv-aware"); or the
-            one that was sent the longest prefix of it, as long as loads are even ("prefix-affine").
-        cache_threshold: Share of a prompt that must be known for prefix-affine to follow it.
-        balance_abs_threshold: Loads are uneven where the busiest replica has so many requests more than the idlest,
-        balance_rel_threshold: and so many times as many; then prefix-affine takes the idlest.
-        prefill_replicas: Replicas that only prefill. With them --decode-replicas decode, and there are no others.
-        decode_replicas: Replicas that only decode.
-        decode_router: Which of them a request goes to when it has been prefilled.
-        kv_transfer_bandwidth: GB/s (10**9 bytes) of the link from each prefill replica.
-        kv_transfer_latency: Milliseconds that each transfer takes on top.
+        num_replicas: Number of replicas that prefill and decode.
+        router: Choice of the replica for a request: the next in turn ("round-robin"); the fewest outstanding tokens of
+            prompts and outputs ("least-outstanding-tokens"); the most room in the KV cache ("kv-aware"); or the
+            longest prefix received before, as long as loads are even ("prefix-affine").
+        cache_threshold: Share of a prompt that a replica must have received for prefix-affine to choose it.
+        balance_abs_threshold: prefix-affine chooses the least busy replica if the busiest has more than this many
+            requests more,
+        balance_rel_threshold: and more than this many times as many.
+        prefill_replicas: Number of replicas that only prefill; needs --decode-replicas.
+        decode_replicas: Number of replicas that only decode; needs --prefill-replicas.
+        decode_router: Choice of the decode replica for a prefilled request.
+        kv_transfer_bandwidth: Bandwidth of the link of each prefill replica, in GB/s (10**9 bytes).
+        kv_transfer_latency: Latency added to each transfer, in milliseconds.
     """
 
     num_replicas: Replicas = 1

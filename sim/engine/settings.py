@@ -19,41 +19,41 @@ from ..types.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """One replica: its policy, its memory, its model and GPUs, and how it is simulated.
+    """Settings of one replica: policy, memory, model, GPUs, and the simulation itself.
 
     Attributes:
-        policy: Scheduler and allocator, by the name of a system; ``fragmeter list policies`` lists them.
-        model: Preset (``fragmeter list models``), or path to a Hugging Face ``config.json``. Layers with a sliding window shorter than
-            ``max_model_len`` keep what it needs under vllm-sosp23, vllm-v0 and vllm-v1. Under the other policies,
-            where sequences share blocks, and with chunked attention (Llama 4) all layers keep every token.
-        gpu: Preset.
+        policy: Scheduler and its memory, by the name of a system; ``fragmeter list policies`` lists them.
+        model: Preset (``fragmeter list models``), or path to a Hugging Face ``config.json``. Under vllm-sosp23,
+            vllm-v0 and vllm-v1, layers with a sliding window shorter than ``max_model_len`` keep only the tokens of
+            the window. All layers keep every token under the other policies, with shared blocks, and with chunked
+            attention (Llama 4).
+        gpu: Preset (``fragmeter list gpus``).
         tensor_parallel_size: GPUs that share the model and the pool.
-        pipeline_parallel_size: Stages that the layers are divided into, each on ``tensor_parallel_size`` GPUs.
-        quantization: Number format of the weights; None takes the checkpoint's, which for the presets is 16 bit
-            but for deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
+        pipeline_parallel_size: Pipeline stages, each on ``tensor_parallel_size`` GPUs.
+        quantization: Number format of the weights; default: the checkpoint's, which is 16 bit for all presets except
+            deepseek-v3 (fp8) and gpt-oss-120b (mxfp4).
         kv_cache_dtype: Number format of the KV cache; "auto" is 16 bit.
-        enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With them batches are padded up to
+        enforce_eager: Run without CUDA graphs, as the systems of SOSP'23 did. With CUDA graphs, batches are padded to
             captured sizes, and the graphs take memory from the pool.
-        block_size: Tokens a KV block; None takes the policy's default, 16 for most.
-        num_gpu_blocks_override: Blocks of the pool; None takes the paper's reckoning for model and GPU.
-        enable_prefix_caching: Whether blocks that are freed keep their contents for prompts that begin alike; None
-            does so where the requests say what they are made of and the policy can.
-        max_model_len: Longest prompt + output in tokens; None takes the model's.
-        max_num_seqs: Most sequences in a step, or the static batch size; None takes the policy's default.
-        max_num_batched_tokens: Most tokens in a step, a decode counting 1; None takes the policy's default.
-        allocator: Memory in place of the policy's own, as ``package.module:ClassName`` or the name of an entry point of
-            the group ``fragmeter.allocators``; docs/extending.md says what it must have.
+        block_size: Tokens per KV block; default: the policy's, 16 for most.
+        num_gpu_blocks_override: Blocks of the pool; default: computed from model and GPU as in the paper.
+        enable_prefix_caching: Keep the contents of freed blocks for prompts with the same prefix. Default: enabled if
+            the requests describe the contents of their prompts and the policy has a prefix cache.
+        max_model_len: Longest prompt + output in tokens; default: the model's.
+        max_num_seqs: Maximum number of sequences in a step, or the size of static batches; default: the policy's.
+        max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1; default: the policy's.
+        allocator: Memory that replaces the policy's own, as ``package.module:ClassName`` or the name of an entry point
+            of the group ``fragmeter.allocators``; docs/extending.md describes its interface.
         cost: Step time: "paper" (fitted to OPT-13B on an A100-40GB, 16 bit, without graphs), "roofline", "fitted" (the
-            profile of the GPU that comes with the package) or the path of a calibration file; None takes the paper's
-            where it applies, else the roofline.
-        step_scale: Factor on the step time; None takes 1, and for the paper's the one fitted to its Fig 13a.
-        window: Start and end, in simulated seconds, of the span that is measured; None is all of it.
-        leap: Whether to leap over steps that decide nothing. The results are the same bits.
-        ids: Whether to hand out physical block ids. Decisions are the same; beams always have them.
-        seed: Seed of whatever is drawn.
-        options: Options of policies that were given, by name, each as ``Policy.options_type`` declares it; those of the
-            default value are left out. Given as keywords, like all other settings: ``settings(policy="tgi",
-            max_waiting_tokens=10)``.
+            profile of the GPU in the package) or the path of a calibration file. Default: paper if it applies, else
+            roofline.
+        step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
+        window: Start and end of the measurement in simulated seconds; default: the whole run.
+        leap: Simulate all steps between two decisions as one event. The results are the same bits.
+        ids: Allocate physical block ids. Decisions are the same; beams always have ids.
+        seed: Seed of all random draws.
+        options: Options of policies, by name, as ``Policy.options_type`` declares them, without those at their
+            default. Given as keywords, like all other settings: ``settings(policy="tgi", max_waiting_tokens=10)``.
     """
 
     policy: str = "vllm-sosp23"

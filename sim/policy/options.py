@@ -80,8 +80,8 @@ class BeamOptions(Options):
     use_beam_search: Annotated[
         bool,
         Field(
-            description="Treat a request's n sequences as beams, of which in every step some die and others fork;"
-            " without it they are samples, which all live to the end."
+            description="Treat the n sequences of a request as beams: in every step some die and others fork."
+            " Without it they are samples, which all run to the end."
         ),
     ] = False
     beam_survival: Annotated[float, Field(ge=0, le=1, description="Probability that a beam survives a step.")] = (
@@ -103,8 +103,8 @@ class ArenaOptions(BeamOptions):
     arena: Annotated[
         Literal["buddy", "first-fit", "best-fit"],
         Field(
-            description='Placement of reservations: "buddy" rounds them to powers of two, "first-fit" takes the lowest'
-            ' free run that is long enough, "best-fit" the shortest.'
+            description='Placement of reservations: "buddy" rounds them up to powers of two, "first-fit" takes the'
+            ' lowest free run that is long enough, "best-fit" the shortest.'
         ),
     ] = "buddy"
 
@@ -142,7 +142,7 @@ class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
 
     preemption_mode: Annotated[
         Literal["recompute", "swap"],
-        Field(description="Whether a preempted sequence is computed again or swapped to the host."),
+        Field(description="Recompute preempted sequences, or swap them to the host."),
     ] = "recompute"
     swap_space: Annotated[Gibibytes, Field(description="Host memory for swapped blocks, in GiB per GPU.")] = 20.0
     shared_prefix_tokens: Annotated[
@@ -150,7 +150,7 @@ class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
         Field(
             ge=0,
             le=2**31,
-            description="Tokens that every prompt begins with; their full blocks are computed once and kept.",
+            description="Tokens at the start of every prompt; their full blocks are in the pool from the start.",
         ),
     ] = 0
 
@@ -181,8 +181,8 @@ class VAttentionOptions(WatermarkOptions):
         Count,
         AfterValidator(_is_page_size),
         Field(
-            description="Size in KiB of the pages that vAttention maps, one for K and one for V in every layer at once;"
-            " the tokens that they hold are its block, unless a block size is given."
+            description="Size in KiB of the pages that vAttention maps, one each for K and V in every layer."
+            " The tokens of such a page group are the block, unless a block size is given."
         ),
     ] = 2048
 
@@ -198,7 +198,7 @@ class TgiOptions(Options):
 
     waiting_served_ratio: Annotated[
         float,
-        Field(ge=0, le=1e6, description="Waiting requests per running one from which decoding pauses for a new batch."),
+        Field(ge=0, le=1e6, description="Decoding pauses for a prefill if this many requests wait per running one."),
     ] = 0.3
     max_waiting_tokens: Annotated[
         Count,
@@ -216,7 +216,7 @@ class LightLLMOptions(Options):
     """Of LightLLM."""
 
     output_estimate: Annotated[
-        float, Field(gt=0, le=1e3, description="Share of max_tokens that an output is taken to have.")
+        float, Field(gt=0, le=1e3, description="Estimated output length, as a share of max_tokens.")
     ] = 1.0
 
 
@@ -226,9 +226,7 @@ class SGLangOptions(Options):
 
     schedule_policy: Annotated[
         Literal["lpm", "fcfs"],
-        Field(
-            description='Order of the queue: "lpm" puts the longest cached prefix first, "fcfs" keeps arrival order.'
-        ),
+        Field(description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival.'),
     ] = "lpm"
 
 

@@ -35,21 +35,21 @@ Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Pacing:
-    """When requests come, in place of the trace's own times.
+    """Arrivals in place of the trace's own.
 
     Attributes:
-        request_rate: Poisson arrivals of so many requests/s; inf lets all arrive at 0.
-        burstiness: As in vLLM: the gaps at a request rate follow a gamma distribution of this shape. Their coefficient
-            of variation is 1/sqrt(burstiness): 1 is a Poisson process, less is burstier.
-        rate_curve: CSV with the columns start_s and request_rate: from each start on the rate is so many requests/s,
-            from the last one for good.
-        rate_scale: The trace's own times, with the rate multiplied by this.
-        max_concurrency: As in vLLM: the most requests in flight, each sent by one of so many users. A request is sent
-            when it arrives and a user is free. Where neither trace nor rate gives arrivals, all may be sent at once.
-        think_time: Seconds that a user waits between an answer and the next request: the mean of an exponential
-            distribution. Where a trace has sessions, a user sends the turns of one, each after the answer to the turn
-            before; without max_concurrency each session has a user of its own, and begins when its first turn comes.
-            By default turns wait as long as the trace's delay says, where it says so.
+        request_rate: Poisson arrivals at this rate, in requests/s; with inf all arrive at 0.
+        burstiness: As in vLLM: shape of the gamma distribution of the gaps at a request rate. Their coefficient of
+            variation is 1/sqrt(burstiness): 1 is a Poisson process, less is burstier.
+        rate_curve: CSV with the columns start_s and request_rate (requests/s from start_s until the next row).
+        rate_scale: Factor on the rate of the trace's own arrivals.
+        max_concurrency: As in vLLM: maximum number of requests in flight, each sent by one of this many users. A
+            request is sent when it has arrived and a user is free. Without arrivals in the trace and without a rate,
+            all may be sent at once.
+        think_time: Mean seconds between an answer and the user's next request, exponentially distributed. In a trace
+            with sessions a user sends the turns of one session, each after the answer to the turn before; without
+            max_concurrency each session has its own user and begins at the arrival of its first turn. By default the
+            think times are the trace's delays, if it has any.
     """
 
     request_rate: float | None = None

@@ -17,14 +17,14 @@ class Reading:
     """Options of a reader.
 
     Attributes:
-        skip_bad: Leave out rows that cannot be true, and count them, instead of refusing the file.
-        tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; None takes a quarter of their
+        skip_bad: Leave out rows with impossible values, and count them, instead of refusing the file.
+        tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; default: a quarter of their
             characters.
-        timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; None takes what the lengths tell: 512
-            as Mooncake has them, or 16 as vLLM and Bailian do.
-        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; None takes milliseconds for blocks of 512
-            tokens or none, and seconds for blocks of 16.
-        max_inflated_bytes: A compressed file that inflates to more is refused.
+        timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; default: inferred from the lengths, 512 as
+            in Mooncake or 16 as in vLLM and Bailian.
+        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; default: a millisecond for blocks of 512
+            tokens or none, a second for blocks of 16.
+        max_inflated_bytes: Maximum size of a decompressed file; larger ones are refused.
     """
 
     skip_bad: bool = False

@@ -41,6 +41,11 @@ def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
     assert "Start with: fragmeter reproduce all --out results" in text
 
 
+def test_plan_explains_both_flags_of_parallelism(capsys):
+    text = " ".join(printed(capsys, "plan", "--help").replace("│", " ").split())
+    assert "GPUs that share each layer." in text and "Pipeline stages." in text
+
+
 @pytest.mark.parametrize(
     "verb", [[verb] for verb in VERBS[:5]] + [["traces", "stats"], ["list"], ["doctor"]], ids=" ".join
 )
