@@ -53,20 +53,20 @@ class Engine:
 
     Args:
         env: SimPy environment with a clock in ticks, an int.
-        source: Where requests come from.
-        policy, memory, cost: Decide what runs, hold the slots, and give the time of a step.
-        edges: Ticks at which a measurement begins or ends; leaps stop there.
+        source: Delivers the requests.
+        policy, memory, cost: Scheduler, KV memory and step times.
+        edges: Ticks at which a measurement begins or ends; leaps end there.
         leap: False to make every step an event.
         state: Waiting and running sequences; None makes a state without groups.
-        observers: What watches the run.
+        observers: Notified of plans and steps.
 
     Attributes:
-        ledger: What has happened so far.
-        end_ticks: When the last request was done, once the run is over.
+        ledger: Rows and residencies so far.
+        end_ticks: Finish of the last request, once the run is over.
         stopped: Whether an observer ended the run before that.
     """
 
-    #: SimPy's order of what happens at one tick.
+    #: SimPy's order of events at one tick.
     priority = NORMAL
 
     def __init__(
@@ -89,22 +89,22 @@ class Engine:
         self.end_ticks = int(env.now)
         self.stopped = False
         self._observers = tuple(observers)
-        # The plan that takes place, for observers.
+        # The plan being carried out, for observers.
         self._plan = CARRY_ON
         self._edges = sorted(edges, reverse=True)
         #: Finished requests of a closed loop that the source has not been notified of.
         self._answered: list[Sequence] = []
-        #: Decode step up to which the policy is known to decide nothing but to carry on, if no request arrives.
+        #: Decode step up to which the policy's decision stays the same if no request arrives.
         self._holds_until = 0
         self.process = env.process(self._serve())
 
     def stop(self) -> None:
-        """End the run when the step, or leap, that is under way is over."""
+        """End the run after the step or leap in progress."""
         self.stopped = True
 
     def _serve(self) -> Generator[simpy.Event, Cut, None]:
         source, policy, memory, state = self.source, self.policy, self.memory, self.state
-        # Bound once: a run makes millions of these calls.
+        # Local names: a run makes millions of these calls.
         wake, priority, transaction, schedule = self._waker(), self.priority, memory.transaction, policy.schedule
         enter, advance, calendar = self.ledger.enter, memory.advance, state.calendar
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
@@ -123,7 +123,7 @@ class Engine:
                 plan = CARRY_ON
             first_step = None if plan is CARRY_ON else carry_out(plan, now)
             steps = 0
-            # Asked in this order, as a plan's fields are slow to read.
+            # In this order because reading the fields of a plan is slow.
             if state.batch_size and (plan is CARRY_ON or not plan.pauses):
                 steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
@@ -137,10 +137,10 @@ class Engine:
             wake(alarm, priority, ticks)
             cut = yield alarm
             if cut:
-                # The alarm that was set has yet to fire, and no process waits for it.
+                # The old alarm has yet to fire, but no process waits for it.
                 alarm = Alarm(self.env)
                 steps, ticks, leap = cut
-            # What SimPy's clock says too; adding up is cheaper than asking.
+            # Equals SimPy's clock; adding is cheaper than reading it.
             now += ticks
             if leap:
                 enter(leap + advance(state, steps))
@@ -150,27 +150,26 @@ class Engine:
         self.end_ticks = now
 
     def _actions(self) -> Actions:
-        """Carry out a plan, leap, stand still and rest; without observers the calls cost nothing."""
+        """The four actions of the loop; without observers these are the methods themselves, at no extra cost."""
         if self._observers:
             return self._carry_out_observed, self._leap_over_observed, self._stand_still_observed, self._rest_observed
         return self._carry_out, self._leap_over, self._stand_still, self._rest
 
     def _waker(self) -> Callable[[simpy.Event, EventPriority, int], None]:
-        """What sets an alarm: takes it, its priority and the ticks until then.
+        """The function that schedules an alarm, given its priority and the ticks until it fires.
 
-        An alarm that rings with a value cuts the leap, or rest, that it ends: steps, ticks and the ledger's columns.
+        An alarm that fires with a value ends a leap or rest early; the value has its steps, ticks and ledger columns.
         """
         return self.env.schedule
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
-        """Nothing can be done: how long until the source has something, and what the ledger says of it; None if it
-        never has."""
+        """Ticks until the next arrival, and the ledger's columns for them; None if no request is to come."""
         if self.source.next_ticks < NEVER and not self.state.waiting:
             return self.source.next_ticks - now, None
         return None
 
     def _carry_out(self, plan: StepPlan, now: int) -> FirstStep:
-        """What a policy decided anew takes place."""
+        """Carry out a new decision of the policy."""
         self._holds_until = 0
         return self._executor.carry_out(plan, now)
 
@@ -178,13 +177,13 @@ class Engine:
         """Release the finished sequences, and notify the source of the answers."""
         self.memory.release(leaving, decode_step)
         self._answered += leaving
-        # In a static batch no request has its answer before all have.
+        # In a static batch all requests are answered together.
         if not self.policy.leaves_together or not self.state.running:
             self.source.finish(self._answered, int(self.env.now))
             self._answered = []
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
-        """How many steps a decision holds, how long they take, and the ledger's columns for them."""
+        """Steps for which the decision stays valid, their ticks, and the ledger's columns for them."""
         state = self.state
         decode_step, batch_size = state.decode_step, state.batch_size
         context = batch_size * decode_step + state.lag_sum
@@ -222,7 +221,7 @@ class Engine:
         return limit, ticks, (now, limit, first, second, growth, batch_size, prefill, swap, waiting)
 
     def _ask_horizon(self, limit: int) -> int:
-        """Steps, at most ``limit``, in which the policy decides nothing new."""
+        """Steps, at most ``limit``, for which the policy's decision stays the same."""
         state = self.state
         steps = min(self.policy.horizon(state, self.memory, limit), _LONGEST_LEAP)
         if not state.waiting and not state.swapped:
@@ -231,7 +230,7 @@ class Engine:
         return min(steps, limit)
 
     def _stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
-        """Steps up to the last boundary at or before the next edge; one that straddles it goes alone."""
+        """Steps up to the last boundary at or before the next edge; a step across the edge is a leap of its own."""
         edges = self._edges
         while edges and edges[-1] <= now:
             edges.pop()
@@ -241,12 +240,12 @@ class Engine:
         return 1 if ahead < 0 else min(limit, 1 + whole_steps(ahead, second, growth))
 
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
-        """No sequence decodes: the step only prefills, or everything was pushed out and only the swap takes time."""
+        """A step in which no sequence decodes: it only prefills, or only swaps because all sequences were preempted."""
         ticks, prefill, swap, _, _ = first_step
         batch_size = len(plan.admitted) + len(plan.chunks)
         return ticks, (now, 0, ticks, 0, 0, batch_size, prefill, swap, len(self.state.waiting))
 
-    # The same four, which tell the observers too.
+    # The same four actions, with notification of the observers.
 
     def _carry_out_observed(self, plan: StepPlan, now: int) -> FirstStep:
         self._plan = plan
@@ -283,7 +282,7 @@ class Engine:
 
 
 class Alarm(simpy.Event):
-    """A timeout that its owner sets again and again: quicker than a new one for every leap."""
+    """A reusable timeout: faster than a new one for every leap."""
 
     def __init__(self, env: simpy.Environment, value: object = None) -> None:
         super().__init__(env)

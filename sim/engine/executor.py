@@ -22,8 +22,8 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
-#: Of a step that changes the running sequences: its ticks, prefill tokens and ticks of moves, whether its plan is
-#: steady and wakes. None: everything carries on.
+#: A step that changes the running sequences: its ticks, prefill tokens and ticks of moves, and ``steady`` and
+#: ``wakes`` of its plan. None: the decision stays the same.
 Begun = tuple[int, int, int, bool, bool]
 FirstStep = Begun | None
 
@@ -32,9 +32,9 @@ class Executor:
     """Carries out plans.
 
     Args:
-        state: The queues that change.
-        memory: The blocks that change hands.
-        cost: How long it takes.
+        state: Queues and running sequences.
+        memory: Allocates and frees blocks.
+        cost: Step times.
         ledger: Records residencies, chunks, copies and swaps.
     """
 
@@ -42,10 +42,10 @@ class Executor:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
-        """Blocks change hands, sequences change queues, the ledger opens and ends their residencies.
+        """Change blocks, queues and the ledger as the plan says.
 
         Returns:
-            What the step takes and computes; no ticks where it neither computes nor moves anything.
+            Ticks and tokens of the step; 0 ticks if it neither computes nor moves anything.
         """
         state = self._state
         decode_step, pairs, moves = state.decode_step, 0, 0
@@ -57,11 +57,11 @@ class Executor:
             self._stall(*plan.stalls, now)
         if plan.forked:
             self._fork(plan.forked, now)
-        # Sequences that decode: all but those that end their prefill in this step.
+        # Decoding sequences: all except those that end their prefill in this step.
         decodes = 0 if plan.pauses else state.batch_size
         context = decodes * decode_step + state.lag_sum
         if plan.pauses:
-            # Afterwards all is as if they had started in the last step that decoded.
+            # The admitted sequences count as started in the last step that decoded.
             decode_step -= 1
         if plan.admitted:
             pairs = self._start(plan.admitted, plan.padded_tokens, decode_step, plan.pauses, now)
@@ -82,7 +82,7 @@ class Executor:
         swapped_in: tuple[Sequence, ...],
         now: int,
     ) -> int:
-        """Victims leave, swapped ones come back; the time that moving their blocks takes."""
+        """Preempt, swap out and swap in; returns the ticks of moving their blocks."""
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
@@ -98,7 +98,7 @@ class Executor:
         return self._swap_ticks(swapped_out, swapped_in)
 
     def _start(self, admitted: tuple[Sequence, ...], padded: int, decode_step: int, past: bool, now: int) -> int:
-        """Sequences that end their prefill in this step; the pairs of query and key that it computes."""
+        """Admit sequences that end their prefill in this step; returns the (query, key) pairs that it computes."""
         state, memory, ledger, pairs = self._state, self._memory, self._ledger, 0
         for sequence in admitted:
             if state.prefilling and sequence in state.prefilling:
@@ -114,7 +114,7 @@ class Executor:
         return pairs
 
     def _prefill(self, chunks: tuple[tuple[Sequence, int], ...], decode_step: int, now: int) -> int:
-        """Prefills that go on after this step; the pairs of query and key that it computes."""
+        """Compute chunks of prefills that continue after this step; returns the (query, key) pairs of this step."""
         pairs = 0
         for sequence, tokens in chunks:
             self._ledger.chunk(sequence, tokens, now)
@@ -125,7 +125,7 @@ class Executor:
         return pairs
 
     def _fork(self, siblings: tuple[Sequence, ...], now: int) -> None:
-        """Siblings begin to decode."""
+        """Start the decoding of forked siblings."""
         state, memory, decode_step = self._state, self._memory, self._state.decode_step
         for sibling in siblings:
             state.fork(sibling, decode_step)
@@ -133,7 +133,7 @@ class Executor:
             self._ledger.open(sibling, decode_step, now)
 
     def _copy(self, now: int, decodes: bool) -> int:
-        """The time of the copies that the coming step begins with."""
+        """Ticks of the copies at the start of the coming step."""
         slots = self._memory.copied_slots(decodes)
         if not slots:
             return 0
@@ -142,7 +142,7 @@ class Executor:
         return ticks
 
     def _stall(self, stalled: tuple[Sequence, ...], resumed: tuple[Sequence, ...], now: int) -> None:
-        """Some stand still and keep their blocks, others of those go on."""
+        """Stall sequences, which keep their blocks, and resume others."""
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         for sequence in stalled:
             ledger.stall(sequence, decode_step, now)
@@ -155,7 +155,7 @@ class Executor:
             ledger.open(sequence, decode_step, now)
 
     def _swap_ticks(self, swapped_out: tuple[Sequence, ...], swapped_in: tuple[Sequence, ...]) -> int:
-        """Time that their blocks take to the host and back."""
+        """Ticks of moving their blocks to the host and back."""
         cost, memory = self._cost, self._memory
         out = cost.swap_out_ticks(memory.swapped_blocks(swapped_out)) if swapped_out else 0
         return out + (cost.swap_in_ticks(memory.swapped_blocks(swapped_in)) if swapped_in else 0)

@@ -19,12 +19,12 @@ from .unread import is_required, refuse_lacking
 
 
 def is_grouped(settings: Settings, workload: Workload) -> bool:
-    """Whether sequences share memory, or copy what they would share if it were paged.
+    """Whether sequences share blocks, or copy the tokens that paged memory would share.
 
-    Where the policy knows no groups, the sequences of a request are requests of their own.
+    Under a policy without groups, the sequences of a request are served as separate requests.
 
     Raises:
-        SettingError: Beams, or a shared prefix, for a policy that knows neither; a prompt no longer than the prefix.
+        SettingError: Beams or a shared prefix under a policy that lacks them; a prompt no longer than the prefix.
     """
     refuse_lacking(settings)
     prefix = pinned_tokens(settings.policy_options)
@@ -39,7 +39,7 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
 
 
 def pinned_tokens(options: object) -> int:
-    """Tokens that every prompt begins with and that are kept, of a policy's options."""
+    """Tokens of the pinned prefix of all prompts, from a policy's options."""
     return options.shared_prefix_tokens if isinstance(options, VllmV0Options) else 0
 
 
@@ -55,12 +55,12 @@ def _check_prefix(prefix: int, workload: Workload) -> None:
 def grouped_source(
     settings: Settings, workload: Workload, policy: Policy, memory: Memory, refused: np.ndarray
 ) -> tuple[GroupLoop | ClosedLoop, GroupState]:
-    """Where requests come from, and the state that knows their groups.
+    """The source of the requests, and a state with their groups.
 
     Args:
         refused: bool [n], by request.
     """
-    # Of a contiguous piece siblings share nothing.
+    # Siblings share no part of a contiguous piece.
     size = 1 if memory.reserves else memory.block_size
     options = settings.policy_options
     prefix = pinned_tokens(options) // size * size
@@ -79,14 +79,14 @@ def grouped_source(
 
 
 def leaders(workload: Workload, grouped: bool) -> np.ndarray:
-    """The sequence that prefills for each one: the first of its request, or itself; int64 [sequences]."""
+    """The leader of each sequence, the first of its request, or itself without groups; int64 [sequences]."""
     if grouped:
         return np.repeat(workload.first_sequences, workload.num_sequences)
     return np.arange(int(workload.num_sequences.sum()))
 
 
 def smallest_pools(policy: Policy, block_size: int, workload: Workload, grouped: bool) -> np.ndarray:
-    """Blocks of the smallest pool that can ever serve each request; of separate ones, any sequence's, int64 [n]."""
+    """Blocks of the smallest pool that can serve each request, int64 [n]; without groups, one of its sequences."""
     if grouped:
         return policy.smallest_pool_blocks(workload, block_size)
     return policy.smallest_pool_blocks(workload.sequences, block_size)[workload.first_sequences]

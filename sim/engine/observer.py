@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Watches one run; each method does nothing until it is overridden.
+    """Base class of observers of one run; every method does nothing unless overridden.
 
     Attributes:
-        every_step: While True, every step is an event of its own, as with ``leap=False``. Read before each step.
+        every_step: If True, every step is a separate event, as with ``leap=False``. Read before each step.
     """
 
     every_step: bool = False
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
-        """The run is about to start, at tick 0.
+        """Called before the run starts, at tick 0.
 
         Args:
-            engine: To read ``state``, ``memory``, ``policy``, ``cost`` and ``ledger`` of, now and later, and to ``stop``.
+            engine: Gives ``state``, ``memory``, ``policy``, ``cost`` and ``ledger`` to read, now and later, and ``stop``.
             refused: bool [n], requests that the pool can never hold; they are not served.
 
         Raises:
-            SettingError: This run cannot be observed; it is not started.
+            SettingError: The observer does not support this run; the run does not start.
         """
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
-        """The policy decided something else than to carry on; queues and blocks are as they were before.
+        """Called with a plan that changes the running sequences, before queues and blocks change.
 
         Args:
             now: Ticks.
         """
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
-        """A step, or a leap of several that hold the same decision, starts; blocks of new sequences are taken.
+        """Called at the start of a step or leap, after the blocks of admitted sequences were allocated.
 
         Args:
-            now, ticks: When, and how long until the engine decides again; 0 where the plan only changed queues.
-            leap: The ledger's row for it, columns as in ``LEAP``. Its ``steps`` is 0 where no sequence decodes.
-            plan: What was decided for its first step; ``CARRY_ON`` where that is nothing new.
+            now, ticks: Start, and ticks until the next decision; 0 if the plan only changed queues.
+            leap: The ledger's row, with the columns of ``LEAP``. Its ``steps`` is 0 if no sequence decodes.
+            plan: The plan of its first step; ``CARRY_ON`` if the decision is unchanged.
         """
 
     def idle_started(self, now: int, ticks: int) -> None:
-        """Nothing runs and nothing waits for so many ticks."""
+        """Called when no sequence runs or waits for the next ``ticks``."""

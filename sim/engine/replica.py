@@ -28,15 +28,15 @@ FITTED_STEP_SCALE = 1.125
 
 @dataclass(frozen=True)
 class Replica:
-    """What one engine serves with.
+    """The policy, memory and cost model of one engine.
 
     Attributes:
-        policy, memory, cost: Fresh for one run.
+        policy, memory, cost: New objects for one run.
         num_blocks, block_size: Size of the pool.
         max_model_len: Longest prompt + output in tokens.
-        layout: The KV groups that share the pool, where layers with a window keep only what it needs.
-        page_bytes: Bytes of a block of one of those groups on each rank; 0 where there are none.
-        caches_prefixes: Whether what is freed is kept for prompts that begin alike.
+        layout: The KV groups that share the pool; None if all layers keep every token.
+        page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
+        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
     """
 
     policy: Policy
@@ -56,11 +56,11 @@ class Replica:
 
     @property
     def cache_log(self) -> CacheLog | None:
-        """What the memory tells of its prefix cache, if it has one."""
+        """Log of the memory's prefix cache, if it has one."""
         return self.memory.cache_log
 
     def describe(self) -> dict[str, Any]:
-        """What the settings came to, defaults included, for ``run.json``."""
+        """The resolved settings, defaults included, for ``run.json``."""
         return {
             "num_gpu_blocks": self.num_blocks,
             "block_size": self.block_size,
@@ -97,13 +97,13 @@ def build(
     grouped: bool = False,
     dialogue: Dialogue | None = None,
 ) -> Replica:
-    """A fresh replica.
+    """Build a replica.
 
     Args:
-        step_cost: Used in place of the settings' own.
-        workload: What will be served: a memory that caches prefixes asks what prompts are made of.
-        grouped: Whether its sequences share memory, or are copied (``is_grouped``).
-        dialogue: Parents of requests, where they have some and share their memory.
+        step_cost: Replaces the cost model of the settings.
+        workload: The requests; a prefix cache reads the contents of their prompts.
+        grouped: Whether sequences share blocks or are copied (``is_grouped``).
+        dialogue: Parents of requests, if any, that they share memory with.
 
     Raises:
         SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
@@ -181,7 +181,7 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
 
 
 def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
-    """The model's KV groups, if it has windows that the policy knows of and that sequences can leave."""
+    """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
     if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager or kind not in HYBRID:
         return None
     layout = hybrid_layout(shape, max_model_len)

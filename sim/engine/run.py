@@ -39,13 +39,13 @@ _PAST_TICKS = ticks.PER_SECOND
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
-        settings, workload: What was asked.
-        replica: What served it, as it was left.
-        log: Everything that happened.
-        smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
+        settings, workload: The inputs.
+        replica: The replica in its final state.
+        log: Rows and residencies of the whole run.
+        smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
     """
 
     settings: Settings
@@ -84,7 +84,7 @@ def simulate(
     Args:
         step_cost: Used in place of the settings' own.
         progress: Called now and then with the number of requests that have arrived.
-        observers: What watches the run, and may end it early: it then reaches up to there.
+        observers: Notified of plans and steps; one may end the run early.
 
     Raises:
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
@@ -108,7 +108,7 @@ def finished(
     end_ticks: int,
     smallest_pool_blocks: np.ndarray,
 ) -> Run:
-    """A run, from what is left when it is over.
+    """The finished run of an engine.
 
     Args:
         workload: Requests as they arrived; the ledger's sequences are theirs, by row.
@@ -122,9 +122,9 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
     """The run log of what a ledger has recorded so far.
 
     Args:
-        memory: What the ledger's engine serves with.
-        grouped: As of ``finished``.
-        end_ticks: When the run was over, or now.
+        memory: The memory of the ledger's engine.
+        grouped: See ``finished``.
+        end_ticks: End of the run, or the current time.
     """
     sequences = workload.sequences
     return RunLog.of(
@@ -145,7 +145,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
 
 
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
-    """A run that ends when the settings' window is over: its ``window`` is that of ``simulate``, the rest is not.
+    """Run to the end of the settings' window: ``window`` equals that of ``simulate``, other attributes do not.
 
     For callers that need nothing more of a load under which the last request is served much later.
 
@@ -161,7 +161,7 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
 
 
 def _run_past(engine: Engine, end_ticks: int) -> None:
-    """Run until a leap is over that begins at ``end_ticks`` or later: of what began before it the ledger has all."""
+    """Run to the end of a leap that begins at ``end_ticks`` or later, so that the ledger is complete up to there."""
     until = end_ticks
     while engine.process.is_alive and not (engine.ledger.rows.columns()["start_ticks"] >= end_ticks).any():
         until += _PAST_TICKS
@@ -169,7 +169,7 @@ def _run_past(engine: Engine, end_ticks: int) -> None:
 
 
 def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
-    """What ``simulate`` has written down by a time: rows of the leaps that are over, residencies that have begun.
+    """The ledger of ``simulate`` at a time: rows of finished leaps, residencies that have begun.
 
     For callers that need nothing more of a load under which the last request is served much later.
 
@@ -183,12 +183,12 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
 
 
 class _Started(NamedTuple):
-    """An engine that is about to serve a workload.
+    """An engine before its first event.
 
     Attributes:
-        replica: What it serves with.
-        source: Where its requests come from.
-        needed: int64 [n], blocks of the smallest pool that can ever serve each request.
+        replica: Its policy, memory and cost model.
+        source: Its source of requests.
+        needed: int64 [n], blocks of the smallest pool that can serve each request.
     """
 
     replica: Replica
@@ -204,7 +204,7 @@ def _start(
     step_cost: StepCost | None = None,
     observers: Iterable[Observer] = (),
 ) -> _Started:
-    """A replica, and the engine that is about to serve the workload with it."""
+    """Build the replica and its engine."""
     refuse_unread(settings, workload)
     sequences = workload.sequences
     dialogue = workload.dialogue if grouped else None
@@ -231,7 +231,7 @@ def _start(
 
 
 def _cache_changes(level: CachedLevel | None) -> dict[str, np.ndarray]:
-    """Comings and goings of cached slots, of a memory that logs them."""
+    """Changes of the number of cached slots, if the memory logs them."""
     return Table(CACHE_CHANGE).columns() if level is None else level.changes.columns()
 
 
@@ -271,7 +271,7 @@ def _run(
 
 
 def milestones(workload: Workload) -> Iterator[int]:
-    """Times of arrival about evenly spread over the requests."""
+    """Arrival times of evenly spaced requests."""
     last = 0
     for tick in workload.arrival_ticks[:: max(1, len(workload) // _SLICES)].tolist():
         if tick > last:
@@ -281,7 +281,7 @@ def milestones(workload: Workload) -> Iterator[int]:
 
 @contextmanager
 def no_cycle_collection() -> Iterator[None]:
-    """The run makes no cycles, and looking for them takes a third of its time."""
+    """Disable the cycle collector: a run makes no cycles, and the search takes a third of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -25,12 +25,12 @@ from .options import Options
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a scheduler may put into one step; the names are vLLM's.
+    """Limits of a step; the names are vLLM's.
 
     Attributes:
         max_model_len: Longest prompt + output in tokens.
-        max_num_seqs: Most sequences running at once; in static batching the batch size.
-        max_num_batched_tokens: Most tokens computed in a step, a decode counting 1.
+        max_num_seqs: Maximum number of running sequences; in static batching the batch size.
+        max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
         watermark_blocks: Blocks that an admission must leave free.
     """
 
@@ -47,12 +47,12 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """The model and the GPUs that a policy serves with, from which the size of its pool follows.
+    """The model and the GPUs, which determine the size of the pool.
 
     Attributes:
         model, gpu, deployment: Their specifications.
         tensor_parallel: GPUs that share the model and the pool.
-        layout: KV groups of the model; None where all layers keep every token.
+        layout: KV groups of the model; None if all layers keep every token.
     """
 
     model: ModelSpec
@@ -62,7 +62,7 @@ class Server:
     layout: HybridLayout | None = None
 
     def num_blocks(self, block_size: int) -> int:
-        """Blocks of ``block_size`` tokens that the GPUs' memory has room for, by the paper's reckoning.
+        """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
 
         Raises:
             SettingError: The model leaves no room.
@@ -72,17 +72,17 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What a policy's memory is built from.
+    """The parameters of a policy's memory.
 
     Attributes:
         num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens.
         max_model_len: Longest prompt + output in tokens.
         host_blocks: Blocks of the swap space on the host.
-        ids: Whether physical block ids are to be handed out.
-        token_runs: What the prompts are made of, where prefixes are to be cached; else None.
-        caches_prefixes: Whether freed blocks keep their contents for prompts that begin alike.
-        grouped: Whether sequences share blocks, or copy what they would share if memory were paged.
-        dialogue: Parents of requests, where they have some.
+        ids: Whether physical block ids are allocated.
+        token_runs: Contents of the prompts if prefixes are cached, else None.
+        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
+        grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
+        dialogue: Parents of requests, if any.
     """
 
     num_blocks: int
@@ -97,31 +97,31 @@ class Pool:
 
 
 class Policy:
-    """Decides which sequences run; moves neither blocks nor time. Base class of every policy.
+    """Base class of policies. A policy decides which sequences run; it changes neither blocks nor time.
 
-    A policy of your own overrides at least ``name`` and ``schedule`` (docs/extending.md has one).
+    A custom policy overrides at least ``name``, ``memory`` and ``schedule`` (example: docs/extending.md).
 
     Args:
-        limits: What a step may hold.
-        options: The policy's options, as ``Options`` declares them.
-        groups: KV groups of the pool, for policies that know them.
+        limits: Limits of a step.
+        options: The policy's options, an instance of ``options_type``.
+        groups: KV groups of the pool, for policies that support them.
 
     Attributes:
-        name: As on the command line.
-        system: What it models, for lists.
-        options_type: Its options, each declared with type, default, bounds and help.
-        leaves_together: Whether sequences leave when the last of their batch has finished.
+        name: Name on the command line.
+        system: The simulated system, for lists.
+        options_type: Declares the options with type, default, bounds and help.
+        leaves_together: Whether sequences release their memory when the last one of their batch has finished.
         preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by arrival.
-        caches_prefixes: Whether freed blocks can keep their contents for prompts that begin alike.
-        reads_max_tokens: Whether it reserves by the ``max_tokens`` that a client declares.
+        caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
+        reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
-        disaggregates: Whether it can decode what another replica has prefilled.
-        default_max_num_seqs: Most sequences of a step where the user names none; None takes as many as the pool
-            holds of the model's length.
-        default_max_num_batched_tokens: Most tokens of a step where the user names none.
+        disaggregates: Whether it can decode requests that another replica prefilled.
+        default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
+            fit into the pool.
+        default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
-        default_block_size: Tokens of a block where the user names none.
-        null_blocks: Blocks of the pool that hold nothing, such as vLLM's block 0.
+        default_block_size: Default tokens per block.
+        null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
     """
 
     name: ClassVar[str]
@@ -139,7 +139,7 @@ class Policy:
     default_block_size: ClassVar[int] = 16
     null_blocks: ClassVar[int] = 0
 
-    #: A policy with options of its own narrows the type.
+    #: A policy with its own options narrows the type.
     options: Options
 
     def __init__(self, limits: Limits, options: Any = None, groups: PageGroups | None = None) -> None:
@@ -161,7 +161,7 @@ class Policy:
 
     @classmethod
     def default_seqs(cls, server: Server, longest_in_pool: int) -> int:
-        """``max_num_seqs`` where the user names none.
+        """Default of ``max_num_seqs``.
 
         Args:
             longest_in_pool: Sequences of the model's length that the pool holds.
@@ -170,7 +170,7 @@ class Policy:
 
     @staticmethod
     def in_flight_tokens(limits: Limits) -> int:
-        """Most tokens of one sequence that a step computes: a whole prompt, where prompts are not split."""
+        """Maximum tokens of one sequence in a step: a whole prompt, unless prompts are split."""
         return limits.max_model_len
 
     def memory(self, pool: Pool) -> Memory:
@@ -179,22 +179,21 @@ class Policy:
 
     # A policy narrows the types of transaction and memory to those of the memory that it makes.
     def schedule(self, state: State, transaction: Any) -> StepPlan:
-        """The plan of the next step. Grants are made in ``transaction``; queues are only read."""
+        """The plan of the next step. Blocks are reserved in ``transaction``; queues are only read."""
         raise NotImplementedError
 
     def horizon(self, state: State, memory: Any, limit: int) -> int:
-        """Steps, this one included and at most ``limit``, in which the policy decides nothing new.
+        """Steps, this one included and at most ``limit``, for which the decision stays the same.
 
-        Asked after the plan has been carried out and only of steady plans. The engine sees to finishes and arrivals
-        itself; the policy answers for what memory does in between. 1 is always right, and slow.
+        Called after the plan has been carried out, and only for steady plans. The engine handles finishes and arrivals;
+        the policy accounts for the growth of memory between them. 1 is always correct, and slow.
         """
         return 1
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        """Blocks, int64 [n], of the smallest pool that can ever serve each request; the others are refused.
+        """Blocks, int64 [n], of the smallest pool that can serve each request; requests that need more are refused.
 
-        Where tokens take blocks as they come: those of prompt and output, but for the last token, which is never
-        stored.
+        By default the blocks of prompt and output without the last token, which is never stored.
         """
         return blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size) + self.null_blocks
 

@@ -12,12 +12,12 @@ from .vllm_v1 import VllmV1
 class FastGen(VllmV1):
     """DeepSpeed-FastGen's Dynamic SplitFuse.
 
-    Decodes come first; one that needs a block while none is free is skipped and keeps what it has.
-    What is left of the budget goes to prompts, split to fill it: the prefill in progress, as far
-    as blocks are free, then waiting sequences, each if the blocks of its whole prompt are free. Where
-    no sequence can compute anything the last running sequence gives up its blocks (recompute).
+    Decodes come first; a decode that needs a block while none is free is skipped and keeps its blocks. The rest of the
+    budget goes to prompts, split to fill it: the prefill in progress, as far as blocks are free, then waiting
+    sequences, each if the blocks of its whole prompt are free. If no sequence can compute anything, the last running
+    sequence is preempted (recompute).
 
-    It leaps while all sequences decode and find a block; a step that skips a sequence runs alone.
+    It leaps while all sequences decode and find a block; a step that skips a sequence is not part of a leap.
     """
 
     name = "fastgen"
@@ -50,7 +50,7 @@ class FastGen(VllmV1):
         return self._admit(state, transaction, budget, [partial], [tokens])
 
     def _with_skips(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """A step in which some decodes are skipped, or go on after they were."""
+        """A step that skips decodes, or resumes skipped ones."""
         free, size = transaction.free, transaction.block_size
         skipped: list[Sequence] = []
         resumed: list[Sequence] = []

@@ -17,15 +17,14 @@ from .trtllm import TrtllmMaxUtil
 
 
 class LightLLM(TrtllmMaxUtil):
-    """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, and an estimate of the peak.
+    """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, admission by the estimated peak.
 
-    Sequences end one after the other, so with the one that has most left to generate first, the
-    memory in use when the i-th of them ends is ``left_i * i + held_1 + ... + held_i``. Waiting sequences are
-    admitted in order while the largest of these sums stays within the pool. Where the running need
-    more slots than there are, because outputs were longer than estimated, the last one is paused.
+    Sort the sequences by the tokens left to generate, most first. When the i-th of them finishes, the memory in use is
+    ``left_i * i + held_1 + ... + held_i``. Waiting sequences are admitted in order while the largest of these sums stays
+    within the pool. If running sequences need more slots than are free, because outputs were longer than
+    estimated, the last one is paused.
 
-    While a sequence waits for memory every step is decided anew: the estimate changes from step to step,
-    and not in one direction.
+    While a sequence waits for memory, every step is a decision: the estimate rises and falls from step to step.
     """
 
     name = "lightllm"
@@ -74,7 +73,7 @@ class LightLLM(TrtllmMaxUtil):
 
 
 def _peak(sequences: list[tuple[int, int]]) -> int:
-    """Most slots in use at once, given (left to generate, held) of each sequence."""
+    """Maximum number of slots in use at once, given (left to generate, held) of each sequence."""
     ordered = sorted(sequences, reverse=True)
     held = accumulate(slots for _, slots in ordered)
     return max(left * number + so_far for number, ((left, _), so_far) in enumerate(zip(ordered, held, strict=True), 1))

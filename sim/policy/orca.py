@@ -18,13 +18,12 @@ from .options import ArenaOptions, BeamOptions, Options
 
 
 class OrcaPaper(Policy):
-    """Orca as its own paper has it (OSDI'22, Algorithm 1).
+    """Orca as in its own paper (OSDI'22, Algorithm 1).
 
-    First come first served, prompts and decodes in the same iteration. A request reserves the room
-    of its prompt and its own ``max_tokens``, counted in slots and not rounded; it is admitted while
-    the reservations fit the slots. The first that does not fit holds up those behind it. No sequence is
-    preempted. A request of several sequences reserves for each, and each counts towards ``max_num_seqs``; they begin in
-    the step after the prompt's, with copies of it.
+    First come, first served; prompts and decodes in the same iteration. A request reserves slots for its prompt and its
+    ``max_tokens``, without rounding, and is admitted if they are free. The first request that does not fit blocks the
+    requests behind it. No sequence is preempted. A request of several sequences reserves slots for each, and each counts
+    towards ``max_num_seqs``; the siblings start in the step after the prefill, with copies of the prompt.
     """
 
     name = "orca"
@@ -44,7 +43,7 @@ class OrcaPaper(Policy):
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> StepPlan:
-        """The head of the queue and those behind it, up to the first that does not fit."""
+        """Admits from the head of the queue up to the first request that does not fit."""
         forked = tuple(sibling for group in state.forking for sibling in group.siblings)
         if not (state.waiting or forked or transaction.memory.searches):
             return CARRY_ON
@@ -64,7 +63,7 @@ class OrcaPaper(Policy):
                 break
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + prefill > self.limits.max_num_batched_tokens:
-                # Those admitted now cost only a token in the next step; else nothing changes until a finish.
+                # Sequences admitted now cost one token each in the next step; otherwise nothing changes until a finish.
                 steady = steady and not admitted and not transaction.memory.may_grow(sequence, state.decode_step)
                 break
             transaction.place(sequence, reserved, num_seqs)
@@ -80,7 +79,7 @@ class OrcaPaper(Policy):
         )
 
     def horizon(self, state: State, memory: ContiguousMemory, limit: int) -> int:
-        """However long memory lasts; beams copy in every step."""
+        """Memory never runs out while the admitted sequences run. Beams copy in every step."""
         return 1 if memory.searches else limit
 
     def reserved_by_request(self, workload: Workload) -> np.ndarray:
@@ -95,8 +94,8 @@ class OrcaPaper(Policy):
 class OrcaMax(OrcaPaper):
     """Orca (Max) of the SOSP'23 paper: every request reserves the model's maximum length.
 
-    As its artifact runs it: chunks of a buddy allocator, in blocks rounded up to a power of two; at
-    most 256 running and 2,560 tokens an iteration; no watermark, no preemption.
+    As in its artifact: chunks of a buddy allocator, in blocks rounded up to a power of two; at most 256 running
+    sequences and 2,560 tokens per iteration; no watermark, no preemption.
     """
 
     name = "orca-max"
@@ -112,7 +111,7 @@ class OrcaMax(OrcaPaper):
         return (CopyingBuddyMemory if pool.grouped else BuddyMemory)(pool.num_blocks, pool.block_size, *arena)
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
-        """Output length that the reservation is made for, elementwise on the true one."""
+        """Output length of the reservation, elementwise from the true output length."""
         return np.full_like(output_tokens, self.limits.max_model_len)
 
     def reserved_tokens(self, sequence: Sequence) -> int:
@@ -141,7 +140,7 @@ class OrcaPow2(OrcaMax):
 
 
 class OrcaOracle(OrcaMax):
-    """Orca (Oracle): as Orca (Max), reserving for the true output, which no server knows."""
+    """Orca (Oracle): as Orca (Max), reserving for the true output, which no real server knows."""
 
     name = "orca-oracle"
     system = "Orca (Oracle), SOSP'23"

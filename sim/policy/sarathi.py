@@ -12,11 +12,10 @@ from .vllm_v1 import VllmV1
 
 
 class Sarathi(VllmV1):
-    """Sarathi-Serve (OSDI'24): a step's budget is the chunk size, and decodes come first.
+    """Sarathi-Serve (OSDI'24): the token budget of a step is the chunk size, and decodes come first.
 
-    As vLLM V1 with four differences: a prompt takes all its blocks when it is admitted; an admission
-    leaves the watermark free (waived when nothing runs); decodes ask for a free block each, whether
-    they need one or not; and there is no null block.
+    As vLLM V1 with four differences: a prompt takes all its blocks at admission; an admission leaves the watermark free
+    (waived when nothing runs); every decode requires a free block, needed or not; and there is no null block.
     """
 
     name = "sarathi"
@@ -37,5 +36,5 @@ class Sarathi(VllmV1):
         return self.limits.watermark_blocks if state.batch_size or admitted else 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which a running sequence could find no free block."""
+        """Steps until a running sequence could find no free block."""
         return max(1, memory.steps_with(state, memory.free - 1, limit))

@@ -35,15 +35,16 @@ Queue = Collection[Sequence]
 class SGLang(Policy):
     """SGLang (release 0.5.9, ``managers/scheduler.py``, ``schedule_policy.py``) over a radix tree.
 
-    A step either prefills or decodes, and prefills come first. Waiting requests are sorted by the prefix
-    that the tree holds of them (``lpm``) or stand as they came (``fcfs``), and are admitted while their own tokens
-    and their outputs to come fit into the room: what is free, and what can be evicted. Of the outputs of running
-    sequences only a share is counted, which falls while no sequence is retracted; where it was too small, the
-    sequences with the fewest generated tokens are retracted.
+    A step either prefills or decodes; prefills come first. Waiting requests are sorted by the length of their prefix in
+    the tree (``lpm``) or by arrival (``fcfs``). They are admitted while their own tokens and remaining outputs fit into
+    the room, which is the sum of free and evictable slots. Only a share of the outputs of running sequences is
+    reserved. The share falls while no sequence is retracted. If it was too small, the sequences with the fewest generated
+    tokens are retracted.
 
-    It leaps while no request waits, and while the batch is full: then the queue is not looked at before a sequence
-    finishes, and no request uses the tree, so that what is evicted on the way is known. A leap ends before a decode
-    without room; after a finish a full batch decodes once, and then the queue is looked at again. Prefills go alone.
+    It leaps while no request waits, and while the batch is full: then the queue is not considered before a sequence
+    finishes, and no request uses the tree, so all evictions within the leap are known. A leap ends before a decode
+    without room. After a finish a full batch decodes once, and then the queue is considered again. A prefill is a step
+    of its own.
     """
 
     name = "sglang"
@@ -95,7 +96,7 @@ class SGLang(Policy):
         return self._decode(state, transaction, queue)
 
     def _is_full(self, state: State, transaction: RadixTransaction) -> bool:
-        """Whether the queue is not to be looked at: no sequence has finished, or none has decoded since."""
+        """Whether the queue is not considered: no sequence has finished, or none has decoded since."""
         left = transaction.left_before(state.decode_step)
         return self._full_since is not None and not self._idle_at < left >= self._full_since
 
@@ -159,7 +160,7 @@ class SGLang(Policy):
         return StepPlan(steady=steady, wakes=False, order=_order(state, queue))
 
     def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
-        """Retract the sequences with the fewest generated tokens until the others find their slots."""
+        """Retract the sequences with the fewest generated tokens until the others find free slots."""
         decode_step = state.decode_step
         generated = {s: s.generated_tokens + decode_step - s.start_step for s in state.running}
         kept = sorted(generated, key=lambda s: (generated[s], -s.prompt_tokens), reverse=True)

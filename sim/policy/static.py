@@ -20,18 +20,17 @@ PAPER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 class StaticBatching(Policy):
     """Naive static batching, as with a plain Hugging Face ``generate`` behind a queue.
 
-    When the last batch is done, up to ``max_num_seqs`` of those that wait start together, first
-    come first served. Each reserves the batch's longest prompt plus its longest allowed output,
-    contiguous and padded, or the model's maximum where that is less and holds the padded
-    sequences; the batch grows as long as the pool holds that.
-    A lone head that asks for more than the pool reserves the pool.
+    When the last batch has finished, up to ``max_num_seqs`` waiting sequences start together, first come, first served.
+    Each reserves the longest prompt plus the longest allowed output of the batch, contiguous and padded, or the model's
+    maximum if that is less and large enough for the padded sequences. The batch grows while the pool has room for these
+    reservations. The first sequence of a batch reserves the whole pool if it asks for more.
     """
 
     name = "static"
     system = "naive static batches"
     leaves_together = True
     reads_max_tokens = True
-    #: As many as the pool holds of the model's length; padded batches know no budget of tokens.
+    #: The number of sequences of the model's length that fit into the pool; padded batches have no token budget.
     default_max_num_seqs = None
     default_max_num_batched_tokens = 2560
     has_token_budget = False
@@ -40,7 +39,7 @@ class StaticBatching(Policy):
         return BatchMemory(pool.num_blocks, pool.block_size)
 
     def schedule(self, state: State, transaction: ContiguousTransaction) -> StepPlan:
-        """Nothing while a batch runs; then the next batch."""
+        """Admits the next batch when none runs."""
         if state.running:
             return _LET_IT_RUN
         batch: list[Sequence] = []
@@ -66,7 +65,7 @@ class StaticBatching(Policy):
         return max(min(longest_prompt + longest_output, self.limits.max_model_len), needed)
 
     def fits(self, batch: Ordered[Sequence], pool_slots: int) -> bool:
-        """Whether the batch may grow to this."""
+        """Whether the pool has room for this batch."""
         return len(batch) * self.reserved_tokens(batch) <= pool_slots
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
@@ -77,12 +76,11 @@ class StaticBatching(Policy):
 
 
 class FasterTransformer(StaticBatching):
-    """FasterTransformer as the SOSP'23 paper runs it.
+    """FasterTransformer as in the SOSP'23 paper.
 
-    Static batches of at most B (``max_num_seqs``; the paper sets it by model and data set, and the
-    default is that for ShareGPT);
-    the batch stops growing where longest prompt + longest true output exceed 2,040 tokens, and runs
-    for its longest output. A head that alone exceeds that runs alone.
+    Static batches of at most B sequences (``max_num_seqs``; the paper sets B by model and data set, and the default is
+    its value for ShareGPT). A batch stops growing where longest prompt + longest true output exceed 2,040 tokens, and runs
+    for its longest output. A longer request runs alone.
     """
 
     name = "fastertransformer"

@@ -19,11 +19,10 @@ from .options import TgiOptions
 class Tgi(Policy):
     """Text Generation Inference (``backends/v3/src/backend.rs``, ``queue.rs``).
 
-    The queue is looked at before every decode step, but for the one that follows a batch taken while
-    others ran. A batch is taken from it only if ``waiting_served_ratio`` times as many as run are waiting
-    *and* fit, or if none was taken for ``max_waiting_tokens`` decode steps; then decoding pauses and
-    the new batch prefills alone. The blocks of prompt + ``max_tokens`` - 1 tokens are taken at admission,
-    and no sequence is preempted.
+    The queue is considered before every decode step, except the one after a batch that was taken while others ran. A
+    batch is taken only if at least ``waiting_served_ratio`` times as many requests wait *and* fit as are running, or if
+    none was taken for ``max_waiting_tokens`` decode steps. Decoding then pauses, and the new batch is prefilled alone.
+    The blocks of prompt + ``max_tokens`` - 1 tokens are allocated at admission, and no sequence is preempted.
     """
 
     name = "tgi"
@@ -62,14 +61,14 @@ class Tgi(Policy):
         return StepPlan(admitted=tuple(batch), prefill_tokens=tokens, steady=False, pauses=True)
 
     def _minimum(self, state: State) -> int:
-        """Requests that a batch must have to be taken."""
+        """Minimum number of requests of a new batch."""
         waited = 1 + state.decode_step - self._prefill_step
         if not state.batch_size or waited >= self.options.max_waiting_tokens:
             return 0
         return floor(state.batch_size * self.options.waiting_served_ratio)
 
     def _batch(self, state: State, transaction: ContiguousTransaction) -> list[Sequence]:
-        """Those at the head of the queue that fit."""
+        """The requests at the head of the queue that fit."""
         limits, free = self.limits, transaction.free_slots
         batch: list[Sequence] = []
         tokens = 0
@@ -87,7 +86,7 @@ class Tgi(Policy):
         return min(sequence.prompt_tokens + sequence.max_tokens - 1, self.limits.max_model_len)
 
     def horizon(self, state: State, memory: object, limit: int) -> int:
-        """While a request waits, up to the step after which the queue is taken whatever its length."""
+        """While a request waits: steps until a batch of any size is taken."""
         if not state.waiting:
             return limit
         left = self._prefill_step + self.options.max_waiting_tokens - 1 - state.decode_step

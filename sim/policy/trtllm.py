@@ -14,9 +14,9 @@ from .base import Policy, Pool, blocks_of
 class TrtllmNoEvict(Policy):
     """GUARANTEED_NO_EVICT: an admitted sequence runs to completion.
 
-    Prompts and decodes share a step, blocks are taken on demand. Waiting sequences are admitted in order
-    while the pool holds all running sequences *at their completion* and this one at its own: its prompt
-    and its ``max_tokens``. No sequence is preempted.
+    Prompts and decodes share a step; blocks are allocated on demand. Waiting sequences are admitted in order while the
+    pool can hold all running sequences and the new one *at their completion* (prompt + ``max_tokens``). No sequence is
+    preempted.
     """
 
     name = "trtllm-no-evict"
@@ -29,7 +29,7 @@ class TrtllmNoEvict(Policy):
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running sequences, and the waiting ones up to the first that does not fit."""
+        """Running sequences decode; waiting ones are admitted up to the first that does not fit."""
         if not state.waiting:
             return CARRY_ON
         return self._admit(state, transaction)
@@ -54,16 +54,16 @@ class TrtllmNoEvict(Policy):
         return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens)
 
     def _blocks_left(self, state: State, transaction: PagedTransaction) -> int:
-        """Blocks that no running sequence will ever take."""
+        """Blocks that remain free when all running sequences complete."""
         taken = sum(transaction.blocks_of(self._asked_tokens(sequence)) for sequence in state.running)
         return transaction.memory.num_blocks - taken
 
     def _asked_tokens(self, sequence: Sequence) -> int:
-        """Tokens for which an admission asks blocks."""
+        """Tokens that an admission requires blocks for."""
         return min(sequence.prompt_tokens + sequence.max_tokens, self.limits.max_model_len)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """The pool holds every sequence to its end: only finishes and arrivals matter."""
+        """The pool can hold every sequence to its end: only finishes and arrivals change the decision."""
         return limit
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
@@ -72,24 +72,24 @@ class TrtllmNoEvict(Policy):
 
 
 class TrtllmMaxUtil(TrtllmNoEvict):
-    """MAX_UTILIZATION: an admission asks for the blocks of the next step only.
+    """MAX_UTILIZATION: an admission requires only the blocks of the next step.
 
-    Where the running sequences find too few blocks the last one started is paused (recompute) and goes
-    to the front of the queue, and no sequence is admitted in that step.
+    If running sequences find too few blocks, the last one started is paused (recompute) and goes to the front of the
+    queue; no sequence is admitted in that step.
     """
 
     name = "trtllm-max-util"
     reads_max_tokens = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running sequences, less those that must pause; else the waiting ones."""
+        """Running sequences decode or are paused; if none is paused, waiting ones are admitted."""
         paused = self._victims(state, transaction)
         if paused:
             return StepPlan(preempted=paused, steady=False, wakes=False)
         return super().schedule(state, transaction)
 
     def _victims(self, state: State, transaction: PagedTransaction) -> tuple[Sequence, ...]:
-        """The last running sequences, as many as must give way for the others to find their blocks."""
+        """The last running sequences, as many as must be paused for the others to find their blocks."""
         free, need, paused = transaction.free, transaction.need, []
         kept = list(state.running) if need > free else []
         while need > free:
@@ -106,7 +106,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
         return sequence.start_tokens
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than there are."""
+        """Steps until running sequences need more blocks than are free."""
         return memory.steps_with(state, memory.free, limit)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:

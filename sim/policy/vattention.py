@@ -17,7 +17,7 @@ _KIB = 1 << 10
 
 
 class PageGroup(NamedTuple):
-    """What a sequence grows by: a page for K and one for V (or one for the latent vectors) in every layer.
+    """The unit of allocation: a page for K and one for V (or one for the latent vectors) in every layer.
 
     Attributes:
         tokens: Tokens that it holds, which are a block of the ledger.
@@ -49,11 +49,11 @@ def page_group(
 
 
 class VAttention(VllmV0):
-    """vAttention (ASPLOS'25): the scheduler of vLLM 0.x, over pages that stay mapped when a request ends.
+    """vAttention (ASPLOS'25): the scheduler of vLLM 0.x over pages that stay mapped after a request finishes.
 
-    The scheduler is ``VllmV0``, as vAttention is evaluated inside one of that kind, without a swap space. It
-    decides by the page groups that can be had, mapped or not, so it decides as vllm-v0 with blocks of the
-    same size does. What differs is where the slots are: see ``memory.deferred``.
+    The scheduler is ``VllmV0`` without a swap space, as in vAttention's evaluation. Mapped and unmapped page groups both
+    count as available, so its decisions are those of vllm-v0 with blocks of the same size. Only the location of the
+    slots differs: see ``memory.deferred``.
 
     A request wastes at worst all but a token of its last page group: with ``2 * layers`` pages a group and
     rank, ``2 * layers * page * TP`` bytes less one token's (a token costs 2 * layers * kv_heads * head_dim *
@@ -96,7 +96,7 @@ class VAttention(VllmV0):
         return False
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """As for vllm-v0, and up to the step in which mapped pages change hands."""
+        """As for vllm-v0, and at most until mapped pages pass to another sequence."""
         steps = super().horizon(state, memory, limit)
         if memory.cached_blocks:
             return memory.steps_settled(state.decode_step, min(steps, limit))

@@ -12,25 +12,25 @@ from .base import Policy, Pool
 from .options import Options, VllmV0Options
 
 _arrival = attrgetter("order")
-#: Victims: the recomputed ones, and the swapped out ones.
+#: Preempted sequences: those to recompute, and those to swap out.
 Victims = tuple[tuple[Sequence, ...], tuple[Sequence, ...]]
 
 
 class VllmSosp23(Policy):
-    """First come first served over paged memory, with all-or-nothing preemption.
+    """First come, first served over paged memory, with all-or-nothing preemption.
 
-    Each step, in three phases:
+    Each step has three phases:
 
-    1. Running sequences, by arrival: while the free blocks are fewer than the sequences of the group (one,
-       here), the last arrival is preempted, at worst the group itself. It goes back to waiting and
-       is recomputed, or its blocks are swapped out. Then the slot is appended.
-    2. If nothing was swapped out, the swapped come back while that leaves the watermark free.
-    3. If nothing is swapped, the waiting are admitted while that leaves the watermark free, within
-       the budgets of tokens and sequences, up to a group preempted in this step.
+    1. Running sequences, by arrival: while fewer blocks are free than the group has sequences (one, here), the last
+       arrival is preempted, in the last resort the group itself. It waits and is recomputed, or its blocks are swapped
+       out. Then the group appends its slots.
+    2. If no sequence was swapped out, swapped sequences return while that leaves the watermark free.
+    3. If no sequence is swapped, waiting sequences are admitted while that leaves the watermark free, within the
+       budgets of tokens and sequences, and only if they arrived before every group preempted in this step.
 
-    Prompts and decodes share the step. Where the sources are silent: the watermark is waived when
-    nothing runs; a full host pool means recompute, and so does a swapped sequence that even the
-    empty pool cannot take back with its next slot.
+    Prompts and decodes share the step. Choices that the sources leave open: the watermark is waived when nothing runs; a
+    sequence is recomputed instead of swapped if the host pool is full, or if the empty pool could not take it back with
+    its next slot.
     """
 
     name = "vllm-sosp23"
@@ -45,7 +45,7 @@ class VllmSosp23(Policy):
         return PagedMemory(pool.num_blocks, pool.block_size, pool.host_blocks, pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The three phases; the first is taken at once where a block is left for every sequence."""
+        """The three phases; the first is trivial if enough blocks are free for every sequence."""
         left = transaction.free - transaction.need
         if left <= 0 and state.batch_size:
             return self._under_pressure(state, transaction)
@@ -55,7 +55,7 @@ class VllmSosp23(Policy):
         return self._admit(state, transaction, state.batch_size, (), ()) if state.waiting else CARRY_ON
 
     def _under_pressure(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The three phases where the pool runs dry."""
+        """The three phases if the pool has too few free blocks."""
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
             return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
@@ -64,7 +64,7 @@ class VllmSosp23(Policy):
     def _swap_in_and_admit(
         self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]
     ) -> StepPlan:
-        """Phases 2 and 3, where nothing was swapped out."""
+        """Phases 2 and 3, after a phase 1 without swapping."""
         running = state.batch_size - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)
         if len(swapped_in) < len(state.swapped):
@@ -72,10 +72,10 @@ class VllmSosp23(Policy):
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
-        """Phase 1 where the pool runs dry: the victims, last arrivals first, and how they are preempted.
+        """Phase 1 if the pool has too few free blocks: the sequences to recompute and to swap out, last arrivals first.
 
-        In the order of arrival every sequence must find a free block. Fewest are found by the last
-        one, after all before it took what they need; so the last ones give way until it finds one.
+        In order of arrival every sequence must find a free block. The last one finds the fewest, after all others took
+        theirs. So the last sequences are preempted until the last remaining one finds a free block.
         """
         kept = sorted(state.running, key=_arrival)
         preempted: list[Sequence] = []
@@ -98,11 +98,11 @@ class VllmSosp23(Policy):
         return tuple(preempted), tuple(swapped_out)
 
     def _swaps(self, blocks: int, host_free: int, num_blocks: int) -> bool:
-        """Whether a victim's blocks go to the host: there is room, and they can come back with one more."""
+        """Whether to swap: the host has room, and the empty pool could take the blocks back plus one."""
         return self.options.preemption_mode == "swap" and blocks <= host_free and blocks < num_blocks
 
     def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
-        """Phase 2: the head of the swapped comes back if its blocks and a new one fit."""
+        """Phase 2: the head of the swapped queue returns if its blocks and one more fit."""
         back: list[Sequence] = []
         for sequence in state.swapped:
             needed = transaction.blocks_of(sequence.start_tokens - 1) + 1
@@ -122,7 +122,7 @@ class VllmSosp23(Policy):
         preempted: tuple[Sequence, ...],
         swapped_in: tuple[Sequence, ...],
     ) -> StepPlan:
-        """Phase 3, and with it the plan."""
+        """Phase 3: admissions; returns the plan of the step."""
         limits, size, groups, free = self.limits, transaction.block_size, transaction.groups, transaction.free
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
@@ -137,7 +137,7 @@ class VllmSosp23(Policy):
                 wakes = False
                 break
             if running and prefill > budget:
-                # Those admitted now cost only a token in the next step; else nothing changes until a finish.
+                # Sequences admitted now cost one token each in the next step; otherwise nothing changes until a finish.
                 steady, wakes = steady and not admitted, False
                 break
             running += 1
@@ -154,5 +154,5 @@ class VllmSosp23(Policy):
         )
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which some running sequence could find no free block."""
+        """Steps until a running sequence could find no free block."""
         return max(1, memory.steps_with(state, memory.free - 1, limit))

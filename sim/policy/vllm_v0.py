@@ -9,12 +9,12 @@ from .vllm_sosp23 import VllmSosp23
 
 
 class VllmV0(VllmSosp23):
-    """First come first served over paged memory, prompts in steps of their own.
+    """First come, first served over paged memory; steps either prefill or decode.
 
-    vLLM 0.2 to 0.6, ``Scheduler._schedule_default``. Unless a sequence is swapped out, waiting ones
-    come first: while prompts stay within the budget of tokens, sequences within theirs, and the
-    watermark is left. If any is admitted the step prefills, and none decodes. Else the running
-    decode, with preemption and swapping as in ``VllmSosp23``.
+    vLLM 0.2 to 0.6, ``Scheduler._schedule_default``. Unless a sequence is swapped out, waiting sequences are admitted
+    first, within the budgets of tokens and sequences, while the watermark stays free. If one is admitted, the step
+    prefills and no sequence decodes. Otherwise running sequences decode, with preemption and swapping as in
+    ``VllmSosp23``.
     """
 
     name = "vllm-v0"
@@ -23,7 +23,7 @@ class VllmV0(VllmSosp23):
     default_max_num_seqs = 256
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """A prefill if there can be one, else a step that decodes."""
+        """A prefill if a sequence can be admitted, else a step that decodes."""
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
@@ -35,7 +35,7 @@ class VllmV0(VllmSosp23):
         return self._decode(state, transaction, ())
 
     def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
-        """The running sequences decode; the swapped ones come back unless one was preempted."""
+        """Running sequences decode; swapped sequences return unless one was preempted."""
         if preempted:
             return StepPlan(preempted=preempted, steady=False, wakes=False)
         swapped_in = self._swap_in(state, transaction, state.batch_size)

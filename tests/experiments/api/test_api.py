@@ -290,7 +290,7 @@ class Elements(HTMLParser):
 class TestTheFront:
     def test_its_names_are_documented_and_no_others(self):
         page = (ROOT / "docs" / "python.md").read_text()
-        rows = [line.split("|")[1] for line in page.split("| name | what it is |")[1].split("\n\n")[0].splitlines()[2:]]
+        rows = [line.split("|")[1] for line in page.split("| name | meaning |")[1].split("\n\n")[0].splitlines()[2:]]
         named = [part.split("(")[0] for row in rows for part in row.split("`")[1::2]]
         assert sorted(named) == sorted(fm.__all__) and set(fm.__all__) <= set(dir(fm))
 
