@@ -41,15 +41,16 @@ def cost(
     scale: float = 1.0,
     deployment: Deployment = Deployment(),
 ) -> StepCost:
-    """The cost model of that name, compiled for a model on a GPU.
+    """The cost model with this name, compiled for a model on a GPU.
 
     Args:
         name: One of ``COST_NAMES``, or the path of a calibration file.
         scale: Factor on the step time.
 
     Raises:
-        SettingError: An unknown name, "paper" on anything but what it is fitted to (the layers and width of OPT-13B
-            on one A100-40GB, in 16 bit, without graphs), a calibration that is none or does not cover the model.
+        SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
+            OPT-13B on one A100-40GB, in 16 bit, without graphs); an invalid calibration, or one that does not cover
+            the model.
         UserError: A calibration file that cannot be read.
     """
     if name == "paper":
@@ -76,7 +77,7 @@ def _paper(
 
 
 def _file(path: str) -> Calibration:
-    """A name without a folder or an ending is a slip of the pen, not a file."""
+    """Read a calibration file; a name without a folder and without ``.json`` is a misspelt cost model."""
     if sep not in path and not path.endswith(".json"):
         raise SettingError("cost", path, f"one of {', '.join(COST_NAMES)}, or the path of a calibration file (.json)")
     return read(path)

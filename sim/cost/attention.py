@@ -40,8 +40,8 @@ class AttentionCost:
     """Attention of all layers on one rank, compiled to ticks.
 
     Args:
-        kv_dtype: Of the KV cache.
-        share: What kernels reach of the data sheet.
+        kv_dtype: Number format of the KV cache.
+        share: Share of the data-sheet throughput that kernels reach.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class AttentionCost:
         self._lines: dict[int, list[tuple[int, list[Line]]]] = {}
 
     def decode_ticks(self, decodes: int, context: int) -> int:
-        """Attention of ``decodes`` new tokens to ``context`` tokens in all."""
+        """Attention of ``decodes`` new tokens to ``context`` tokens in total."""
         for start, lines in reversed(self.decode_lines(decodes)):
             if start <= context:
                 break
         return max([base + slope * context for base, slope in lines])
 
     def decode_lines(self, decodes: int) -> list[tuple[int, list[Line]]]:
-        """Lines in the context of which the highest counts, and the context from which on they hold."""
+        """Lines in the context, the highest of which is the cost, and the context from which on they are valid."""
         found = self._lines.get(decodes)
         if found is None:
             found = self._lines[decodes] = self._compile_lines(decodes)
@@ -86,7 +86,7 @@ class AttentionCost:
         return [(start * decodes, self._lines_past(start, decodes)) for start in (0, *windows)]
 
     def _lines_past(self, window: int, decodes: int) -> list[Line]:
-        """Where windows of up to ``window`` tokens are full, and the others grow."""
+        """The lines where windows of up to ``window`` tokens are full and the others still grow."""
         full = [group for group in self._groups if group.window and group.window <= window]
         growing = [group for group in self._groups if group not in full]
         read = self._read_per_decode * decodes + sum(group.read * group.window * decodes for group in full)
@@ -97,7 +97,7 @@ class AttentionCost:
         ]
 
     def prefill_ticks(self, tokens: int, pairs: int) -> int:
-        """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs, where windows leave that many."""
+        """Attention of ``tokens`` prompt tokens over ``pairs`` causal pairs, or fewer within windows."""
         ticks = self._prefill_per_token * tokens
         for group in self._groups:
             ticks += group.pair * (min(pairs, group.window * tokens) if group.window else pairs)

@@ -10,25 +10,25 @@ class StepCost(Protocol):
     """Durations in ticks. Coefficients are rounded to ticks once, on construction; the rest is exact.
 
     Attributes:
-        name: What ``run.json`` and the command line call it.
+        name: Name in ``run.json`` and on the command line.
     """
 
     name: str
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """Duration of one iteration, swaps left out.
+        """Duration of one iteration without swaps.
 
         Args:
             decodes: Sequences that decode one token each.
-            decode_context: Tokens that these attend to, summed over them, the new ones included.
+            decode_context: Sum of the context lengths of these sequences, new tokens included.
             prefill_tokens: Prompt tokens computed in this step, padding included.
-            prefill_pairs: Causal (query, key) pairs of these prompts: p * (p + 1) / 2 for a whole one of p tokens.
+            prefill_pairs: Causal (query, key) pairs of these prompts: p * (p + 1) / 2 for a whole prompt of p tokens.
         """
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
         """``(base_ticks, ticks_per_context_token, until_context)`` of a step that only decodes.
 
-        For every context from ``context`` up to but without ``until_context`` (None: for ever),
+        For every context from ``context`` to before ``until_context`` (None: without end),
         ``step_ticks(decodes, context, 0, 0) == base_ticks + ticks_per_context_token * context``.
         """
 

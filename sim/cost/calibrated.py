@@ -29,7 +29,7 @@ from .operations import OPERATIONS, OpName, Work
 
 
 class AttentionCurves:
-    """Attention of all layers on one rank; a curve for each batch size, made when it is asked for."""
+    """Attention of all layers on one rank: a curve for each batch size, computed on first use."""
 
     def __init__(
         self, calibration: Calibration, model: ModelSpec, tensor_parallel: int, block_size: int, kv_dtype: str
@@ -81,7 +81,7 @@ MOST_TOKENS = 1 << 17
 
 
 class CalibratedCost:
-    """Each operation of a step by its own model, added up: nothing overlaps.
+    """The sum of the operations of a step, each from its own model; nothing overlaps.
 
     GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
     on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the

@@ -20,9 +20,9 @@ from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
 SCHEMA_VERSION = 1
-#: Of a shortest call, and of each of what a call counts: a thousand seconds. Longer ones are of another unit.
+#: Limit of the shortest call and of the time per piece: a thousand seconds. Larger values are in another unit.
 MOST_US = 1e9
-#: Of rates: no computer is as slow, and a bound that no measured call came near may be fitted far above any real one.
+#: Limits of rates. The upper one is generous: a bound that no measured call reached may be fitted far above reality.
 LEAST_PER_S, MOST_PER_S = 1e6, 1e21
 
 
@@ -40,22 +40,22 @@ _FILE = TypeAdapter(_File)
 
 
 class Calibration:
-    """What a calibration file says.
+    """The content of a calibration file.
 
     Attributes:
-        name: The file's, without its folder.
-        sha256: Of its bytes.
-        kind: "calibration" where it was measured on the device, "profile" where it was fitted to published tables.
-        device: The device's description.
-        source: Where the numbers come from.
-        dtype: Of activations and weights that were measured.
-        ops: Models by the operation's name.
+        name: Name of the file, without its folder.
+        sha256: Hash of its bytes.
+        kind: "calibration" if measured on the device, "profile" if fitted to published tables.
+        device: Description of the device.
+        source: Source of the numbers.
+        dtype: Number format of the measured activations and weights.
+        ops: Models by name of the operation.
     """
 
     def __init__(self, text: bytes, name: str) -> None:
         """
         Raises:
-            UserError: No such file as the module shows; names the field, its value and the remedy.
+            UserError: The text is no calibration; names the field, its value and the remedy.
         """
         try:
             content = _FILE.validate_json(text)
@@ -71,7 +71,7 @@ class Calibration:
     def require(self, names: Iterable[str]) -> None:
         """
         Raises:
-            SettingError: It lacks some of these operations.
+            SettingError: The calibration lacks one of these operations.
         """
         missing = [name for name in names if name not in self.ops]
         if missing:
@@ -80,10 +80,10 @@ class Calibration:
 
 
 def read(path: str | Path) -> Calibration:
-    """The calibration in that file.
+    """Read a calibration file.
 
     Raises:
-        UserError: It cannot be read, or is no calibration.
+        UserError: The file cannot be read, or is no calibration.
     """
     try:
         text = Path(path).read_bytes()
@@ -93,15 +93,15 @@ def read(path: str | Path) -> Calibration:
 
 
 def profile_names() -> list[str]:
-    """GPUs with a profile that comes with the package."""
+    """GPUs with a profile in the package."""
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
 def profile(gpu: str) -> Calibration:
-    """The profile of a GPU that comes with the package.
+    """The profile of a GPU from the package.
 
     Raises:
-        SettingError: There is none.
+        SettingError: The package has no profile of this GPU.
     """
     if gpu not in profile_names():
         remedy = f"no profile of {gpu} comes with the package ({', '.join(profile_names())} have one); use roofline"
@@ -117,7 +117,7 @@ def _check_axes(where: str, operation: OpName, model: OpModel) -> None:
 
 
 def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> None:
-    """That a call takes some time, and none that no device takes."""
+    """Refuse coefficients that give a call no time, or an impossible time."""
     for field_name in ("t0_us", "each_us"):
         if (us := getattr(coefficients, field_name)) > MOST_US:
             raise SettingError(f"{where}.{field_name}", us, f"must be at most {MOST_US:g} microseconds")
@@ -135,7 +135,7 @@ def _check_times(where: str, operation: OpName, coefficients: Coefficients) -> N
 
 
 def _complaint(name: str, error: ValidationError) -> UserError:
-    """The first complaint of pydantic's, as one line of ours."""
+    """The first validation error as one line."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")

@@ -27,15 +27,15 @@ class Curve:
     """A time in ticks over x = 0, 1, 2, ... that never falls.
 
     Attributes:
-        segments: As ``upper_envelope`` gives them.
+        segments: In the form of ``upper_envelope``.
     """
 
     def __init__(self, us: Microseconds, end: int, bends: Iterable[int] = ()) -> None:
         """
         Args:
             us: Microseconds at integers, as floats.
-            end: Where sampling ends; the last line goes on from there.
-            bends: Where the curve has corners: always knots.
+            end: End of the sampled range; the last line continues from there.
+            bends: Corners of the curve, which are always knots.
         """
         grid = _grid(end, bends)
         times = np.maximum.accumulate(np.rint(us(grid) * 1e3).astype(np.int64)) * TICKS_PER_NS
@@ -44,7 +44,7 @@ class Curve:
         self._ends = [until for *_, until in self.segments if until is not None]
 
     def segment(self, x: int) -> Segment:
-        """The line that holds at ``x``."""
+        """The line at ``x``."""
         return self.segments[bisect_right(self._ends, x)]
 
     def __call__(self, x: int) -> int:
@@ -58,7 +58,7 @@ def _grid(end: int, bends: Iterable[int]) -> np.ndarray:
 
 
 def _knots(grid: np.ndarray, times: np.ndarray) -> list[int]:
-    """Indices of as few samples as keep every other one within the tolerance: each line as long as it can be."""
+    """Indices of the fewest samples that keep all others within the tolerance: each line as long as possible."""
     kept = [0]
     while kept[-1] < len(grid) - 1:
         start = kept[-1]
@@ -74,7 +74,7 @@ def _knots(grid: np.ndarray, times: np.ndarray) -> list[int]:
 
 
 def _segments(knots: list[int], times: list[int]) -> list[Segment]:
-    """Lines of whole slopes that meet: each aims at the next knot's time from where the one before it ended."""
+    """Connected lines with whole slopes: each starts at the end of the one before and aims at the next knot."""
     segments: list[Segment] = []
     at = times[0]
     for start, end, time in zip(knots, knots[1:], times[1:]):
@@ -88,7 +88,7 @@ def _segments(knots: list[int], times: list[int]) -> list[Segment]:
 class Surface:
     """A time in ticks over two counts, by patches with edges of a sixteenth to an eighth of the counts.
 
-    Nodes are filled as they are asked for; within a patch the time is linear along either count.
+    Nodes are computed on first use; within a patch the time is linear in either count.
     """
 
     def __init__(self, us: Callable[[int, int], float]) -> None:

@@ -11,7 +11,7 @@ Segment = tuple[int, int, int | None]
 def upper_envelope(lines: Sequence[Line]) -> list[Segment]:
     """Segments ``(base, slope, until)`` of the largest of ``base + slope * x`` for x = 0, 1, 2, ...
 
-    A segment holds for x below its ``until``, from where the one before it ends; None: for ever.
+    A segment is valid from the end of the one before it to before its ``until``; None: without end.
     """
     current = max(lines)
     segments: list[Segment] = []

@@ -32,12 +32,12 @@ LogRatio = Annotated[float, Field(ge=-2.4, le=2.4, allow_inf_nan=False)]
 
 
 class Work(NamedTuple):
-    """What one call does.
+    """The work of one call.
 
     Attributes:
         flops, bytes: Multiplications and additions, and bytes moved.
-        pieces: Blocks, copies or rows that each take time of their own.
-        at: Where on the axes of the residuals the call lies.
+        pieces: Blocks, copies or rows that each add a fixed time.
+        at: Position of the call on the axes of the residuals.
     """
 
     flops: Amount = 0
@@ -130,7 +130,7 @@ def transfer(bytes: Amount, blocks: Amount = 1) -> Work:
 
 
 def step(rows: Amount) -> Work:
-    """Host work and launches of a step over ``rows`` sequences, as far as no other operation has them."""
+    """Host work and launches of a step over ``rows`` sequences that no other operation includes."""
     return Work(pieces=rows)
 
 
@@ -177,11 +177,11 @@ AXES = {
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Coefficients:
-    """The few numbers of an operation.
+    """The coefficients of an operation.
 
     Attributes:
-        t0_us: Shortest call.
-        flops_per_s, bytes_per_s: Rates that long calls come to; None where the operation has no such work.
+        t0_us: Duration of the shortest call.
+        flops_per_s, bytes_per_s: Rates of long calls; None if the operation has no such work.
         each_us: Time of each of the call's ``pieces``.
         q: See the module.
     """
@@ -233,7 +233,7 @@ class Residuals:
         return self
 
     def __call__(self, at: Mapping[str, Amount]) -> np.ndarray:
-        """The logarithm by which the coefficients are wrong there."""
+        """Logarithm of measured over modelled time at this position."""
         table = np.asarray(self.log_ratios)
         return sum(weight * table[index] for index, weight in corners(self.axes, self.knots, at))
 
@@ -261,8 +261,8 @@ class OpModel:
     """One operation on one device.
 
     Attributes:
-        source: Where the numbers come from, if not from where the rest of the file does.
-        fit: What was fitted and how far off it is, for the reader.
+        source: Source of the numbers, if other than that of the file.
+        fit: Description and errors of the fit, for readers.
     """
 
     coefficients: Coefficients

@@ -37,7 +37,7 @@ class PaperCost:
     Args:
         scale: Factor on the whole step, rounded into each coefficient.
         block_bytes: Bytes of one KV block, which a swap moves.
-        block_size: Tokens of one.
+        block_size: Tokens per block.
         ms_per_prefill_token_beyond: Slope past the 256th prompt token of a step. None goes on
             as before; DistServe's fit for this model and card is about 0.14.
         step_ms, ms_per_decode, ms_per_prefill_token: In place of the three coefficients, for a step that is not
@@ -74,11 +74,11 @@ class PaperCost:
 
     @staticmethod
     def fits(model: ModelSpec, gpu: GpuSpec, tensor_parallel: int) -> bool:
-        """Whether this is what was measured: the layers and width of OPT-13B on one A100-40GB."""
+        """Whether the measurements apply: the layers and width of OPT-13B on one A100-40GB."""
         return (model.num_layers, model.hidden_size, gpu.name, tensor_parallel) == (40, 5120, "a100-40gb", 1)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """See ``StepCost``; contexts and pairs change nothing."""
+        """See ``StepCost``; independent of context and pairs."""
         ticks = self._step + self._per_decode * decodes + self._per_prefill_token * prefill_tokens
         beyond = prefill_tokens - PREFILL_KNEE_TOKENS
         return ticks + self._steeper * beyond if beyond > 0 else ticks

@@ -24,7 +24,7 @@ from .shares import SHARES
 
 
 class RooflineCost:
-    """Every term of a step is one line, or the larger of a line by bytes and a line by flops.
+    """Each term of a step is a line, or the maximum of a line in bytes and a line in flops.
 
     Per rank of a tensor-parallel group: GEMMs over all tokens of the step, the output head over the
     decoding rows (the one row a prompt adds is left out), attention over the context, the KV write,
@@ -37,8 +37,8 @@ class RooflineCost:
     vLLM V1; launches cost what they cost without, since that is assumed anyway.
 
     Args:
-        dtype: Of activations, and of weights that are not quantised; fp16 or bf16, for which the flops hold.
-        block_size: Slots of a block, for the swaps.
+        dtype: Number format of activations and unquantised weights; fp16 or bf16, as the flops of the data sheet.
+        block_size: Slots per block, for swaps.
         deployment: Pipeline stages, number formats of KV and weights, CUDA graphs.
     """
 
@@ -141,7 +141,7 @@ class RooflineCost:
         return max(self._head_read + self._head_read_per_row * rows, self._head_flops_per_row * rows)
 
     def decode_attention_ticks(self, decodes: int, context: int) -> int:
-        """Attention of ``decodes`` new tokens to ``context`` tokens in all."""
+        """Attention of ``decodes`` new tokens to ``context`` tokens in total."""
         return self._attention.decode_ticks(decodes, context)
 
     def prefill_attention_ticks(self, tokens: int, pairs: int) -> int:

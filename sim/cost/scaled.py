@@ -8,13 +8,12 @@ _PARTS = 1_000_000
 
 
 class ScaledCost:
-    """Every step takes ``scale`` times as long; swaps and copies, which links bound, take what they took.
+    """Multiplies step times by ``scale``. Swaps and copies, which links bound, keep their times.
 
-    A step that only decodes is scaled as its line is, intercept and slope each rounded to ticks, so that the line
-    is the step, exactly.
+    A decode step is scaled as its line, intercept and slope each rounded to ticks, so line and step agree exactly.
 
     Args:
-        scale: Of a precision of a millionth.
+        scale: Factor, rounded to a millionth.
     """
 
     def __init__(self, inner: StepCost, scale: float) -> None:

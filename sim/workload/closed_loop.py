@@ -36,7 +36,7 @@ class Maker:
     Args:
         workload: The requests.
         max_model_len: As for ``OpenLoop``.
-        grouping: Makes a group of them, for which its leader arrives; None: each arrives for itself.
+        grouping: Makes a group of the sequences, of which only the leader arrives; None: each sequence arrives.
     """
 
     def __init__(self, workload: Workload, max_model_len: int, grouping: Grouping | None = None) -> None:
@@ -67,7 +67,7 @@ class ClosedLoop:
 
     Args:
         workload: The requests, with ``users``.
-        refused: bool [n], those that no schedule can ever serve: they are not delivered.
+        refused: bool [n], requests that no schedule can serve; they are not delivered.
         maker: Makes their sequences.
 
     Attributes:
@@ -106,7 +106,7 @@ class ClosedLoop:
         return after, zip(workload.arrival_ticks[first].tolist(), first.tolist(), strict=True)
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """Append to ``waiting`` what has been sent by ``now``."""
+        """Append to ``waiting`` the requests that have been sent by ``now``."""
         while self.next_ticks <= now:
             request = self._request
             if self._due and self._due[0][1] == request:
@@ -123,7 +123,7 @@ class ClosedLoop:
             self._look()
 
     def finish(self, leaving: Iterable[Sequence], now: int) -> None:
-        """Sequences are done; where a request has been answered, its user thinks."""
+        """Notify of finished sequences; the user of an answered request starts to think."""
         for sequence in leaving:
             request = self._request_of[sequence.index]
             self._left[request] -= 1
@@ -137,7 +137,7 @@ class ClosedLoop:
         self._look()
 
     def _look(self) -> None:
-        """See which request is sent next, and when."""
+        """Update the next request and its send time."""
         arrival, request = self._first_turn
         if self._ready is not None:
             arrival = max(arrival, self._ready[0]) if self._ready else NEVER
@@ -145,7 +145,7 @@ class ClosedLoop:
         self.next_ticks, self._request = min((arrival, request), turn)
 
     def sent(self) -> np.ndarray:
-        """When each request was sent, int64 [n]; one that was refused, with the one before it in the workload."""
+        """Send time of each request, int64 [n]; a refused request has that of the request before it."""
         served = np.zeros(len(self._sent_ticks), dtype=np.int64)
         served[self._served] = self._served
         last = np.maximum.accumulate(served)

@@ -30,17 +30,18 @@ _COLUMNS = ("offsets", "ids", "tokens", "session_id", "same_as")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptContent:
-    """What prompts are made of, piece by piece.
+    """The contents of prompts as lists of pieces.
 
     Attributes:
         offsets: int64 [n + 1]; request i has the pieces from ``offsets[i]`` up to ``offsets[i + 1]``.
-        ids: int64 [pieces]; equal ids: equal contents, wherever they occur. Of two lengths, one begins the other.
-        tokens: int64 [pieces], at least 1. Those of a request add up to no more than its prompt, the rest of
-            which is its own.
-        session_id: int64 [n], or None. Requests of one number are turns of one session, ``NO_SESSION`` is none.
-            Where no request has pieces, a turn's prompt begins with the prompt and the output of the turn before.
-        same_as: int64 [n], or None: the row that has the very prompt of each, as sequences of one request have.
-            None is each its own.
+        ids: int64 [pieces]; equal ids have equal contents. If their lengths differ, the shorter is a prefix of the
+            longer.
+        tokens: int64 [pieces], at least 1. The pieces of a request cover at most its prompt; the rest of the prompt
+            is not shared.
+        session_id: int64 [n], or None. Requests with the same number are turns of one session, ``NO_SESSION`` is none.
+            If no request has pieces, a turn's prompt begins with the prompt and the output of the turn before.
+        same_as: int64 [n], or None: a row with the same prompt, as for sequences of one request. None: each row has its
+            own prompt.
     """
 
     offsets: np.ndarray
@@ -69,13 +70,13 @@ class PromptContent:
 
     @classmethod
     def of_sessions(cls, session_id: np.ndarray) -> PromptContent:
-        """Contents of which only the sessions are known."""
+        """Contents with known sessions and nothing else."""
         nothing = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(session_id) + 1, dtype=np.int64), nothing, nothing, session_id)
 
     @classmethod
     def unknown(cls, requests: int) -> PromptContent:
-        """Contents of which nothing is known: no request shares any with another."""
+        """Unknown contents: no request shares tokens with another."""
         return cls.of_sessions(np.full(requests, NO_SESSION))
 
     def __len__(self) -> int:
@@ -112,7 +113,7 @@ class PromptContent:
 
 
 class Tokens(Protocol):
-    """What prompts and outputs are made of, request by request: what a prefix cache asks."""
+    """Contents of prompts and outputs by request, as a prefix cache reads them."""
 
     def runs(self, request: int) -> tuple[Run, ...]:
         """The prompt of a request."""
@@ -122,7 +123,7 @@ class Tokens(Protocol):
 
 
 class PromptSource(Protocol):
-    """Requests with prompts that may be known: a workload, or what a router sends to one replica."""
+    """Requests with possibly known prompts: a workload, or the requests that a router sends to one replica."""
 
     @property
     def may_share_prefixes(self) -> bool:
@@ -136,7 +137,7 @@ class TokenRuns:
     """The tokens of every request as runs, in the form that ``memory.prefix`` takes.
 
     Args:
-        content: What the prompts are made of.
+        content: Contents of the prompts.
         prompt_tokens, output_tokens: int64 [n], of the workload.
     """
 
@@ -157,7 +158,7 @@ class TokenRuns:
 
     @classmethod
     def of_dialogue(cls, dialogue: Dialogue, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> TokenRuns:
-        """The tokens of requests that begin with others' text."""
+        """The tokens of requests with parents."""
         runs = cls(PromptContent.of_sessions(np.full(len(dialogue), NO_SESSION)), prompt_tokens, output_tokens)
         runs._before, runs._known = dialogue.parent.tolist(), dialogue.parent_tokens.tolist()
         return runs
@@ -176,7 +177,7 @@ class TokenRuns:
         return tuple(runs)
 
     def output_runs(self, request: int) -> tuple[Run, ...]:
-        """The output of a request, which goes on with the stream of what its prompt has of its own."""
+        """The output of a request; it continues the stream of the prompt's own tokens."""
         return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
 
     def _turn(self, request: int) -> tuple[Run, ...]:

@@ -25,9 +25,9 @@ class Dialogue:
 
     Attributes:
         parent: int64 [n], the row of an earlier request, or ``NO_PARENT``.
-        parent_tokens: int64 [n], how many tokens of the parent's prompt and output the prompt begins with; 0 where
-            there is no parent.
-        rolls_back: bool [n], whether the request takes its parent's place.
+        parent_tokens: int64 [n], number of tokens of the parent's prompt and output that the prompt begins with; 0
+            without a parent.
+        rolls_back: bool [n], whether the request replaces its parent.
     """
 
     parent: np.ndarray
@@ -50,11 +50,11 @@ class Dialogue:
         return ["parent", "parent_tokens", "rolls_back"]
 
     def check(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
-        """Whether the lengths leave room for what is said of the parents.
+        """Check the parents against the lengths of the requests.
 
         Raises:
-            SettingError: A parent that is no earlier request; more of its tokens than have keys and values when it is
-                done, or than the prompt has before its last.
+            SettingError: A parent that is no earlier request; more tokens than have keys and values when the parent
+                finishes, or than the prompt has before its last.
         """
         child = self.parent != NO_PARENT
         if (child & ((self.parent < 0) | (self.parent >= np.arange(len(self))))).any():
@@ -67,7 +67,7 @@ class Dialogue:
             raise SettingError("parent_tokens", int(self.parent_tokens[row]), remedy)
 
     def children(self, served: np.ndarray) -> np.ndarray:
-        """Of how many requests each is the parent, int64 [n]; of those alone that are ``served``, bool [n]."""
+        """Number of children of each request, int64 [n], counting only those that are ``served``, bool [n]."""
         return np.bincount(self.parent[served & (self.parent != NO_PARENT)], minlength=len(self))
 
     def first(self, requests: int) -> Dialogue:

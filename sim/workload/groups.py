@@ -25,18 +25,18 @@ from .workload import Workload
 
 
 class Lineage(Protocol):
-    """Which beam goes on from which."""
+    """Decides which beams die, and which survivors they continue from."""
 
     def replaced(self, beams: int) -> list[tuple[int, int]]:
         """(beam that dies, survivor that it becomes a copy of), in order, in one step of so many beams."""
 
 
 class Ancestry:
-    """Which beam goes on from which: a model with one parameter.
+    """A model of beam search with one parameter.
 
-    In every step each beam survives with the same probability, and one that does not becomes a copy
-    of a survivor, any of them as likely; if none would survive, one does. Every request draws from a
-    stream of its own, so that its beams are the same under every policy.
+    In every step each beam survives with the same probability. A beam that does not becomes a copy of a survivor, chosen
+    uniformly; if none would survive, one does. Every request draws from its own random stream, so its beams are the same
+    under every policy.
 
     Args:
         survival: The probability, from 0 to 1.
@@ -67,8 +67,8 @@ class Group:
 
     Attributes:
         members: In order of their index; the first is the leader, which prefills for all.
-        ancestry: Of beams; None for samples, which all live to the end.
-        forked: Whether the siblings have begun, or wait with the leader to compute again.
+        ancestry: Of beams; None for samples, which all run to the end.
+        forked: Whether the siblings have started, or wait with the leader to be recomputed.
         spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
             than the tables that name it.
         due_copies: Of those, blocks that are copied in their next step, as more than one table would write to them.

@@ -12,34 +12,33 @@ import numpy as np
 from ..types.sequence import Sequence
 from .workload import Workload
 
-#: No request is to come.
+#: Time of the next request when there is none.
 NEVER = 1 << 100
-#: Requests that are made into Python numbers at a time.
+#: Number of requests converted to Python numbers at a time.
 _CHUNK = 65_536
 
 
 class Source(Protocol):
-    """What an engine asks of the source of its requests."""
+    """Delivers requests to an engine."""
 
     next_ticks: int
     #: Whether ``finish`` notifies it of finished requests.
     hears_of_finishes: bool
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """Append to ``waiting`` what has arrived by ``now``."""
+        """Append to ``waiting`` the requests that have arrived by ``now``."""
 
     def finish(self, leaving: Iterable[Sequence], now: int) -> None:
-        """Sequences are done; called only where ``hears_of_finishes``."""
+        """Notify of finished sequences; called only if ``hears_of_finishes``."""
 
 
 class OpenLoop:
-    """Requests at times known beforehand, whatever the server does.
+    """Requests at fixed times, independent of the server.
 
     Args:
         workload: The requests.
-        refused: bool [n], those that no schedule can ever serve: they are not delivered.
-        max_model_len: What stands for ``max_tokens`` where the client names none: the room that the
-            model leaves after the prompt.
+        refused: bool [n], requests that no schedule can serve; they are not delivered.
+        max_model_len: Longest prompt + output; ``max_tokens`` defaults to what it leaves after the prompt.
 
     Attributes:
         next_ticks: When the next request arrives, or ``NEVER``.
@@ -57,14 +56,14 @@ class OpenLoop:
         self.next_ticks, self._next = next(self._coming, self._none)
 
     def _arrivals(self) -> Iterator[tuple[int, Sequence]]:
-        """All that are served, and their times of arrival."""
+        """All requests that are served, with their arrivals."""
         rows = self._rows
         return chain.from_iterable(
             map(self._load, (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)))
         )
 
     def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
-        """Some requests and their times of arrival, from columns of Python ints, which are faster one by one."""
+        """Requests and arrivals from columns of Python ints, which are faster to read one by one."""
         work = self._workload
         prompts = work.prompt_tokens[rows]
         limits = self._max_model_len - prompts if work.max_tokens is None else work.max_tokens[rows]
@@ -79,10 +78,10 @@ class OpenLoop:
         return self._next.index
 
     def finish(self, leaving: Iterable[Sequence], now: int) -> None:
-        """See ``Source``; when requests come does not depend on answers."""
+        """See ``Source``; arrivals do not depend on finishes."""
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """Append to ``waiting`` what has arrived by ``now``."""
+        """Append to ``waiting`` the requests that have arrived by ``now``."""
         ticks, none = self.next_ticks, self._none
         while ticks <= now:
             waiting.append(self._next)

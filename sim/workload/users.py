@@ -11,13 +11,13 @@ from ..types.errors import SettingError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Users:
-    """Users with at most one request under way each; ``closed_loop`` says which user sends which request, and when.
+    """Users, each with at most one request in flight; ``closed_loop`` decides which user sends which request, and when.
 
     Attributes:
-        max_concurrency: How many; vLLM's name. None: as many as there are sessions.
-        think_ticks: int64 [n], how long the user waits after the answer to each request before the next one.
-        session_id: int64 [n], or None. Requests of one number are turns of one session, which one user sends;
-            ``NO_SESSION`` is a session of its own. None: all are.
+        max_concurrency: Number of users (vLLM's name); None is the number of sessions.
+        think_ticks: int64 [n], time between the answer to each request and the user's next request.
+        session_id: int64 [n], or None. Requests with the same number are turns of one session, sent by one user;
+            ``NO_SESSION`` is a session of one request. None: all sessions have one request.
     """
 
     max_concurrency: int | None
@@ -38,7 +38,7 @@ class Users:
             raise SettingError("think_time", int(self.think_ticks.min()), "must be 0 or more")
 
     def check(self, requests: int) -> None:
-        """Whether the columns are of so many requests.
+        """Check the length of the columns.
 
         Raises:
             SettingError: One is not.
@@ -48,7 +48,7 @@ class Users:
                 raise SettingError(field, len(getattr(self, field)), f"must be of {requests} requests")
 
     def repeated(self, counts: np.ndarray) -> Users:
-        """Of each sequence what is said of its request; ``counts`` sequences each."""
+        """The columns by sequence, with ``counts`` sequences for each request."""
         arrays = {field: np.repeat(getattr(self, field), counts) for field in self._arrays()}
         return Users(self.max_concurrency, **arrays)
 

@@ -18,17 +18,17 @@ class Workload:
     """Requests in arrival order, as columns.
 
     Attributes:
-        name: What it is, for titles and ``run.json``.
+        name: Name for titles and ``run.json``.
         arrival_ticks: int64 [n], not decreasing, in ticks from the start of the run.
         prompt_tokens: int64 [n], at least 1.
         output_tokens: int64 [n], at least 1: the true output, known only to the simulator.
-        max_tokens: int64 [n] or None: the declared longest output, at least the
-            true one; None where the client says nothing and the model's maximum holds.
-        content: What the prompts are made of; None where they are unknown, and nothing can be shared.
-        dialogue: The parents of prompts that begin with another request's text; None where prompts have no parents.
-        n: int64 [n] or None: sequences that each request asks for, all of its output's length; None is one each.
-        users: Users that wait for answers before sending more; None where arrivals are independent. Afterwards
-            ``arrival_ticks`` are the times at which requests were sent, which of sessions need not ascend.
+        max_tokens: int64 [n] or None: the declared longest output, at least the true one; None if clients declare none
+            and the model's maximum applies.
+        content: Contents of the prompts; None if they are unknown and no prefix can be shared.
+        dialogue: The parents of prompts that begin with another request's tokens; None without parents.
+        n: int64 [n] or None: sequences of each request, all with its output length; None is one each.
+        users: Users of a closed loop; None if arrivals are independent. In the workload of a finished run
+            ``arrival_ticks`` are the send times, which need not ascend with sessions.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def shares(self) -> bool:
-        """Whether some request asks for several sequences."""
+        """Whether a request asks for several sequences."""
         return self.n is not None and bool((self.n > 1).any())
 
     @property
@@ -109,7 +109,7 @@ class Workload:
 
     @property
     def sequences(self) -> Workload:
-        """A row a sequence, those of a request one after the other; the workload itself where each has one."""
+        """The workload with a row per sequence, grouped by request; itself if each request has one sequence."""
         if not self.shares:
             return self
         rows = np.repeat(np.arange(len(self)), self.num_sequences)
@@ -123,18 +123,18 @@ class Workload:
 
     @property
     def may_share_prefixes(self) -> bool:
-        """Whether it is known what prompts are made of."""
+        """Whether the contents of prompts are known."""
         return self.content is not None or self.dialogue is not None
 
     def token_runs(self) -> TokenRuns:
-        """The tokens of every request; all its own where the contents of prompts are unknown."""
+        """The tokens of every request; requests share none if the contents of prompts are unknown."""
         lengths = self.prompt_tokens, self.output_tokens
         if self.dialogue is not None:
             return TokenRuns.of_dialogue(self.dialogue, *lengths)
         return TokenRuns(self.content or PromptContent.unknown(len(self)), *lengths)
 
     def sha256(self) -> str:
-        """Hash of the columns in little-endian bytes: what ``run.json`` calls the trace."""
+        """Hash of the columns in little-endian bytes, the hash of the trace in ``run.json``."""
         digest = hashlib.sha256()
         parts = (self, self.content, self.dialogue, self.users)
         for part in (part for part in parts if part is not None):
