@@ -73,12 +73,12 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Replicas in all."""
+        """Total number of replicas."""
         return self.num_arriving + (self.decode_replicas or 0)
 
     @property
     def num_arriving(self) -> int:
-        """Replicas at which requests arrive: those that prefill."""
+        """Number of replicas that requests arrive at: those that prefill."""
         return self.prefill_replicas or self.num_replicas
 
     def as_dict(self) -> dict[str, Any]:

@@ -47,11 +47,11 @@ GIGABYTE = 10**9
 
 
 class Link:
-    """Carries one transfer after the other.
+    """A link that carries one transfer after the other.
 
     Args:
         bandwidth: GB/s.
-        latency_ms: Milliseconds on top of each, in which the next one may begin.
+        latency_ms: Milliseconds added to each transfer; the next one may begin in the meantime.
     """
 
     def __init__(self, bandwidth: float, latency_ms: float) -> None:
@@ -60,20 +60,20 @@ class Link:
         self._free_ticks = 0
 
     def carry(self, now: int, size_bytes: int) -> tuple[int, int]:
-        """When a transfer that is ready now begins, and when it is over."""
+        """Start and end of a transfer that is ready now."""
         start = max(now, self._free_ticks)
         self._free_ticks = start - (-size_bytes * self._ticks_a_byte // 1)
         return start, self._free_ticks + self._latency_ticks
 
 
 class PrefillMailbox(Mailbox):
-    """As ``Mailbox``; a turn may also be that of blocks which are held no longer.
+    """A ``Mailbox`` that also reports the end of transfers, when the prefill replica frees the blocks.
 
     Args:
-        drop: Called with the sequence that holds them.
+        drop: Called with the sequence that holds the blocks.
 
     Attributes:
-        held: Sequences that hold blocks, and until when; a heap.
+        held: Heap of sequences that hold blocks, by the end of their transfer.
     """
 
     hears_of_finishes = True
@@ -84,7 +84,7 @@ class PrefillMailbox(Mailbox):
         super().__init__()
 
     def hold(self, until: int, sequence: Sequence) -> None:
-        """The blocks of a sequence are held for so long."""
+        """Keep the blocks of a sequence until the end of its transfer."""
         heappush(self.held, (until, sequence.index, sequence))
         self._look()
 
@@ -104,8 +104,8 @@ class PrefillEngine(RoutedEngine):
     """A replica that only prefills.
 
     Args:
-        hand_over: Takes a sequence with its prefill done, and the time; returns until when its blocks are held, or
-            None where it is finished.
+        hand_over: Called with a prefilled sequence and the time; returns the end of its transfer, or None if the
+            sequence has finished.
         others: As for ``RoutedEngine``.
     """
 
@@ -142,16 +142,16 @@ class PrefillEngine(RoutedEngine):
 
 
 class HandOver:
-    """Sends prompts from where they were computed to where their outputs will be.
+    """Sends the KV of prompts from prefill replicas to decode replicas.
 
     Args:
-        lengths: Of the workload's requests.
-        sent: Of every replica, those that prefill before those that decode.
-        decoders: Engines of the latter.
-        router: Chooses among them.
-        links: Of the former.
+        lengths: Lengths of the workload's requests.
+        sent: Requests sent to each replica, prefill replicas first.
+        decoders: Engines of the decode replicas.
+        router: Chooses the decode replica.
+        links: Links of the prefill replicas.
         slot_bytes: Bytes of a token's KV.
-        to_come: Requests of more than one token that will be served.
+        to_come: Number of requests of more than one token that will be served.
 
     Attributes:
         transfers: A record of ``TRANSFER`` each.
@@ -191,7 +191,7 @@ class HandOver:
         return end
 
     def _at(self, decoder: RoutedEngine, delay: int, row: int, sequence: Sequence) -> None:
-        """Let it arrive so much later, before anything else that happens then."""
+        """Schedule an arrival after a delay, before all other events of its tick."""
         alarm = Alarm(decoder.env)
         alarm.callbacks = [lambda _: self._arrive(decoder, row, sequence)]
         decoder.env.schedule(alarm, URGENT, delay)
@@ -208,5 +208,5 @@ class HandOver:
             decoder.close(now)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The transfers as int64 columns, in the order in which prompts were done."""
+        """The transfers as int64 columns, in the order in which prefills ended."""
         return self.transfers.columns()

@@ -44,8 +44,8 @@ class Mailbox:
     """Requests that the router has sent to one replica.
 
     Attributes:
-        next_ticks: When the first of those arrived that the engine has not taken; ``SOMEDAY`` while there is none,
-            and ``NEVER`` when no more will come.
+        next_ticks: Arrival of the first request that the engine has not taken; ``SOMEDAY`` while there is none, and
+            ``NEVER`` after the last one.
     """
 
     hears_of_finishes = False
@@ -64,16 +64,16 @@ class Mailbox:
         self._look()
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """Append to ``waiting`` what has arrived by ``now``."""
+        """Append to ``waiting`` the requests that have arrived by ``now``."""
         while self._sent and self._sent[0][0] <= now:
             waiting.append(self._sent.popleft()[1])
         self._look()
 
     def finish(self, leaving: Iterable[Sequence], now: int) -> None:
-        """See ``Source``; when requests come does not depend on answers."""
+        """See ``Source``; arrivals do not depend on finishes."""
 
     def close(self) -> None:
-        """No more will come."""
+        """Announce that no more requests arrive."""
         self._nothing = NEVER
         self._look()
 
@@ -82,11 +82,11 @@ class Mailbox:
 
 
 class RoutedState(State):
-    """As ``State``.
+    """A ``State`` that counts queued tokens.
 
     Attributes:
-        queued_tokens: Tokens, of prompts and of outputs so far, of all that do not decode: that were sent, wait,
-            prefill, stand still or are swapped out.
+        queued_tokens: Tokens of prompts and of outputs so far of all requests that do not decode: sent, waiting, in
+            prefill, stalled or swapped out.
     """
 
     __slots__ = ("queued_tokens",)
@@ -106,11 +106,11 @@ class RoutedState(State):
 
 
 class RoutedEngine(Engine):
-    """As ``Engine``, for requests that are sent one by one.
+    """An ``Engine`` for requests that a router sends one by one.
 
     Args:
-        number: Place among the replicas: at one tick, those before it come first.
-        source: Where requests are sent.
+        number: Number of the replica; at one tick, replicas act in the order of their numbers.
+        source: The mailbox that requests are sent to.
         policy, memory, cost, edges, leap: See ``Engine``.
     """
 
@@ -140,12 +140,12 @@ class RoutedEngine(Engine):
         self._alarm: simpy.Event = Alarm(env)
 
     def expect(self, sequence: Sequence) -> None:
-        """A request is on its way here; from now on routers count it."""
+        """Announce a request that was routed here; routers count it from now on."""
         self.state.queued_tokens += sequence.start_tokens
         self._expected += 1
 
     def send(self, now: int, sequence: Sequence) -> None:
-        """A request that was expected arrives."""
+        """Deliver an announced request."""
         self._expected -= 1
         self.source.send(now, sequence)
         if self._resting:
@@ -157,14 +157,14 @@ class RoutedEngine(Engine):
             self._cut(until, steps, (start, steps, first, second, growth, *others))
 
     def close(self, now: int) -> None:
-        """No more requests will come."""
+        """Announce that no more requests arrive."""
         self.source.close()
         if self._resting:
             self._wake_up(now)
 
     @property
     def num_requests(self) -> int:
-        """Requests that were sent and are not done; in a static batch also those that have ended."""
+        """Number of unfinished requests; in a static batch finished requests count until the batch ends."""
         state = self.state
         queues: tuple[Sized, ...] = (
             self.source,
@@ -192,19 +192,19 @@ class RoutedEngine(Engine):
         return memory.capacity_slots - room + state.queued_tokens - computed
 
     def _steps_over(self, now: int) -> int:
-        """Steps of the leap under way that were over before ``now``."""
+        """Steps of the leap in progress that ended before ``now``."""
         if self._steps < 2 or self._leap is None:
             return 0
         start, _, first, second, growth, *_ = self._leap
         return steps_until(now - start, first, second, growth) - 1
 
     def _wake_up(self, now: int) -> None:
-        """There is something to do, or there never will be."""
+        """Wake the engine: a request has arrived, or none will."""
         leap = self._leap and (*self._leap[:2], now - self._since, *self._leap[3:])
         self._cut(now, 0, leap)
 
     def _cut(self, until: int, steps: int, leap: Leap | None) -> None:
-        """End what is under way then, if that is sooner than it would."""
+        """End the leap or rest in progress at this tick, if that is earlier than its end."""
         if until >= self._until:
             return
         ticks = until - self._since
@@ -218,7 +218,7 @@ class RoutedEngine(Engine):
         return self._wake
 
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
-        """Set the alarm, unless only the router knows when."""
+        """Set the alarm, unless only the router can end the wait."""
         self._alarm = alarm
         if self._until < SOMEDAY:
             self.env.schedule(alarm, priority, ticks)
@@ -233,7 +233,7 @@ class RoutedEngine(Engine):
         rests: bool = False,
         starting: int = 0,
     ) -> None:
-        """A leap or a rest is under way."""
+        """Record the start of a leap or a rest."""
         self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap
         self._wakes, self._resting, self._starting = wakes, rests, starting
 

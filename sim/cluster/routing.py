@@ -32,34 +32,34 @@ from .config import Cluster
 
 
 class Seen(Protocol):
-    """What a router sees of a replica; ``now`` is the time of the arrival."""
+    """The state of a replica that a router reads; ``now`` is the time of the arrival."""
 
     @property
     def num_requests(self) -> int:
-        """Requests in hand."""
+        """Number of unfinished requests."""
 
     def outstanding_tokens(self, now: int) -> int:
-        """Tokens of prompts and outputs so far of the requests in hand."""
+        """Tokens of prompts and outputs so far of unfinished requests."""
 
     def kv_tokens(self, now: int) -> int:
-        """Slots taken, and tokens that wait for theirs."""
+        """Slots in use, and tokens that need slots before waiting requests decode."""
 
 
 class Router(Protocol):
-    """Chooses.
+    """Chooses the replica of each request.
 
     Attributes:
-        looks: Whether it looks at the replicas; else all its choices are known beforehand.
+        looks: Whether it reads the state of the replicas; if not, all its choices are known in advance.
     """
 
     looks: bool
 
     def choose(self, request: int, replicas: Sequence[Seen], now: int) -> int:
-        """The place of the replica that a request (a row of the workload) goes to."""
+        """The number of the replica for a request (a row of the workload)."""
 
 
 class RoundRobin:
-    """One after the other."""
+    """Replicas in turn."""
 
     looks = False
 
@@ -74,7 +74,7 @@ class RoundRobin:
 
 
 class LeastOutstandingTokens:
-    """The fewest tokens in hand."""
+    """The replica with the fewest outstanding tokens."""
 
     looks = True
 
@@ -85,7 +85,7 @@ class LeastOutstandingTokens:
 
 
 class KvAware:
-    """The most room in the KV cache."""
+    """The replica with the most room in its KV cache."""
 
     looks = True
 
@@ -96,13 +96,13 @@ class KvAware:
 
 
 class PrefixAffine:
-    """Where the longest prefix was sent, while loads are even.
+    """The replica that received the longest prefix, while loads are even.
 
     Args:
-        count: How many replicas.
+        count: Number of replicas.
         cluster: The thresholds.
-        names_of: Names of the full blocks of a request's prompt: equal names, equal tokens from the first one on.
-        most_blocks: Blocks on record of each replica at the most.
+        names_of: Hashes of the full blocks of a request's prompt: equal hashes have equal tokens from the first on.
+        most_blocks: Maximum number of blocks in the record of each replica.
     """
 
     looks = True
@@ -138,7 +138,7 @@ class PrefixAffine:
 
 
 def _leading(names: list[int], record: OrderedDict[int, None]) -> int:
-    """How many of the first names are on record."""
+    """Number of leading hashes that are in the record."""
     for place, name in enumerate(names):
         if name not in record:
             return place
@@ -146,14 +146,14 @@ def _leading(names: list[int], record: OrderedDict[int, None]) -> int:
 
 
 def router(name: str, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> Router:
-    """A router by its name, for so many replicas; the rest is as for ``PrefixAffine``."""
+    """A router by its name, for ``count`` replicas; other arguments are those of ``PrefixAffine``."""
     if name == "prefix-affine":
         return PrefixAffine(count, cluster, names_of, most_blocks)
     return _plain(name, count)
 
 
 def decode_router(cluster: Cluster) -> Router:
-    """The router of requests that have been prefilled."""
+    """The router of prefilled requests."""
     return _plain(cluster.decode_router, cluster.size - cluster.num_arriving)
 
 

@@ -41,12 +41,12 @@ from .sent import Lengths, Sent, part_of
 
 
 class Fleet:
-    """The engines of a cluster, on one clock, about to serve.
+    """The engines of a cluster, on one clock, before the run.
 
     Args:
         rows: Rows of the workload that are served, int64.
-        replicas, sent: Of each engine.
-        choose: The router of requests that arrive.
+        replicas, sent: Replica and requests of each engine.
+        choose: The router of arriving requests.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Fleet:
         self._arrive_at(engines[: cluster.num_arriving], choose)
 
     def _parts(self, number: int) -> tuple[Any, ...]:
-        """What an engine serves with."""
+        """Arguments of an engine."""
         replica = self._replicas[number]
         return replica.policy, replica.memory, replica.cost, edges(self._settings), self._settings.leap
 
@@ -82,7 +82,7 @@ class Fleet:
         return RoutedEngine(self.env, number, Mailbox(), *self._parts(number))
 
     def _split(self, choose: Router) -> list[Engine]:
-        """Engines each of which knows beforehand what it will be sent."""
+        """Engines with requests that are assigned in advance."""
         for row in self._rows.tolist():
             self._sent[choose.choose(row, (), 0)].rows.append(row)
         engines = []
@@ -93,7 +93,7 @@ class Fleet:
         return engines
 
     def _disaggregated(self, cluster: Cluster) -> list[RoutedEngine]:
-        """Engines that prefill, and then those that decode."""
+        """Prefill engines, then decode engines."""
         first, chosen = cluster.num_arriving, self._settings
         decoders = [self._routed(number) for number in range(first, cluster.size)]
         dtype = "fp16" if chosen.kv_cache_dtype == "auto" else chosen.kv_cache_dtype
@@ -113,7 +113,7 @@ class Fleet:
         self.env.process(self._arrivals(engines, choose))
 
     def _arrivals(self, engines: list[RoutedEngine], choose: Router) -> Generator[simpy.Event, None, None]:
-        """Requests arrive, each before anything else that happens at its tick, and are sent to a replica."""
+        """Send each request to a replica at its arrival, before all other events of that tick."""
         env, alarm, now = self.env, Alarm(self.env), int(self.env.now)
         arrivals = self._workload.arrival_ticks[self._rows].tolist()
         prefills = self._hand_over is not None
@@ -155,17 +155,17 @@ LEAST_NAMED_TOKENS = 16
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A run that is over.
+    """A finished run of a cluster.
 
     Attributes:
-        settings, cluster, workload: What was asked.
-        runs: What each replica did, by its number, with the requests that it was sent, in the order in which they
-            came. All end when the last one does. Replicas that only prefill come first; to them all requests are of
-            one token, and to those that only decode they arrive when their KV does.
-        rows: The rows of the workload that these are, int64 [requests of the replica] each.
-        smallest_pool_blocks: int64 [n], the smallest pool that can ever serve each request.
-        transfers: int64 columns, by the names in ``disaggregated.TRANSFER``: a record for each prompt with KV that went
-            from where it was prefilled to where it was decoded.
+        settings, cluster, workload: The inputs.
+        runs: The run of each replica, by its number, with its requests in order of arrival. All end together.
+            Prefill replicas come first. On these every request has one output token; on decode replicas a request
+            arrives with its KV.
+        rows: The rows of the workload of each replica's requests, int64 [requests of the replica] each.
+        smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
+        transfers: int64 columns with the names of ``disaggregated.TRANSFER``: a row for each prompt with transferred
+            KV.
     """
 
     settings: Settings
@@ -187,18 +187,18 @@ class ClusterRun:
         return self.cluster.num_arriving
 
     def only_decodes(self, number: int) -> bool:
-        """Whether requests come to a replica when they have been prefilled."""
+        """Whether a replica only decodes."""
         return number >= self.num_arriving
 
     def role(self, number: int) -> str:
-        """What a replica does: "prefill", "decode" or "both"."""
+        """Role of a replica: "prefill", "decode" or "both"."""
         if not self.cluster.disaggregated:
             return "both"
         return "decode" if self.only_decodes(number) else "prefill"
 
     @property
     def end_ticks(self) -> int:
-        """When the last request was done."""
+        """Finish of the last request."""
         return self.runs[0].log.end_ticks
 
 
@@ -212,8 +212,8 @@ def simulate_cluster(
     """Serve a workload on several replicas, to the last request.
 
     Args:
-        settings: Of every replica.
-        step_cost: Used in place of the settings' own.
+        settings: Settings of every replica.
+        step_cost: Replaces the cost model of the settings.
         progress: Called now and then with the number of requests that have arrived.
 
     Raises:
@@ -245,7 +245,7 @@ def simulate_cluster(
 
 
 def _check_separate(settings: Settings, workload: Workload) -> None:
-    """Refuse what only a single replica serves."""
+    """Refuse workloads that need a single replica."""
     remedy = "is for a single replica; leave out num_replicas and the like"
     if workload.users is not None:
         _refuse(workload.users)
@@ -258,7 +258,7 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
 
 
 def _refuse(users: Users) -> None:
-    """Refuse users, by what makes them wait."""
+    """Refuse closed loops; the error names the flag that makes users wait."""
     if users.max_concurrency is not None:
         remedy = "users that wait for answers need a single replica; leave it out"
         raise SettingError("max_concurrency", users.max_concurrency, remedy)
@@ -275,7 +275,7 @@ def _check_disaggregated(settings: Settings, cluster: Cluster) -> None:
 
 
 def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent]) -> list[Replica]:
-    """A replica for each; they share one cost, which none of them changes."""
+    """The replicas; they share one cost model, which is immutable."""
     first = build(settings, step_cost, sent[0])
     if cluster.disaggregated and first.layout is not None:
         remedy = "needs layers that keep every token; give --disable-hybrid-kv-cache-manager"
@@ -291,7 +291,7 @@ def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, 
 
 
 def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: TokenRuns | None) -> Router:
-    """The router of requests that arrive."""
+    """The router of arriving requests."""
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":

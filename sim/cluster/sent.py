@@ -12,7 +12,7 @@ from ..workload.workload import Workload
 
 
 class Lengths:
-    """How long requests are, as Python ints, which are quicker one by one.
+    """Lengths of requests as Python ints, which are faster to read one by one.
 
     Attributes:
         outputs: Output tokens by row of the workload.
@@ -24,12 +24,12 @@ class Lengths:
         self._prompts, self.outputs, self._limits = (column.tolist() for column in columns)
 
     def sequence(self, row: int) -> Sequence:
-        """The sequence of a request, to be numbered where it goes."""
+        """The sequence of a request, without a number."""
         return Sequence(row, self._prompts[row], self.outputs[row], self._limits[row])
 
 
 class Sent:
-    """The requests that a replica is sent: what their prompts are made of, by the replica's numbers.
+    """The requests of a replica, with the contents of their prompts by the replica's numbers.
 
     Attributes:
         rows: Their rows in the workload.
@@ -41,17 +41,17 @@ class Sent:
         self._whole = whole
 
     def number(self, row: int, sequence: Sequence) -> Sequence:
-        """The sequence of a request that comes now, with its number."""
+        """Number the sequence of an arriving request."""
         sequence.index = sequence.order = len(self.rows)
         self.rows.append(row)
         return sequence
 
     def token_runs(self) -> Sent:
-        """Itself: it answers as ``TokenRuns`` does."""
+        """Itself: it has the methods of ``TokenRuns``."""
         return self
 
     def runs(self, request: int) -> tuple[TokenRun, ...]:
-        """The prompt of the replica's request of that number."""
+        """The prompt of a request by the replica's number."""
         return self._known().runs(self.rows[request])
 
     def output_runs(self, request: int) -> tuple[TokenRun, ...]:
@@ -70,7 +70,7 @@ def part_of(
     arrival_ticks: np.ndarray | None = None,
     output_tokens: np.ndarray | None = None,
 ) -> Workload:
-    """Some requests, without what their prompts are made of; columns that are given stand in for the workload's."""
+    """Rows of a workload without the contents of prompts; given columns replace the workload's."""
     return Workload(
         workload.name,
         workload.arrival_ticks[rows] if arrival_ticks is None else arrival_ticks,

@@ -26,9 +26,9 @@ _HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_
 
 
 def cluster_summary(run: ClusterRun) -> dict[str, Any]:
-    """Everything that is said of a cluster in numbers.
+    """All metrics of a cluster.
 
-    As ``summary`` says it of a replica: latencies are those of all requests, ``waste`` and ``batch`` those of all
+    The keys are those of ``summary``: latencies are those of all requests, ``waste`` and ``batch`` those of all
     pools together. ``num_gpu_blocks`` is the size of each pool.
     """
     first = run.runs[0]
@@ -71,7 +71,7 @@ def cluster_times(run: ClusterRun) -> RequestTimes:
 
 
 def cluster_gaps(run: ClusterRun) -> Gaps:
-    """All gaps: those on each replica, and those in which a request went from one to another."""
+    """All gaps: those on each replica, and those during transfers."""
     times, moved = cluster_times(run), run.transfers["row"]
     first_token, second_token = (np.zeros(len(run.workload), dtype=np.int64) for _ in range(2))
     first_token[times.index] = times.first_token_ticks
@@ -83,7 +83,7 @@ def cluster_gaps(run: ClusterRun) -> Gaps:
 
 
 def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
-    """What went from replicas that prefill to those that decode; None where there are none."""
+    """Transfers from prefill to decode replicas; None if prefill is not disaggregated."""
     if not run.cluster.disaggregated:
         return None
     moved = run.transfers
@@ -98,7 +98,7 @@ def _kv_transfer(run: ClusterRun) -> dict[str, Any] | None:
 
 
 def _together(windows: list[Window]) -> Window:
-    """One span of time, and what was in it on all replicas."""
+    """The sum of all replicas over one span of time."""
     slot_steps: Counter[str] = Counter()
     slot_ticks: Counter[str] = Counter()
     for window in windows:
@@ -125,7 +125,7 @@ def _work(run: ClusterRun) -> Work:
 
 
 def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
-    """Look-ups, hits and evictions of all replicas; None where nothing is cached."""
+    """Queries, hits and evictions of all replicas; None without prefix caches."""
     caches = [cache for cache in map(prefix_cache, run.runs) if cache is not None]
     if not caches:
         return None
@@ -134,7 +134,7 @@ def _prefix_cache(run: ClusterRun) -> dict[str, Any] | None:
 
 
 def _replica(number: int, role: str, part: Run) -> dict[str, Any]:
-    """One replica: what it was sent, what it did, and where its slots and its time went."""
+    """Metrics of one replica: its requests, steps, slots and time."""
     window, cache = part.window, prefix_cache(part)
     return {
         "replica": number,

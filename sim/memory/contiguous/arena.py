@@ -21,35 +21,35 @@ from .buddy import MAX_CHUNK_BLOCKS, BuddyArena
 
 
 class Arena(Protocol):
-    """Contiguous pieces over ``num_blocks`` blocks."""
+    """Allocates contiguous pieces of ``num_blocks`` blocks."""
 
     num_blocks: int
 
     @staticmethod
     def piece_blocks(blocks: int) -> int:
-        """Blocks of the piece that a request for ``blocks`` is given: ask for these."""
+        """Blocks of the piece that a request for ``blocks`` takes; pass this number to ``fits`` and ``allocate``."""
 
     def fits(self, blocks: int) -> bool:
-        """Whether a piece of ``blocks`` can be had."""
+        """Whether a piece of ``blocks`` can be allocated."""
 
     def allocate(self, blocks: int) -> int:
-        """First block of a piece of ``blocks``; SimulationFault where none fits."""
+        """First block of a new piece of ``blocks``; SimulationFault if none fits."""
 
     def free(self, start: int, blocks: int) -> None:
-        """Give a piece back; SimulationFault where some of it is free already."""
+        """Free a piece; SimulationFault if a part of it is already free."""
 
     def free_blocks_below(self, blocks: int) -> int:
         """Free blocks in pieces too small for ``blocks``: stranded for a request of that size."""
 
     def free_pieces(self) -> list[tuple[int, int]]:
-        """Free blocks as (start, length), by address, in the pieces in which they can be had."""
+        """Free pieces that can be allocated, as (start, length), by address."""
 
     def free_runs(self) -> list[tuple[int, int]]:
         """Maximal runs of free blocks as (start, length), by address."""
 
 
 class FirstFitArena:
-    """Free runs by address; the first that is long enough is cut at its lower end."""
+    """Takes the lower end of the first free run that is long enough."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -58,15 +58,15 @@ class FirstFitArena:
 
     @staticmethod
     def piece_blocks(blocks: int) -> int:
-        """As many as are asked for."""
+        """The requested number: pieces are not rounded."""
         return blocks
 
     def fits(self, blocks: int) -> bool:
-        """Whether some free run holds ``blocks``."""
+        """Whether a free run has at least ``blocks``."""
         return max(self.lengths, default=0) >= blocks
 
     def allocate(self, blocks: int) -> int:
-        """Start of a piece of ``blocks``, the lower end of the run chosen.
+        """Start of a new piece of ``blocks``, the lower end of the chosen run.
 
         Raises:
             SimulationFault: None is long enough; ask ``fits`` first.
@@ -83,14 +83,14 @@ class FirstFitArena:
         return start
 
     def choose(self, blocks: int) -> int | None:
-        """Which of the free runs to cut: its place in the order of addresses; None where none is long enough."""
+        """Index of the free run to allocate from, in order of addresses; None if none is long enough."""
         return next((place for place, length in enumerate(self.lengths) if length >= blocks), None)
 
     def free(self, start: int, blocks: int) -> None:
-        """Give a piece back and join it with its neighbours.
+        """Free a piece and merge it with adjacent free runs.
 
         Raises:
-            SimulationFault: Some of it is free already, or lies outside the pool.
+            SimulationFault: A part of it is already free, or outside the pool.
         """
         starts, lengths = self._starts, self.lengths
         place, end = bisect_right(starts, start), start + blocks
@@ -122,7 +122,7 @@ class FirstFitArena:
 
 
 class BestFitArena(FirstFitArena):
-    """Free runs by address; the shortest that is long enough is cut at its lower end."""
+    """Takes the lower end of the shortest free run that is long enough."""
 
     def choose(self, blocks: int) -> int | None:
         fitting = [(length, place) for place, length in enumerate(self.lengths) if length >= blocks]
@@ -130,10 +130,10 @@ class BestFitArena(FirstFitArena):
 
 
 def arena(name: str, num_blocks: int, longest_blocks: int) -> Arena:
-    """The arena of that name ("buddy", "first-fit", "best-fit") over a pool.
+    """The arena with this name ("buddy", "first-fit", "best-fit") over a pool.
 
     Args:
-        longest_blocks: Most that will be asked for in one piece. A buddy arena has chunks of at least
+        longest_blocks: Blocks of the largest piece that will be requested. A buddy arena has chunks of at least
             128, which as blocks of 16 hold the artifact's 2,048 tokens.
     """
     if name == "buddy":

@@ -34,15 +34,15 @@ class BuddyArena:
 
     @staticmethod
     def piece_blocks(blocks: int) -> int:
-        """Blocks of the chunk that a request for ``blocks`` is given: the next power of two."""
+        """Blocks of the chunk for a request of ``blocks``: the next power of two."""
         return 1 << (blocks - 1).bit_length()
 
     def fits(self, blocks: int) -> bool:
-        """Whether some free chunk holds ``blocks``."""
+        """Whether a free chunk has at least ``blocks``."""
         return any(starts for size, starts in self.free_lists.items() if size >= blocks)
 
     def allocate(self, blocks: int) -> int:
-        """Start of a chunk of ``blocks`` (a power of two), cut from the smallest free one that fits.
+        """Start of a new chunk of ``blocks`` (a power of two), split from the smallest free chunk that fits.
 
         Raises:
             SimulationFault: None fits; ask ``fits`` first.
@@ -59,7 +59,7 @@ class BuddyArena:
         return start
 
     def free(self, start: int, blocks: int) -> None:
-        """Give a chunk back and merge it with its buddies.
+        """Free a chunk and merge it with its buddies.
 
         Raises:
             SimulationFault: The chunk is free already.
@@ -73,11 +73,11 @@ class BuddyArena:
         self.free_lists[blocks][start] = None
 
     def _is_free(self, start: int, blocks: int) -> bool:
-        """Whether the chunk lies in a free one, merged or not."""
+        """Whether the chunk is part of a free chunk."""
         return any(start & -size in starts for size, starts in self.free_lists.items() if size >= blocks)
 
     def free_blocks_below(self, blocks: int) -> int:
-        """Free blocks in chunks too small for one of ``blocks``: stranded for a request of that size."""
+        """Free blocks in chunks smaller than ``blocks``: stranded for a request of that size."""
         return sum(size * len(starts) for size, starts in self.free_lists.items() if size < blocks)
 
     def free_pieces(self) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Grant(NamedTuple):
-    """A reservation: tokens asked for, slots taken, padding within them, first block (None: no place)."""
+    """A reservation: requested tokens, reserved slots, padding among them, first block (None: no address)."""
 
     tokens: int
     slots: int
@@ -37,10 +37,10 @@ class Grant(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Where it begins.
+        """Its first block.
 
         Raises:
-            SimulationFault: It has no place, as its slots are only counted.
+            SimulationFault: It has no address, as its slots are only counted.
         """
         if self.start is None:
             raise SimulationFault("a reservation that is only counted has no place")
@@ -48,11 +48,11 @@ class Grant(NamedTuple):
 
 
 class ContiguousTransaction:
-    """Tentative reservations of one step: the next one sees what the last one took. See ``Transaction``.
+    """Tentative reservations of one step, each visible to the next. See ``Transaction``.
 
     Attributes:
-        memory: The memory that they are of.
-        free_slots: Slots that are free, less those of the reservations made so far.
+        memory: The memory of the reservations.
+        free_slots: Free slots less the reservations made so far.
     """
 
     __slots__ = ("blocked_blocks", "free_slots", "memory", "places")
@@ -67,14 +67,14 @@ class ContiguousTransaction:
         self.places: deque[tuple[int, int, int | None]] = deque()
 
     def has_room(self, tokens: int, pieces: int = 1) -> bool:
-        """Whether so many pieces for ``tokens`` can be had."""
+        """Whether this many pieces for ``tokens`` can be allocated."""
         slots = self.memory.slots_of(tokens)
         if pieces * slots > self.free_slots:
             return False
         return self.memory.has_place(slots) if pieces == 1 else self._all_have_places(slots, pieces)
 
     def _all_have_places(self, slots: int, pieces: int) -> bool:
-        """Whether so many can be placed, one after the other: tried, and undone."""
+        """Whether this many pieces can be placed one after the other; tries and undoes it."""
         memory = self.memory
         starts: list[int | None] = []
         while len(starts) < pieces and memory.has_place(slots):
@@ -84,35 +84,35 @@ class ContiguousTransaction:
         return len(starts) == pieces
 
     def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
-        """Whether there is room for a sequence that asks for so many pieces for ``tokens``."""
+        """Whether there is room for a sequence that needs this many pieces for ``tokens``."""
         return self.has_room(tokens, pieces)
 
     def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
-        """Reserve what ``fits``."""
+        """Reserve pieces for which ``fits`` is true."""
         for _ in range(pieces):
             self.reserve(tokens)
 
     def refuse(self, tokens: int) -> None:
-        """The queue's head asked for ``tokens`` and there is no piece."""
+        """Note that no piece of ``tokens`` is free for the head of the queue."""
         self.blocked_blocks = self.memory.chunk_blocks(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Reserve a piece for ``tokens`` of the sequence that is admitted next; it must be there."""
+        """Reserve a piece for ``tokens`` of the sequence that is admitted next; it must be free."""
         slots = self.memory.slots_of(tokens)
         self.free_slots -= slots
         self.places.append((tokens, slots, self.memory.take_place(slots)))
 
 
 class ContiguousMemory(MemoryDefaults):
-    """Reservations counted in slots, without position: room is room wherever it lies. See ``Memory``, ``Placement``.
+    """Reservations counted in slots, without addresses or external fragmentation. See ``Memory``, ``Placement``.
 
     Attributes:
         used_slots: Slots of the reservations of admitted sequences.
-        growing: Sequences that gain a token a step.
+        growing: Sequences that gain a token per step.
         searches: Whether beams run: each of their steps is a decision.
-        addresses: In a recording, where the pieces lie all the same: each in the lowest run of slots that
-            holds it, also beyond the pool, since what is counted knows no gaps.
-        moves: Where copies of contents are noted, in slots; None without a recording.
+        addresses: In a recording, addresses for the pieces: each in the lowest run of slots that is long enough, if
+            necessary beyond the pool, since counting ignores gaps.
+        moves: Records copies of contents, in slots; None without a recording.
     """
 
     addresses: FirstFitArena | None = None
@@ -143,19 +143,19 @@ class ContiguousMemory(MemoryDefaults):
         return self
 
     def slots_of(self, tokens: int) -> int:
-        """Slots that a reservation of ``tokens`` takes."""
+        """Slots of a reservation of ``tokens``."""
         return tokens
 
     def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the chunk that ``tokens`` ask for; 0 where there are no chunks."""
+        """Blocks of the chunk for ``tokens``; 0 without chunks."""
         return 0
 
     def has_place(self, slots: int) -> bool:
-        """Whether a piece of ``slots`` can be had; asked only when that many are free."""
+        """Whether a piece of ``slots`` can be allocated; called only if that many slots are free."""
         return True
 
     def take_place(self, slots: int) -> int | None:
-        """First block of a piece of ``slots``; where they are counted its first slot, or None."""
+        """First block of a new piece of ``slots``; if slots are only counted its first slot, or None."""
         return None if self.addresses is None else self.addresses.allocate(slots)
 
     def give_place(self, grant: Grant) -> None:
@@ -181,7 +181,7 @@ class ContiguousMemory(MemoryDefaults):
             self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
 
     def stranded_slots(self, blocked_blocks: int) -> int:
-        """Free slots in pieces too small for the ``blocked_blocks`` that the queue's head was refused."""
+        """Free slots in pieces too small for the ``blocked_blocks`` of the head of the queue."""
         return 0
 
     def transaction(self, decode_step: int) -> ContiguousTransaction:
@@ -190,14 +190,14 @@ class ContiguousMemory(MemoryDefaults):
         return self._transaction
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
-        """Nothing is found: where requests have no parents, a prompt is computed."""
+        """Finds nothing: without parents every prompt is computed."""
 
     def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
-        """Whether what is found for a sequence may be more in a later step: nothing ever is."""
+        """Whether a later step may find more tokens for a sequence: never here."""
         return False
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """The step's next reservation becomes the holding of a sequence that starts in ``decode_step``."""
+        """Give the step's next reservation to a sequence that starts in ``decode_step``."""
         tokens, slots, start = self._transaction.places.popleft()
         padding = max(0, padded_tokens - sequence.prompt_tokens)
         sequence.grant = Grant(tokens, slots, padding, start)
@@ -209,11 +209,11 @@ class ContiguousMemory(MemoryDefaults):
         self._finished_hold += padding
 
     def room_after(self, state: State, steps: int) -> int:
-        """Free slots after so many steps: the same, as whatever grows grows into what it has reserved."""
+        """Free slots after this many steps: unchanged, since sequences grow within their reservations."""
         return self.capacity_slots - self.used_slots
 
     def advance(self, state: State, steps: int) -> Meter:
-        """What the ledger integrates, see ``meter``."""
+        """The levels that the ledger integrates, see ``meter``."""
         # Where no sequence decodes all is as after the last step.
         live = self.growing * (state.decode_step if steps else state.decode_step - 1) + self._lag
         held, free = self.used_slots, self.largest_free_slots()
@@ -221,11 +221,11 @@ class ContiguousMemory(MemoryDefaults):
         return live, held, self.growing, self._target, self._asked, self._finished_hold, stranded, free
 
     def largest_free_slots(self) -> int:
-        """Slots of the longest run of free blocks; all that are free where reservations have no position."""
+        """Slots of the longest run of free blocks; all free slots if reservations have no addresses."""
         return self.capacity_slots - self.used_slots
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences that generated their last token before ``decode_step`` give their slots back."""
+        """Free the slots of sequences that generated their last token before ``decode_step``."""
         for sequence in finished:
             grant = sequence.grant
             self._end(sequence)
@@ -239,16 +239,16 @@ class ContiguousMemory(MemoryDefaults):
         self._asked -= self._asked_for(sequence)
 
     def _final(self, sequence: Sequence) -> int:
-        """F: all tokens that it will have, as far as it was given slots for them (the last one needs none)."""
+        """F: the final number of tokens with slots (the last token needs none)."""
         return min(sequence.target_tokens, sequence.grant.slots)
 
     def _asked_for(self, sequence: Sequence) -> int:
-        """R: what was asked for it, padding left out."""
+        """R: the requested tokens, without padding."""
         return max(sequence.grant.tokens - sequence.grant.padding, self._final(sequence))
 
 
 class BatchMemory(ContiguousMemory):
-    """Reservations of a static batch: a sequence that ends early holds its slots until the last one is done."""
+    """Reservations of a static batch: a finished sequence holds its slots until the batch ends."""
 
     leaves_together = True
 
@@ -263,7 +263,7 @@ class BatchMemory(ContiguousMemory):
 
 
 class BuddyMemory(ContiguousMemory):
-    """Reservations in chunks of an arena, the buddy one unless another is named, with real positions.
+    """Reservations in pieces of an arena (by default the buddy arena), with addresses.
 
     Args:
         placement: An arena over the pool, or the name of one.
@@ -278,7 +278,7 @@ class BuddyMemory(ContiguousMemory):
         self._largest_run: int | None = None
 
     def chunk_blocks(self, tokens: int) -> int:
-        """Blocks of the chunk for ``tokens``: rounded up to whole blocks, then to what the arena gives."""
+        """Blocks of the piece for ``tokens``: rounded up to whole blocks, then to the piece of the arena."""
         return self.arena.piece_blocks(-(-tokens // self.block_size))
 
     def slots_of(self, tokens: int) -> int:

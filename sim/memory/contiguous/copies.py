@@ -17,7 +17,7 @@ from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Gr
 
 
 class _Copies(ContiguousMemory):
-    """What the two kinds have in common."""
+    """Base of both memories."""
 
     def __init__(self, num_blocks: int, block_size: int, *arena: int | str) -> None:
         super().__init__(num_blocks, block_size, *arena)
@@ -26,7 +26,7 @@ class _Copies(ContiguousMemory):
         self._branched_step = -1
 
     def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
-        """Slots of a piece that are copied to another, of which so many hold tokens."""
+        """Slots that a copy of a piece writes, given the number that hold tokens."""
         return tokens
 
     def copied_slots(self, decodes: bool) -> int:
@@ -35,7 +35,7 @@ class _Copies(ContiguousMemory):
         return slots
 
     def transaction(self, decode_step: int) -> ContiguousTransaction:
-        """See ``ContiguousMemory``; before anything is decided, the beams find their parents."""
+        """See ``ContiguousMemory``; first determines which beams die and which they continue from."""
         if self._beams and decode_step != self._branched_step:
             self._branched_step = decode_step
             for group in self._beams:
@@ -50,7 +50,7 @@ class _Copies(ContiguousMemory):
         return super().transaction(decode_step)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``ContiguousMemory``; a leader takes its siblings' pieces too, which they hold empty until they fork."""
+        """See ``ContiguousMemory``; a leader also allocates the pieces of its siblings, empty until they fork."""
         group = sequence.group
         if group is not None and sequence.kind == FORKED:
             slots = self._slots_to_copy(sequence.grant, sequence.prompt_tokens)
@@ -72,7 +72,7 @@ class _Copies(ContiguousMemory):
         self._lag += sibling.start_tokens - decode_step
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``ContiguousMemory``; siblings that had nothing to generate give back their pieces with the leader."""
+        """See ``ContiguousMemory``; siblings with nothing to generate release their pieces with the leader."""
         for sequence in finished:
             group = sequence.group
             if group is not None and sequence is group.leader:

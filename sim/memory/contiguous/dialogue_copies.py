@@ -21,7 +21,7 @@ from .contiguous import BuddyMemory, ContiguousMemory, ContiguousTransaction, Gr
 
 
 class DialogueTransaction(ContiguousTransaction):
-    """Tentative reservations for which kept pieces are given up, or taken over; one piece a sequence."""
+    """Tentative reservations that may evict or take over kept pieces; one piece per sequence."""
 
     __slots__ = ("_given_up",)
     memory: _Kept
@@ -29,9 +29,9 @@ class DialogueTransaction(ContiguousTransaction):
     _given_up: list[int] | None
 
     def fits(self, sequence: Sequence, tokens: int, pieces: int) -> bool:
-        """See ``ContiguousTransaction``; says which pieces would be given up, if any.
+        """See ``ContiguousTransaction``; also chooses the pieces to evict, if any.
 
-        Where that is its own parent, nothing is found for the sequence any more.
+        If its own parent is evicted, the sequence finds nothing.
         """
         self._given_up = []
         if self._piece(sequence, tokens) is not None:
@@ -45,9 +45,9 @@ class DialogueTransaction(ContiguousTransaction):
         return self._given_up is not None
 
     def _victims(self, tokens: int, candidates: list[int]) -> list[int] | None:
-        """The first of the candidates, as many as make room for ``tokens``; None where all of them do not.
+        """The first candidates that make room for ``tokens`` together; None if all of them do not.
 
-        It is tried and undone where it does not suffice: a piece given up for nothing helps no request.
+        Tries and undoes the evictions, since no piece is evicted in vain.
         """
         memory, free_slots = self.memory, self.free_slots
         if free_slots + sum(memory.kept[parent].slots for parent in candidates) < memory.slots_of(tokens):
@@ -65,7 +65,7 @@ class DialogueTransaction(ContiguousTransaction):
         return candidates[:count] if enough else None
 
     def place(self, sequence: Sequence, tokens: int, pieces: int) -> None:
-        """See ``ContiguousTransaction``; a request that rolls its parent back takes its piece over."""
+        """See ``ContiguousTransaction``; a request that rolls back its parent takes over its piece."""
         for parent in self._given_up or ():
             self.free_slots += self.memory.evict_kept(parent)
         grant = self._piece(sequence, tokens)
@@ -83,7 +83,7 @@ class DialogueTransaction(ContiguousTransaction):
 
 
 class _Kept(Parents[Grant], ContiguousMemory):
-    """What the two kinds have in common; ``kept`` are the pieces of parents that are done."""
+    """Base of both memories; ``kept`` are the pieces of finished parents."""
 
     def __init__(self, num_blocks: int, block_size: int, dialogue: Dialogue, *arena: int | str) -> None:
         super().__init__(num_blocks, block_size, *arena)
@@ -97,7 +97,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks of the pieces that were given up for want of room."""
+        """Blocks of evicted pieces."""
         return self._evicted_slots // self.block_size
 
     def transaction(self, decode_step: int) -> DialogueTransaction:
@@ -109,13 +109,13 @@ class _Kept(Parents[Grant], ContiguousMemory):
         return self._transaction
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
-        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        """Set the tokens that a waiting sequence need not compute: those of its parent, if available."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
         there = parent in self.kept or self._got_to(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if there else 0
 
     def promise(self, sequence: Sequence) -> None:
-        """The sequence is admitted in this step: what it copies stays until then."""
+        """Keep the pieces that an admitted sequence copies from until the step begins."""
         self._joining = True
         parent = self._parent[sequence.index]
         if sequence.computed_tokens and parent in self.kept:
@@ -123,35 +123,35 @@ class _Kept(Parents[Grant], ContiguousMemory):
             self._promised.add(parent)
 
     def piece_to_take(self, sequence: Sequence) -> Grant | None:
-        """The kept piece of the parent that a sequence rolls back, if no other one counts on it."""
+        """The kept piece of the parent that a sequence rolls back, if no other admission needs it."""
         parent = self._parent[sequence.index]
         alone = self._rolls_back[sequence.index] and parent not in self._promised
         return self.kept.get(parent) if alone else None
 
     def hand_over(self, sequence: Sequence) -> None:
-        """The parent's piece goes to the sequence, which has nothing to copy."""
+        """Give the parent's piece to the sequence, which then copies nothing."""
         parent = self._parent[sequence.index]
         self._promised.discard(parent)
         self._kept_slots -= self.kept.pop(parent).slots
         self._in_place.add(sequence.index)
 
     def found_in(self, sequence: Sequence) -> int:
-        """The parent in which something was found for a sequence, or ``NO_PARENT``."""
+        """The parent that a sequence found tokens in, or ``NO_PARENT``."""
         return self._parent[sequence.index] if sequence.computed_tokens else NO_PARENT
 
     def unpromised(self, spared: int = NO_PARENT) -> list[int]:
-        """Parents with pieces that no request counts on in this step, the one used longest ago first."""
+        """Parents with pieces that no admission of this step needs, least recently used first."""
         return [parent for parent in self.kept if parent not in self._promised and parent != spared]
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Whatever is placed and given up meanwhile is undone."""
+        """Context in which placements and evictions are undone at the end."""
         before = deepcopy(self.addresses)
         yield
         self.addresses = before
 
     def evict_kept(self, parent: int) -> int:
-        """Give up a kept piece for want of room; its slots."""
+        """Evict a kept piece; returns its slots."""
         slots = self._give_up(parent)
         self._evicted_slots += slots
         return slots
@@ -164,7 +164,7 @@ class _Kept(Parents[Grant], ContiguousMemory):
         return grant.slots
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``ContiguousMemory``; what the parent computed is copied, unless the sequence is in its place."""
+        """See ``ContiguousMemory``; copies the parent's tokens, unless the sequence took over its piece."""
         super().admit(sequence, decode_step, padded_tokens, past)
         self._running[sequence.index] = sequence
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
