@@ -60,21 +60,21 @@ class Gaps:
 
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Gaps:
-        """The gaps of a run, from what ``as_table`` says of them."""
+        """The gaps of a run, from the table of ``as_table``."""
         return cls(*(table[name].to_numpy() for name in _COLUMNS))
 
     def as_table(self) -> pd.DataFrame:
-        """A row a progression, ascending, alike ones together: columns first_ticks, slope_ticks, count and weight."""
+        """A row per progression, ascending, equal ones merged: columns first_ticks, slope_ticks, count and weight."""
         table = pd.DataFrame(dict(zip(_COLUMNS, (self.first, self.slope, self.count, self.weight), strict=True)))
         return table.groupby(list(_COLUMNS[:-1]), as_index=False).sum()
 
     @property
     def number(self) -> int:
-        """How many gaps there are."""
+        """Number of gaps."""
         return total(self.count * self.weight)
 
     def mean_ms(self) -> float:
-        """Mean gap; 0 where there is none."""
+        """Mean gap; 0 without gaps."""
         number = self.number
         return self._sum() / number / 1e9 if number else 0.0
 

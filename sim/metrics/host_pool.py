@@ -11,7 +11,7 @@ from ..types.exact import dot
 
 
 def host_pool(run: Run) -> dict[str, Any] | None:
-    """The swap space of a run in blocks: its size, the most in use, the mean over time; None without swapping."""
+    """Swap space of a run in blocks: size, maximum in use, mean in use over time; None without swapping."""
     changes, capacity = run.log.host, run.replica.host_blocks
     if not len(changes["ticks"]):
         return None
@@ -25,7 +25,7 @@ def host_pool(run: Run) -> dict[str, Any] | None:
 
 
 def host_held_at_rows(run: Run) -> np.ndarray:
-    """Slots of the swap space that are held in every row of the run log, int64 [rows]."""
+    """Slots of the swap space in use in every row of the run log, int64 [rows]."""
     changes = run.log.host
     place = np.searchsorted(changes["ticks"], run.log.rows["start_ticks"], side="right")
     return np.concatenate([[0], changes["held_blocks"]])[place] * run.replica.block_size

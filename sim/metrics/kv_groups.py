@@ -19,8 +19,7 @@ HELD = ("live", "reserved", "block_tail")
 
 
 def kv_groups(run: Run) -> list[dict[str, Any]]:
-    """Each group, and where its slots stand in the settings' window, in percent of the pool; empty where the pool
-    serves all layers together."""
+    """Buckets of each KV group in the settings' window, in percent of the pool; empty without KV groups."""
     layout, span = run.replica.layout, run.window
     if layout is None:
         return []

@@ -18,7 +18,7 @@ _EXAMPLE = f"say KEY:MILLISECONDS with KEY one of {', '.join(NAMES)}, such as tt
 
 @dataclass(frozen=True)
 class Objectives:
-    """Limits that a request meets if it takes no longer, in ms; None limits nothing.
+    """Upper limits of a request's latencies, in ms; None is no limit.
 
     Attributes:
         ttft: Time to first token.
@@ -32,7 +32,7 @@ class Objectives:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that there are, by name."""
+        """The limits that are set, by name."""
         return {name: limit for name in NAMES if (limit := getattr(self, name)) is not None}
 
     def missed(
@@ -44,7 +44,7 @@ class Objectives:
     ) -> dict[str, np.ndarray]:
         """The requests that miss each limit, bool [n] by name, from int64 [n].
 
-        Lower bounds in place of the times of unfinished requests give those that have missed already.
+        With lower bounds for the times of unfinished requests, the result has those that have already missed a limit.
         """
         after_first = np.where(output_tokens > 1, finish_ticks - first_token_ticks, 0)
         taken_ms = {

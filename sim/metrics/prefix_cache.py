@@ -21,10 +21,10 @@ RESIDENCY_BUCKETS_MS = (
 
 
 def prefix_cache(run: Run) -> dict[str, Any] | None:
-    """Look-ups, evictions and, of vLLM's blocks, its three histograms; None where nothing is cached.
+    """Look-ups, evictions and, for vLLM's blocks, its three histograms; None without a prefix cache.
 
-    As in vLLM a look-up counts when it leads to an admission, with all tokens that the request knows, and
-    those of preempted requests that come again count apart. Of several samples each looks its prompt up.
+    As in vLLM a look-up counts when it leads to an admission, with all known tokens of the request; look-ups of
+    preempted requests are counted separately. Each of several samples looks up its prompt.
     """
     log = run.replica.cache_log
     if log is None:
@@ -44,12 +44,12 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
 
 
 def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
-    """Tokens of its prompt that each request found when it was first admitted, int64 [n]: fewer than its prompt has.
+    """Cached prompt tokens of each request at its first admission, int64 [n]; fewer than its prompt has.
 
-    Of several samples they are those of the one that ends last, of several the last one, as vLLM V1 reports them: each
-    sample is a request of its own with a look-up of its own, and the answer has the ``num_cached_tokens`` of the one
-    that completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
-    ``prefix_cache`` is over the look-ups of all samples, as that of vLLM's log.
+    For several samples it is the number of the sample that finishes last (ties: the last sample), as in vLLM V1: each
+    sample is a separate request with its own look-up, and the answer has the ``num_cached_tokens`` of the sample that
+    completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
+    ``prefix_cache`` is over the look-ups of all samples, as in vLLM's log.
     """
     index = log.look_ups.columns()["index"]
     _, hits, first = _look_ups(log)
@@ -59,7 +59,7 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
 
 
 def _last_to_end(run: Run) -> np.ndarray:
-    """Of each request the sequence that ends last, int64 [n]."""
+    """The sequence of each request that finishes last, int64 [n]."""
     counts, residencies = run.workload.num_sequences, run.log.residencies
     finish = np.zeros(int(counts.sum()), dtype=np.int64)
     # Stays are in order of time: the last one of a sequence stands.
@@ -70,14 +70,14 @@ def _last_to_end(run: Run) -> np.ndarray:
 
 
 def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens known and tokens hit, one a look-up, and which of them are a sequence's first."""
+    """Known tokens and hit tokens of each look-up, and whether it is the first of its sequence."""
     columns = log.look_ups.columns()
     _, first = np.unique(columns["index"], return_index=True)
     return columns["known_tokens"], columns["hit_tokens"], first
 
 
 def _histogram(observed_ticks: np.ndarray) -> dict[str, Any]:
-    """Counts up to each bound, as Prometheus has them, with mean and median in seconds."""
+    """Cumulative counts up to each bound, as in Prometheus, with mean and median in seconds."""
     count, ordered = len(observed_ticks), np.sort(observed_ticks)
     upto = np.searchsorted(ordered, np.array(RESIDENCY_BUCKETS_MS) * PER_MS, side="right")
     bounds = [f"{bound / 1_000:g}" for bound in RESIDENCY_BUCKETS_MS]

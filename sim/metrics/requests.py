@@ -17,14 +17,14 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class RequestTimes:
-    """Times of the requests that were served, in ticks; all arrays are int64 [served].
+    """Times of served requests in ticks; all arrays are int64 [served].
 
     Attributes:
         index: Rows of the workload.
-        arrival_ticks, first_scheduled_ticks, first_token_ticks, finish_ticks: Absolute times. In a
-            static batch all finish when the batch does.
-        output_tokens: Tokens generated, in each of a request's sequences.
-        recomputed, swapped: How often it was preempted, by what became of its blocks.
+        arrival_ticks, first_scheduled_ticks, first_token_ticks, finish_ticks: Absolute times. The requests of a
+            static batch finish together.
+        output_tokens: Generated tokens of each of a request's sequences.
+        recomputed, swapped: Number of preemptions by recompute and by swap.
     """
 
     index: np.ndarray
@@ -59,7 +59,7 @@ class RequestTimes:
 
 
 def request_times(run: Run) -> RequestTimes:
-    """Times of every request that was served: of several sequences, the first token of any and the end of all."""
+    """Times of every served request; of several sequences, the first token of any and the finish of the last."""
     run_log, residencies, work = run.log, run.log.residencies, run.workload
     request = np.repeat(np.arange(len(work)), work.num_sequences)
     sequences, first = np.unique(residencies["index"], return_index=True)
@@ -90,12 +90,12 @@ def request_times(run: Run) -> RequestTimes:
 
 
 class Preemptions(NamedTuple):
-    """Every time a request was preempted, in order of time; int64 [preemptions].
+    """Preemptions of requests in order of time; int64 [preemptions].
 
     Attributes:
         request: Rows of the workload.
-        ticks: When.
-        swapped: 1 where its blocks went to the host, 0 where it is computed again.
+        ticks: Time of the preemption.
+        swapped: 1 if its blocks were swapped to the host, 0 if it is recomputed.
     """
 
     request: np.ndarray
@@ -104,7 +104,7 @@ class Preemptions(NamedTuple):
 
 
 def preemptions(run: Run) -> Preemptions:
-    """The preemptions of a run; of a group of sequences that is preempted as a whole, one counts."""
+    """The preemptions of a run; the preemption of a group of sequences counts once."""
     evictions, leader = run.log.evictions, run.log.leader
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
     counted = (leader[evictions["index"]] == evictions["index"]) & (evictions["swapped"] != STALLED)
@@ -112,8 +112,8 @@ def preemptions(run: Run) -> Preemptions:
 
 
 def resumed_gap_ticks(run_log: RunLog) -> np.ndarray:
-    """Gaps between the last token before a preemption and the first one after it, and of siblings between their
-    first two tokens, int64 [resumed residencies and siblings]."""
+    """Gaps between the last token before a preemption and the first token after it, and between the first two tokens
+    of siblings, int64 [resumed residencies and siblings]."""
     residencies, leader = run_log.residencies, run_log.leader[run_log.residencies["index"]]
     order = np.argsort(residencies["index"], kind="stable")
     place = np.argsort(order)

@@ -19,13 +19,12 @@ KINDS = ("recompute", "swap")
 
 
 def residencies_table(run: Run) -> pd.DataFrame:
-    """A row a residency, in order of time; times in ticks.
+    """A row per residency, in order of time; times in ticks.
 
-    Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``), ``start_ticks`` (when the
-    step began that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``,
-    ``end_ticks``; ``begun``, one of ``BEGINS``: a resumed one comes back from the host, or stood still; and ``ended``,
-    one of ``ENDS``: what was preempted is computed again, what was swapped comes back from the host, what stalled kept
-    its blocks, at least at first.
+    Columns: ``request`` and ``sequence`` (rows of the workload and of its ``sequences``); ``start_ticks`` (start of the
+    step that computes the first tokens of its prompt, or that decodes again), ``first_token_ticks``, ``end_ticks``;
+    ``begun``, one of ``BEGINS`` (resumed: returned from the host, or was stalled); and ``ended``, one of ``ENDS``
+    (preempted: is recomputed; swapped: returns from the host; stalled: kept its blocks, at least at first).
     """
     run_log, residencies = run.log, run.log.residencies
     request = np.repeat(np.arange(len(run.workload)), run.workload.num_sequences)
@@ -46,14 +45,14 @@ def residencies_table(run: Run) -> pd.DataFrame:
 
 
 def preemptions_table(run: Run) -> pd.DataFrame:
-    """A row a preemption, in order of time: ``request``, ``ticks``, and ``kind``, one of ``KINDS``."""
+    """A row per preemption, in order of time: ``request``, ``ticks``, and ``kind``, one of ``KINDS``."""
     found = preemptions(run)
     kind = pd.Categorical.from_codes(found.swapped, KINDS)
     return pd.DataFrame({"request": found.request, "ticks": found.ticks, "kind": kind})
 
 
 def _begins(run_log: RunLog) -> np.ndarray:
-    """When each residency began to compute: with the first chunk of its prompt that was not lost since."""
+    """Start of each residency: its first chunk of the prompt that was not lost to a preemption."""
     begin = run_log.residencies["start_ticks"].copy()
     if not len(run_log.chunks["index"]):
         return begin

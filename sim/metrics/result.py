@@ -54,7 +54,7 @@ RECORDINGS = ("plan", "blocks")
 
 
 def _is_ours(run: Any) -> bool:
-    """Whether ``run.json`` is of a result; others have files of that name, too."""
+    """Whether a ``run.json`` belongs to a result: other programs write files with this name, too."""
     return run["schema_version"] in READABLE_VERSIONS and "policy" in run["settings"] and "fragmeter" in run["versions"]
 
 
@@ -76,7 +76,7 @@ _STEP_COLUMNS = (
 
 
 def requests_table(run: Run) -> pd.DataFrame:
-    """A row a request, in the workload's order; times in ticks, null for a request that was refused."""
+    """A row per request, in the workload's order; times in ticks, null for refused requests."""
     table = asked_and_served(run.workload, run.refused, request_times(run))
     log = run.replica.cache_log
     if log is not None:
@@ -88,7 +88,7 @@ def requests_table(run: Run) -> pd.DataFrame:
 
 
 def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -> pd.DataFrame:
-    """What was asked and what each request went through: the first columns of ``requests_table``."""
+    """Lengths, times and preemptions of each request: the first columns of ``requests_table``."""
     table = pd.DataFrame(
         {
             "arrival_ticks": work.arrival_ticks,
@@ -106,31 +106,31 @@ def asked_and_served(work: Workload, refused: np.ndarray, times: RequestTimes) -
 
 
 def served_times(requests: pd.DataFrame) -> RequestTimes:
-    """The times of those that were served, from a requests table: what ``request_times`` says of the run."""
+    """The times of served requests from a requests table; the same as ``request_times`` of the run."""
     served = requests[requests["finish_ticks"].notna()]
     names = (each.name for each in fields(RequestTimes) if each.name != "index")
     return RequestTimes(index=served.index.to_numpy(), **{name: served[name].to_numpy(np.int64) for name in names})
 
 
 def known_of(requests: int, index: np.ndarray, values: np.ndarray) -> pd.Series:
-    """A column of whole numbers that some requests have, null for the others."""
+    """An integer column with values for some requests, null for the others."""
     return pd.Series(values, index=index, dtype="Int64").reindex(range(requests))
 
 
 def steps_table(run: Run) -> pd.DataFrame:
-    """A row a leap: when, how many steps, how long they are and what they compute."""
+    """A row per leap: start, number of steps, their durations and tokens."""
     return pd.DataFrame({name: run.log.rows[name] for name in _STEP_COLUMNS})
 
 
 def gaps_table(run: Run) -> pd.DataFrame:
-    """All inter-token latencies, a row a progression; see ``Gaps.as_table``."""
+    """All inter-token latencies, a row per progression; see ``Gaps.as_table``."""
     return Gaps.of(run.log).as_table()
 
 
 def memory_table(run: Run) -> pd.DataFrame:
-    """The ledger at the start of every leap, in slots, the longest run of free ones, and what the host holds.
+    """The ledger at the start of every leap, in slots, with the longest free run and the swap space in use.
 
-    Where layers are KV groups, also that of each: its name and the bucket's.
+    With KV groups also the ledger of each; its columns are named by group and bucket.
     """
     buckets = run.accounts.at_rows()
     anywhere = buckets["free"] + buckets["stranded"]
@@ -141,7 +141,7 @@ def memory_table(run: Run) -> pd.DataFrame:
 
 
 def table_of(run: Run, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` as a result folder has it: ticks, and the same times in seconds and milliseconds."""
+    """One of ``TABLES`` as in a result folder: ticks, with seconds and milliseconds beside them."""
     tables: dict[str, Callable[[Run], pd.DataFrame]] = {
         "requests": requests_table,
         "residencies": residencies_table,
@@ -154,7 +154,7 @@ def table_of(run: Run, name: str) -> pd.DataFrame:
 
 
 def expand(steps: pd.DataFrame) -> pd.DataFrame:
-    """A steps table with a row for every step: start, duration, and what it computes."""
+    """A steps table with a row per step: start, duration and tokens."""
     count = steps["iterations"].to_numpy()
     row = np.repeat(np.arange(len(count)), count)
     number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
@@ -174,7 +174,7 @@ def expand(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_target(directory: str | Path) -> None:
-    """Refuse a directory that ``write`` would not replace; worth asking before a long run.
+    """Refuse a directory that ``write`` would not replace; call it before a long run.
 
     Raises:
         UserError: As ``folders.check_folder``.
@@ -183,7 +183,7 @@ def check_target(directory: str | Path) -> None:
 
 
 class Recording(Protocol):
-    """What a run records besides, such as a ``plan.Plan`` or a ``blocks.BlockMap``."""
+    """A recording of a run, such as ``plans.Plan`` or ``blocks.BlockMap``."""
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
@@ -197,7 +197,7 @@ def write(
     Args:
         directory: Must not exist, or be empty, or hold an earlier result, which is replaced.
         request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
-        recordings: What was recorded besides, by the names in ``RECORDINGS``.
+        recordings: Recordings of the run, by the names in ``RECORDINGS``.
 
     Raises:
         SettingError: The directory holds something else.
@@ -233,7 +233,7 @@ def write_whole_folder(
 
 
 def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a run follows from: what ``run.json`` holds."""
+    """The inputs of a run, as stored in ``run.json``."""
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": {name: version(name) for name in ("fragmeter", "simpy", "numpy")},

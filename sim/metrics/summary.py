@@ -26,10 +26,10 @@ MOST_REFUSED = 20
 
 
 def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
-    """Everything that is said of a run in numbers.
+    """The metrics of a run.
 
     Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
-    window. Times are in ms, as in ``vllm bench serve``, but for ``duration`` (s).
+    window. Times are in ms, as in ``vllm bench serve``, except for ``duration`` (s).
 
     Args:
         goal: Objectives of every request. With them there are ``goodput``, their limits in ms, and
@@ -136,7 +136,7 @@ def _external_fragmentation(run: Run) -> dict[str, float]:
 
 
 def refused_requests(refused: np.ndarray, smallest_pool_blocks: np.ndarray) -> list[dict[str, int]]:
-    """The first requests that the pool can never hold, each with the smallest pool that could."""
+    """The first refused requests, each with the smallest pool that could serve it."""
     first = np.flatnonzero(refused)[:MOST_REFUSED]
     needed = smallest_pool_blocks[first]
     return [
@@ -150,7 +150,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def work_summary(done: Work) -> dict[str, Any]:
-    """The time ledger, and whether it is one of thrashing: most of what was computed had been computed before."""
+    """The time ledger, and whether the run thrashes: most computed tokens had been computed before."""
     return {
         "tokens": done.tokens,
         "seconds": {name: value / PER_SECOND for name, value in done.ticks.items()},

@@ -40,7 +40,7 @@ def with_time_columns(name: str, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _renamed(table: str, column: str) -> tuple[str, int] | None:
-    """The name and the ticks of the unit in which a column of ticks is said again."""
+    """Name and unit (in ticks) of the float column beside a column of ticks."""
     if column == "ticks":
         return _BARE.get(table)
     if column in _TIMES:
@@ -49,7 +49,7 @@ def _renamed(table: str, column: str) -> tuple[str, int] | None:
 
 
 def _latencies(requests: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Latencies of each request in ms, float64 [n]; NaN of those that were refused."""
+    """Latencies of each request in ms, float64 [n]; NaN for refused requests."""
     names = ("arrival_ticks", "first_scheduled_ticks", "first_token_ticks", "finish_ticks")
     served = requests["finish_ticks"].notna().to_numpy()
     arrival, scheduled, first, finish = (requests[name].fillna(0).to_numpy(np.int64) for name in names)
@@ -65,5 +65,5 @@ def _latencies(requests: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _floats(values: pd.Series) -> np.ndarray:
-    """A column of whole numbers, of which some may be missing, as float64."""
+    """A nullable integer column as float64."""
     return values.to_numpy(np.float64, na_value=np.nan)

@@ -19,7 +19,7 @@ HELD_VIEW = {
     "external": ("round_up", "stranded"),
     "free": ("free", "cached"),
 }
-#: As the three kinds of waste are explained elsewhere; what is free is no waste there.
+#: The three kinds of waste as popular texts explain them; free slots are no waste.
 POPULAR_VIEW = {
     "live": ("live",),
     "reservation": ("reserved", "over_estimate"),

@@ -17,7 +17,7 @@ from ..types.exact import total
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens computed and ticks spent, by what for; each adds up to all there was."""
+    """Computed tokens and ticks by purpose; each adds up to the total of the run."""
 
     tokens: dict[str, int]
     ticks: dict[str, int]
@@ -69,7 +69,7 @@ def _share(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> np.ndarray
 
 
 def _share_of_sums(ticks: np.ndarray, part: np.ndarray, whole: np.ndarray) -> int:
-    """As ``_share`` in total, rounded once for each (part, whole): the same however steps are cut into rows."""
+    """The sum of ``_share``, rounded once for each (part, whole): independent of the division of steps into rows."""
     some = (part > 0) & (ticks > 0)
     if not some.any():
         return 0

@@ -35,7 +35,7 @@ BOUNDED = tuple(CODES[bucket] for bucket in ("live", "reserved", "over_estimate"
 
 
 class Rows(NamedTuple):
-    """Some blocks in one step, one element a block; see ``BlockMap``."""
+    """Selected blocks in one step, one element per block; see ``BlockMap``."""
 
     bucket: np.ndarray
     sequence: np.ndarray
@@ -54,7 +54,7 @@ class Occupancy(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, and of pieces that lie beyond it."""
+        """Blocks of the pool, and of pieces beyond it."""
 
     def rows(self, shown: np.ndarray) -> Rows:
         """The blocks of these ids, int64, ascending."""
@@ -64,7 +64,7 @@ class Occupancy(Protocol):
 
 
 class Holder(NamedTuple):
-    """A sequence on the device: c, and whether its output is done while its batch goes on."""
+    """A sequence on the device: c, and whether it has finished before its batch."""
 
     sequence: Sequence
     computed: int
@@ -72,7 +72,7 @@ class Holder(NamedTuple):
 
 
 def holders(memory: Memory, state: State, decode_step: int) -> list[Holder]:
-    """All sequences on the device, by index; ``decode_step`` steps will then have decoded."""
+    """All sequences on the device, by index, after ``decode_step`` decode steps."""
     return sorted(_on_device(memory, state, decode_step), key=lambda holder: holder.sequence.index)
 
 
@@ -88,18 +88,18 @@ def _on_device(memory: Memory, state: State, decode_step: int) -> Iterator[Holde
 
 
 def limits_of(memory: Memory, held: list[Holder]) -> list[tuple[int, int, int, int]]:
-    """Of each holder c, F, R and R + padding; each bounds a bucket from where those before it end."""
+    """c, F, R and R + padding of each holder: the upper ends of its buckets."""
     found = _reserved if memory.reserves else _grown
     return [found(holder) for holder in held]
 
 
 def _grown(holder: Holder) -> tuple[int, int, int, int]:
-    """Blocks that were handed out on demand."""
+    """Limits of a sequence with blocks allocated on demand."""
     return holder.computed, holder.sequence.target_tokens, 0, 0
 
 
 def _reserved(holder: Holder) -> tuple[int, int, int, int]:
-    """All that was asked for; of a sequence that ended before its batch nothing is of use."""
+    """Limits of a reservation; a sequence that finished before its batch has no live slots."""
     grant = holder.sequence.grant
     if holder.ended:
         return 0, 0, 0, grant.tokens
@@ -109,7 +109,7 @@ def _reserved(holder: Holder) -> tuple[int, int, int, int]:
 
 
 def gaps_between(starts: np.ndarray, stops: np.ndarray, total: int) -> np.ndarray:
-    """Lengths of what spans [start, stop) in order of their starts leave of ``total``."""
+    """Lengths of the gaps that spans [start, stop), sorted by start, leave in ``total``."""
     gaps = np.empty(len(starts) + 1, dtype=np.int64)
     gaps[:-1], gaps[-1] = starts, total
     gaps[1:] -= np.maximum.accumulate(stops)

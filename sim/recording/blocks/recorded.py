@@ -36,26 +36,26 @@ RUN_SIZES = 24
 
 @dataclass(frozen=True, eq=False)
 class BlockMap:
-    """A map, as ``blocks.npz`` holds it.
+    """A block map, the content of ``blocks.npz``.
 
     Attributes:
         meta: ``schema_version``, ``fragmeter`` (its version), ``policy``, ``model``, ``layout`` ("paged", "contiguous",
-            or "counted": pieces that have no addresses, each drawn in the lowest room that holds it), ``block_size``,
+            or "counted": pieces without addresses, each drawn in the lowest free space that holds it), ``block_size``,
             ``num_blocks``, ``end_ticks``, ``trace_sha256``.
         at_ticks: int64 [columns], ascending and evenly spaced.
-        start_ticks: int64 [columns], when the step in force began; ``at_ticks`` where the replica idles.
+        start_ticks: int64 [columns], start of the step in progress; ``at_ticks`` if the replica is idle.
         block_ids: int64 [rows], ascending.
-        bucket: uint8 [columns, rows], a place in ``BUCKETS``, or ``GIVEN_UP``.
-        sequence: int32 [columns, rows], a row of the workload's ``sequences``: of those that hold slots of the block
-            the first; ``NO_SEQUENCE`` where none does.
-        live_slots: int32 [columns, rows], slots that hold tokens.
-        references: int32 [columns, rows], table entries (or pieces) and pins that name the block.
+        bucket: uint8 [columns, rows], an index of ``BUCKETS``, or ``GIVEN_UP``.
+        sequence: int32 [columns, rows], a row of the workload's ``sequences``: the first one that holds slots of the
+            block, or ``NO_SEQUENCE``.
+        live_slots: int32 [columns, rows], slots with tokens.
+        references: int32 [columns, rows], table entries (or pieces) and pins that reference the block.
         census_slots: int64 [columns, 9], slots of the pool in each bucket.
-        free_runs: int64 [columns, RUN_SIZES], maximal runs of free blocks of at least 1, 2, 4, ... blocks, and of less
-            than twice as many.
-        largest_free_blocks: int64 [columns], the longest of them.
+        free_runs: int64 [columns, RUN_SIZES], number of maximal runs of free blocks with a length of 1, 2 to 3, 4 to 7,
+            ... blocks.
+        largest_free_blocks: int64 [columns], the longest free run.
         preempted_ticks, preempted_sequence: int64 [preemptions], in order of time.
-        preempted_swapped: int64 [preemptions], 1 where the blocks went to the host, 0 where they are computed again.
+        preempted_swapped: int64 [preemptions], 1 if swapped to the host, 0 if recomputed.
     """
 
     meta: Mapping[str, Any]
@@ -78,7 +78,7 @@ class BlockMap:
         return len(self.at_ticks)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write ``blocks.npz``; the same map gives the same bytes. Integers are as short as their values let them be.
+        """Write ``blocks.npz``; the same map gives the same bytes. Integers have the smallest type that fits.
 
         Raises:
             UserError: It cannot be written.
@@ -100,10 +100,10 @@ def _shortened(values: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | PathLike[str]) -> BlockMap:
-    """Read a map that ``BlockMap.save`` wrote.
+    """Read the file of ``BlockMap.save``.
 
     Raises:
-        UserError: It is no map, one of another schema, or its arrays do not belong together.
+        UserError: The file is no map, has another schema version, or its arrays are inconsistent.
         OSError: It cannot be read.
     """
     remedy = "record it anew with fragmeter simulate --record-blocks"
@@ -117,7 +117,7 @@ def load(path: str | PathLike[str]) -> BlockMap:
 
 
 def _complaints(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """What no map says, one line each; the first may be the reason of those that follow."""
+    """Inconsistencies of a map, one line each; the first may cause the others."""
     for name in ("policy", "model", "layout", "trace_sha256"):
         if not isinstance(meta.get(name), str):
             yield f"meta.{name} must be text"

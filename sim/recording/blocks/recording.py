@@ -64,11 +64,11 @@ Column = TypeVar("Column")
 
 
 class Grid(Generic[Column]):
-    """Times 0, stride, 2 * stride, ... and what is in force at each.
+    """Times 0, stride, 2 * stride, ... with a column each.
 
     Args:
         stride_ticks: The first stride, at least 1.
-        most: Columns that are kept at most, at least 1.
+        most: Maximum number of columns, at least 1.
 
     Attributes:
         columns: Those of the times so far; the next one is that of ``next_ticks``.
@@ -118,13 +118,13 @@ def record(
     most_columns: int = MOST_COLUMNS,
     most_rows: int = MOST_ROWS,
 ) -> tuple[Run, BlockMap]:
-    """Serve a workload as ``simulate`` does, and record what its blocks held.
+    """Serve a workload as ``simulate`` does, and record its block map.
 
-    The run is the one that ``simulate`` gives, bit by bit.
+    The run is that of ``simulate``, bit by bit.
 
     Args:
         step_cost, progress: See ``simulate``.
-        most_columns, most_rows: Moments, and blocks, that are kept.
+        most_columns, most_rows: Maximum number of moments and of blocks.
 
     Raises:
         SettingError: The policy's memory cannot be recorded, or no request fits the pool.
@@ -136,14 +136,14 @@ def record(
 
 
 class _Look(NamedTuple):
-    """A column, and when the step in force began; None where nothing runs."""
+    """A column, and the start of the step in progress; None if no sequence runs."""
 
     column: _Column
     start_ticks: int | None
 
 
 class _Budget:
-    """How many columns may be kept, by what looks have cost so far.
+    """Limits the number of columns by the cost of the samples so far.
 
     As many as, each at the price of the dearest look, together read ``MOST_LOOKED_AT`` blocks; half as many each time
     that all looks, those of dropped columns included, have read so many once more. As n columns serve n times a stride that
@@ -163,10 +163,10 @@ class _Budget:
 
 
 class BlockRecording(Observer):
-    """Watches a run, which must have block ids, and looks at its pool.
+    """Records the block map of a run with block ids.
 
     Args:
-        settings, workload: Of the run.
+        settings, workload: Inputs of the run.
         most_columns, most_rows: See ``record``.
     """
 
@@ -235,7 +235,7 @@ class BlockRecording(Observer):
         grid.fill(_Look(column, start_ticks), end_ticks)
 
     def block_map(self, run: Run) -> BlockMap:
-        """What was seen of a run that is over."""
+        """The block map of the finished run."""
         chosen = [*self._grid.evenly(run.log.num_steps)]
         columns = [look.column for _, look in chosen]
         shown = self._shown
@@ -276,7 +276,7 @@ class BlockRecording(Observer):
 
 
 def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int:
-    """What the run takes at least: until the last request comes, or the steps of all tokens at ``max_num_seqs``."""
+    """Lower bound of the run's duration: the last arrival, or the steps of all tokens at ``max_num_seqs``."""
     served = ~refused
     # When users send a request depends on the run.
     last = 0 if workload.users is not None else int(workload.arrival_ticks[served].max())
@@ -285,12 +285,12 @@ def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int
 
 
 def _spread(blocks: int, most: int) -> np.ndarray:
-    """At most so many of the blocks, evenly spaced, int64."""
+    """At most ``most`` of the blocks, evenly spaced, int64."""
     return np.unique(np.linspace(0, blocks - 1, min(blocks, most)).round().astype(np.int64))
 
 
 class _Column:
-    """One look: its rows, or what they follow from until they are read."""
+    """One sample: its rows, computed when they are first read."""
 
     def __init__(self, seen: Tables | PiecesSeen) -> None:
         self._seen: Any = seen
@@ -323,7 +323,7 @@ def _runs(lengths: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _preemptions(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """When each sequence was preempted, and whether to the host."""
+    """Time and kind of each preemption of a sequence."""
     evictions = run.log.evictions
     pushed = evictions["swapped"] != STALLED
     return tuple(evictions[name][pushed] for name in ("ticks", "index", "swapped"))

@@ -27,7 +27,7 @@ _SIZES = ("block_size", "num_blocks", "host_blocks", "num_slots")
 
 
 def complaints(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """What is wrong with a plan's form, one line each; the first may be the reason of those that follow."""
+    """Inconsistencies of a plan, one line each; the first may cause the others."""
     yield from _meta_complaints(meta)
     yield from _kind_complaints(arrays)
     yield from _length_complaints(meta, arrays)

@@ -25,13 +25,13 @@ Table: TypeAlias = "list[int] | array[int]"
 
 
 class Layout(Protocol):
-    """What a recorder asks of a memory.
+    """The addresses of tokens in a memory, as a recorder reads them.
 
     Attributes:
         name: "paged" or "contiguous".
-        unit_slots: Slots of what moves count: of a block, or one.
+        unit_slots: Slots per unit of a move: those of a block, or one.
         num_slots: Slots of the pool, and of pieces beyond it.
-        moves: What changed place since they were cleared, between ``open`` and ``close``.
+        moves: Moves since the last reset, between ``open`` and ``close``.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Layout(Protocol):
         """Slots of a prefix that is there from the start, int64."""
 
     def open(self) -> None:
-        """From now on the memory tells what moves."""
+        """Start to record moves."""
 
     def close(self) -> None:
-        """Moves are needed no more."""
+        """Stop recording moves."""
 
 
 class PagedLayout:
@@ -72,7 +72,7 @@ class PagedLayout:
         self.num_slots = memory.num_blocks * self.unit_slots
 
     def shuffle(self, random: np.random.Generator) -> None:
-        """Hand out blocks in a random order."""
+        """Allocate blocks in a random order."""
         self._tables.pool.shuffle(random)
         self._tables.host_pool.shuffle(random)
 
@@ -154,10 +154,10 @@ class ContiguousLayout:
 
 
 def layout_of(memory: Memory, policy: str) -> Layout:
-    """How to read a memory.
+    """The layout of a memory.
 
     Raises:
-        SettingError: A plan cannot say where its tokens lie.
+        SettingError: A plan cannot represent this memory.
     """
     if memory.groups.sliding:
         remedy = "a plan has one table a sequence, and KV groups have several; give --disable-hybrid-kv-cache-manager"

@@ -162,13 +162,13 @@ def _padding_tokens(state: State, decision: StepPlan, decodes: int, prefill_toke
 
 
 class Recorder:
-    """Records the steps of a window, and knows what lies in the slots when it begins.
+    """Records the steps of a window, and the contents of all slots at its start.
 
     Args:
-        layout: Where tokens lie.
-        names: What they are.
-        first_step: Number of the first step that is recorded.
-        num_steps: How many; None is all that follow.
+        layout: Addresses of tokens.
+        names: Ids of tokens.
+        first_step: Number of the first recorded step.
+        num_steps: Number of recorded steps; None is all that follow.
     """
 
     def __init__(self, layout: Layout, names: TokenNames, first_step: int = 0, num_steps: int | None = None) -> None:
@@ -188,7 +188,7 @@ class Recorder:
         return self._left == 0
 
     def branch(self, group: Group, replaced: list[tuple[int, int]], held_tokens: int) -> None:
-        """Beams die and go on as copies of others, each of which holds so many tokens."""
+        """Beams die and continue as copies of other beams, with the number of tokens of each."""
         for dead, parent in replaced:
             self._names.replace(group.members[dead], group.members[parent], held_tokens)
             self._recorded.pop(group.members[dead], None)
@@ -236,7 +236,7 @@ class Recorder:
         self._recorded[sequence] = stop
 
     def _carry_out(self, rows: list[Row]) -> None:
-        """A step before the window leaves something in the slots."""
+        """Update the contents of slots by a step before the window."""
         layout, device, host = self._layout, self._device, self._host
         unit, moves = layout.unit_slots, layout.moves
         for source, destination in moves.swap_outs:
