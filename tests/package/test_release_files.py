@@ -9,6 +9,10 @@ import pytest
 import yaml
 
 import fragmeter
+from fragmeter.sim.cost import calibration
+from fragmeter.sim.metrics import result
+from fragmeter.sim.recording import blocks, plans
+from fragmeter.traces.synthesis import load
 from paths import ROOT
 
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
@@ -81,6 +85,13 @@ def test_the_citation_refers_to_the_paper(citation):
     assert paper["doi"] == "10.1145/3600006.3613165"
     assert paper["year"] == 2023
     assert "arXiv:2309.06180" in [identifier["value"] for identifier in paper["identifiers"]]
+
+
+def test_the_stability_page_states_the_schema_versions():
+    page = " ".join((ROOT / "docs" / "stability.md").read_text().split())
+    assert f"result folders have version {result.SCHEMA_VERSION}, all others 1." in page
+    assert plans.SCHEMA_VERSION == blocks.SCHEMA_VERSION == calibration.SCHEMA_VERSION == load.VERSION == 1
+    assert result.READABLE_VERSIONS == (result.SCHEMA_VERSION - 1, result.SCHEMA_VERSION)
 
 
 def test_the_stability_page_lists_the_public_names():
