@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.telling import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
+from fragmeter.experiments.reproduce.text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
 from fragmeter.reports.style.labels import difference, metric_label, number, origin, step_text
 
 Document = dict[str, Any]

@@ -22,7 +22,7 @@ _TABLES = {
 }
 
 
-def tell_claims(payload: Payload, report: Report) -> None:
+def print_claims(payload: Payload, report: Report) -> None:
     """Write the totals, and each claim with its outcome, its numbers and the reason."""
     report.say(f"{payload['figure']}: {payload['workload']}", style="bold")
     for name, (title, counted) in _TABLES.items():

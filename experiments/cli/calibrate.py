@@ -51,12 +51,12 @@ def calibrate(
 
     found = measure(spec, opened, dtype, block_size, quick, seed, partial(track, subject="Measuring"))
     write_whole(out, as_json(found))
-    _tell(found, report)
+    _print(found, report)
     report.point_to("Calibration", out)
     report.data({name: value for name, value in found.items() if name != "points"} | {"path": str(out)})
 
 
-def _tell(found: dict[str, Any], report: Report) -> None:
+def _print(found: dict[str, Any], report: Report) -> None:
     report.say(f"{found['model']} in {found['dtype']} on {found['device']['name']}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("", "points", "median error", "mean error", "held out", "bias"):

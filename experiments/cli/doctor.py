@@ -36,7 +36,7 @@ def doctor(*, json: JsonTarget = None) -> None:
         "gpu": probe().as_dict(),
     }
     for part in parts:
-        _tell(report, part)
+        _print(report, part)
     report.say()
     report.console.print(_packages_table(findings["packages"]))
     report.data(findings)
@@ -61,7 +61,7 @@ def reports() -> Part:
     return Part("reports", True, f"plotly {version('plotly')}, jinja2 {version('jinja2')}")
 
 
-def _tell(report: Report, part: Part) -> None:
+def _print(report: Report, part: Part) -> None:
     """A line, and one more where something helps."""
     report.line(f"{'yes' if part.works else 'no ':<5}{part.name:<14}{part.found}")
     if part.remedy:

@@ -249,7 +249,7 @@ def simulate(
     recorded = {"plan": None if plan_file is not None else plan, "blocks": blocks}
     recordings = {name: recording for name, recording in recorded.items() if recording is not None}
     _keep(partial(write_result, run, request=load.described, recordings=recordings), out)
-    _tell(load, summarize(run), report, out)
+    _print(load, summarize(run), report, out)
     if plan is not None and wanted is not None:
         report.point_to(f"Plan of {plan.num_steps:,} steps", wanted.path(out))
     if blocks is not None and out is not None:
@@ -300,7 +300,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda arrived: bar.update(task, completed=arrived)
 
 
-def _tell(load: Load, content: dict[str, Any], report: Report, out: Path | None) -> None:
+def _print(load: Load, content: dict[str, Any], report: Report, out: Path | None) -> None:
     """Print the summary."""
     chosen, work = load.inputs.settings, load.work
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)

@@ -197,7 +197,7 @@ def _validate(
             if out is not None:
                 out.write("validation.json", as_json(document))
                 out.write("steps.csv", running.steps_csv())
-    validation.tell(document, report)
+    validation.print_document(document, report)
     if out is not None:
         report.point_to("Results", out.path)
     report.data(document)

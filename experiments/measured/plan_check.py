@@ -33,13 +33,13 @@ def check_plan(
     executor = Executor(plan, shape, device, dtype or usual_dtype(device))
     found = check(executor, every, track(range(plan.num_steps), "steps", plan.num_steps))
     report.say(f"{name}: {plan.meta['policy']}, {found.steps:,} steps on {device.name}", style="bold")
-    _tell(found, report)
+    _print(found, report)
     report.data({"plan": dict(plan.meta), "device": device.describe(), **found.as_dict()})
     if found.wrong_rows:
         raise SimulationFault(f"{found.wrong_rows:,} of {found.checked_rows:,} rows are not what the plan says")
 
 
-def _tell(found: Checked, report: Report) -> None:
+def _print(found: Checked, report: Report) -> None:
     looked_at = f"{found.checked_rows:,} rows of {found.checked_steps:,} steps"
     if not found.wrong_rows:
         worst = f"attention is off by {found.worst_error:.1g} at most"

@@ -44,7 +44,7 @@ _KNOBS = {
 }
 
 
-def tell(
+def print_comparison(
     benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Turned], error: float,
     report: Report,
 ) -> None:  # fmt: skip
@@ -167,7 +167,7 @@ def hold_against(path: Path, metrics: Path | None, server: Server, folder: Outpu
     rows = compared(bench, base)
     error = total_error(rows)
     knobs = list(track(turned(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
-    tell(bench, base, rows, knobs, error, report)
+    print_comparison(bench, base, rows, knobs, error, report)
     pairs = scatter(bench, base)
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

@@ -52,7 +52,7 @@ _OPERATIONS = {
 }
 
 
-def tell(document: Document, report: Report) -> None:
+def print_document(document: Document, report: Report) -> None:
     """All that was measured, in tables."""
     calibration = document["calibration"]
     report.say(f"{document['model']} on {document['device']['name']}", style="bold")
@@ -338,7 +338,7 @@ class Validation:
 
     def _operations(self) -> dict[str, Any]:
         plan, scale = self.plans[PAGED], self._scale
-        steps = validate_operations.telling_steps(plan, scale.operation_steps)
+        steps = validate_operations.selected_steps(plan, scale.operation_steps)
         compared = validate_operations.operations_compared
         watch = self._watching("operations")
         return compared(self.skeleton, plan, self._calibration, steps, scale.rounds, watch)

@@ -92,7 +92,7 @@ def _basis() -> Iterator[str]:
     yield "fitted: the profile of the GPU, fitted to kernel times; roofline: data sheets. Neither saw any of these."
 
 
-def tell_step_times(payload: Payload, report: Report) -> None:
+def print_step_times(payload: Payload, report: Report) -> None:
     """A table for each published series, with a line below for each cost on the whole."""
     report.say(f"{FIGURE}: {payload['workload']}, published beside simulated")
     for series in dict.fromkeys(row["series"] for row in payload["rows"]):

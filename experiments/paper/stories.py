@@ -85,7 +85,7 @@ class OneSecondStep:
 
 def all_stories() -> list[Story]:
     """Every story, simulated afresh."""
-    return [tell(scene) for scene in scenes()]
+    return [run_scene(scene) for scene in scenes()]
 
 
 def scenes() -> tuple[Scene, ...]:
@@ -93,8 +93,8 @@ def scenes() -> tuple[Scene, ...]:
     return _static_batch(), _continuous_batch(), _equal_lengths(), _paging()
 
 
-def tell(scene: Scene) -> Story:
-    """Simulate a scene step by step, a second an iteration, and tell what happened.
+def run_scene(scene: Scene) -> Story:
+    """Simulate a scene step by step, with steps of one second, and return its log and picture.
 
     Raises:
         UserError: The scene's workload does not fit its settings.

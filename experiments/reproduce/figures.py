@@ -15,7 +15,7 @@ from ...reports.figures import figures
 from ...reports.page.page import Section
 from ..claims.claims import SEEDS as CLAIMS_SEEDS
 from ..claims.claims import compare_claims
-from ..claims.table import show_claims, tell_claims
+from ..claims.table import print_claims, show_claims
 from ..paper.bench import Bench
 from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
@@ -36,11 +36,11 @@ from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
-from ..paper.step_time import compare_step_times, tell_step_times
+from ..paper.step_time import compare_step_times, print_step_times
 from ..runs.kept import Kept
 from ..runs.output import Report
 from . import sections
-from .telling import tell
+from .text import print_figure
 
 #: Sections of the page from a document and its bench.
 Show = Callable[[Payload, Bench], Sequence[Section]]
@@ -52,7 +52,7 @@ class Figure:
 
     Attributes:
         make: Its document, by design.md's form, from a bench over the source of lengths that was asked for.
-        tell: Reports the document on the terminal.
+        print: Prints the document on the terminal.
         show: The document's sections of the page; none by default has no page.
         seeds: How many it takes where lengths are drawn and none are asked for; None for a figure that draws nothing.
         traced: Whether it serves the pairs of ``--trace``, if there are any.
@@ -64,7 +64,7 @@ class Figure:
 
     make: Callable[..., Payload]
     show: Show | None = None
-    tell: Callable[[Payload, Report], None] = tell
+    print: Callable[[Payload, Report], None] = print_figure
     seeds: int | None = DEFAULT_SEEDS
     traced: bool = True
     in_all: bool = True
@@ -134,7 +134,7 @@ FIGURES: dict[str, Figure] = {
         seconds=6,
         shares="block sizes",
     ),
-    "step-time": _fixed(compare_step_times, tell=tell_step_times, in_all=False),
+    "step-time": _fixed(compare_step_times, print=print_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),
         sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
@@ -145,7 +145,7 @@ FIGURES: dict[str, Figure] = {
     "claims": Figure(
         lambda bench, parts: compare_claims(bench.source.seeds, parts),
         show_claims,
-        tell_claims,
+        print_claims,
         seeds=CLAIMS_SEEDS,
         traced=False,
         in_all=False,

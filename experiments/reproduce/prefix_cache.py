@@ -44,7 +44,7 @@ from ...traces import HashedTrace, read_hashed
 from ..paper.comparison import Payload
 from ..paper.rows import Row, as_finding
 from ..runs.output import Report, track
-from .telling import finding_lines
+from .text import finding_lines
 
 POLICIES = ("fifo", "lru", "optimal")
 INFINITE = "infinite"
@@ -207,7 +207,7 @@ def reproduce_prefix_cache(
     if seeds is not None:
         raise SettingError("seeds", seeds, f"{FIGURE} replays a trace as it is; leave the seeds out")
     payload = compare_prefix_caches(read_hashed(path))
-    tell_prefix_caches(payload, report)
+    print_prefix_caches(payload, report)
     if folder is not None:
         folder.write(f"{FIGURE}.json", as_json(payload))
     report.data(payload)
@@ -309,7 +309,7 @@ def _remarks(name: str | None, rows: list[Row]) -> Iterator[str]:
         yield "The oracle gives no value where a cache is not full when that half begins."
 
 
-def tell_prefix_caches(payload: Payload, report: Report) -> None:
+def print_prefix_caches(payload: Payload, report: Report) -> None:
     """The table, whether all is equal, and what it rests on."""
     report.say(f"{FIGURE}: tokens hit in a cache of so many blocks, the oracle's and ours", style="bold")
     report.say(payload["workload"])

@@ -31,7 +31,7 @@ from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .sections import joined, stories
-from .telling import SUMMARY_NOTE, summary_lines, summary_rows, tell_summary
+from .text import SUMMARY_NOTE, print_summary, summary_lines, summary_rows
 
 Document = tuple[str, Payload]
 
@@ -217,7 +217,7 @@ def reproduce(
 
 def _one(name: str, benches: Benches, report: Report, folder: OutputFolder | None, jobs: int | None) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
-    FIGURES[name].tell(document, report)
+    FIGURES[name].print(document, report)
     page = Page([name], with_stories=False)
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
@@ -234,8 +234,8 @@ def _all(_: str, benches: Benches, report: Report, folder: OutputFolder | None, 
             _show(page, name, document, benches, folder)
             count.advance()
             with count.paused():
-                done.tell()
-    tell_summary(done.documents, report)
+                done.print()
+    print_summary(done.documents, report)
     _point_to(page, report, folder)
     report.data(done.data)
 
@@ -267,11 +267,11 @@ class Done:
         self._done[name] = document
         self._report.data_so_far(self.data)
 
-    def tell(self) -> None:
+    def print(self) -> None:
         """Report the finished figures up to the first that is missing."""
         while self._num_reported < len(self._names) and self._names[self._num_reported] in self._done:
             name = self._names[self._num_reported]
-            FIGURES[name].tell(self._done[name], self._report)
+            FIGURES[name].print(self._done[name], self._report)
             self._num_reported += 1
 
 

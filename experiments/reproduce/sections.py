@@ -18,7 +18,7 @@ from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
 from ..paper.rows import Row
 from ..paper.stories import all_stories
-from .telling import finding_lines, for_reports
+from .text import finding_lines, for_reports
 
 _BETWEEN = "\n\n"
 

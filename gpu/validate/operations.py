@@ -195,7 +195,7 @@ def _point_us(calibration: Calibration, point: Point) -> float:
     return float(calibration.ops[point["op"]].us(OPERATIONS[point["op"]](**sizes)))
 
 
-def telling_steps(plan: Plan, count: int) -> list[int]:
+def selected_steps(plan: Plan, count: int) -> list[int]:
     """Steps to look at: half of them out of those that prefill or move blocks, the others out of all, evenly."""
     moved = sum(np.diff(getattr(plan, f"{move}_offsets")) for move in ("swap_out", "swap_in", "copy"))
     special = np.flatnonzero((plan.prefill_tokens > 0) | (moved > 0))

@@ -109,10 +109,10 @@ def test_a_steps_operations_add_up_to_what_was_simulated():
 def test_steps_that_tell_most_are_among_those_looked_at():
     plan = recorded(prompts=[30] * 6, outputs=[12, 3, 20, 30, 9, 40], num_gpu_blocks_override=9)
     special = np.flatnonzero(plan.prefill_tokens)
-    found = validate_operations.telling_steps(plan, 8)
+    found = validate_operations.selected_steps(plan, 8)
     assert found == sorted(found) and len(found) <= 8
     assert {0, int(special[-1]), plan.num_steps - 1} <= set(found)
-    assert validate_operations.telling_steps(plan, 1000) == list(range(plan.num_steps))
+    assert validate_operations.selected_steps(plan, 1000) == list(range(plan.num_steps))
 
 
 @pytest.mark.parametrize("policy", ["static", "orca-max", "vllm-sosp23"])

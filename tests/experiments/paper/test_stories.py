@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.paper.stories import OneSecondStep, Scene, Story, all_stories, scenes, tell
+from fragmeter.experiments.paper.stories import OneSecondStep, Scene, Story, all_stories, run_scene, scenes
 from fragmeter.reports.figures.figures import story as draw
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
@@ -107,7 +107,7 @@ def under(scene: Scene, **changes) -> Story:
     if changes.get("policy") == "sglang":
         slots = scene.settings.num_gpu_blocks_override * scene.settings.block_size
         changes |= {"num_gpu_blocks_override": slots, "block_size": 1}
-    return tell(replace(scene, settings=replace(scene.settings, **changes)))
+    return run_scene(replace(scene, settings=replace(scene.settings, **changes)))
 
 
 def finished_hold(story: Story) -> list[int]:
@@ -180,7 +180,7 @@ class TestAnotherPolicy:
     )
     def test_tells_another_story(self, place, same_log):
         scene = scenes()[place]
-        log = tell(scene).log
+        log = run_scene(scene).log
         assert {policy for policy in POLICIES if under(scene, policy=policy).log == log} == same_log
 
     def test_continuous_batching_of_the_static_batch_and_the_other_way_round(self):
@@ -196,7 +196,7 @@ class TestAnotherPolicy:
         longer = Workload(work.name, work.arrival_ticks, work.prompt_tokens + 2032, work.output_tokens, work.max_tokens)
         roomy = replace(scene.settings, num_gpu_blocks_override=2042, max_model_len=2048)
         scene = replace(scene, workload=longer, settings=roomy)
-        assert picture(tell(scene)) == STATIC_PICTURE
+        assert picture(run_scene(scene)) == STATIC_PICTURE
         assert picture(under(scene, policy="fastertransformer")) == {
             "S1": "PDDD",
             "S2": "WWWWPDDDDD",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.telling import summary_rows
+from fragmeter.experiments.reproduce.text import summary_rows
 from fragmeter.reports.style.labels import comparison_numbers
 from paths import ROOT
 

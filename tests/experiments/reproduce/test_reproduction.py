@@ -16,7 +16,7 @@ from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce.figures import FIGURES, Figure
 from fragmeter.experiments.reproduce.sections import shown
-from fragmeter.experiments.reproduce.telling import summary_rows
+from fragmeter.experiments.reproduce.text import summary_rows
 from fragmeter.experiments.runs import kept
 from fragmeter.sim.output.folders import MARKER
 from fragmeter.traces import LengthPairs

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
-from fragmeter.experiments.paper.stories import OneSecondStep, Scene, tell
+from fragmeter.experiments.paper.stories import OneSecondStep, Scene, run_scene
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory import DeferredMemory
@@ -80,10 +80,10 @@ def without_host(case: Case) -> Case:
 
 class TestTheLog:
     def test_worked_out_by_hand(self):
-        assert tell(SCENE).log == LOG
+        assert run_scene(SCENE).log == LOG
 
     def test_of_vllm_v0_differs_in_what_is_cached_only(self):
-        lines = tell(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
+        lines = run_scene(replace(SCENE, settings=replace(SCENE.settings, policy="vllm-v0"))).log
         assert [line.split(" | live")[0] for line in lines] == [line.split(" | live")[0] for line in LOG]
         assert lines != LOG and not any("cached" in line for line in lines)
 

@@ -23,7 +23,7 @@ _POINTS, _PERCENT = "points", "%"
 _DECIMALS = 3
 
 
-def tell(payload: Payload, report: Report) -> None:
+def print_figure(payload: Payload, report: Report) -> None:
     """Print the table, the sensitivity to the step time, and the remarks."""
     print_payload(for_reports(payload), report.console)
     if "sensitivity" in payload:
@@ -106,7 +106,7 @@ def summary_lines(rows: Iterable[Row]) -> list[dict[str, str | int]]:
     ]
 
 
-def tell_summary(documents: Iterable[Payload], report: Report) -> None:
+def print_summary(documents: Iterable[Payload], report: Report) -> None:
     """The summary as a table."""
     lines = summary_lines(summary_rows(documents))
     if not lines:
