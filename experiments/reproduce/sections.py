@@ -1,4 +1,4 @@
-"""What stands on the page of each figure: its sentences, its pictures and its tables, from its document."""
+"""The section of each figure on the page: sentences, pictures and tables from its document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure's document as text: output on the terminal, and sentences that the page shares with it."""
+"""A figure's document as text: terminal output, and sentences that the page shares with it."""
 
 from __future__ import annotations
 

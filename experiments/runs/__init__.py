@@ -1,1 +1,1 @@
-"""What several commands use: inputs, grids, parallel execution, stores that resume, console output."""
+"""Shared by several commands: inputs, grids, parallel execution, stores that resume, console output."""

@@ -1,4 +1,4 @@
-"""What a run is made of: the settings of the replica, the requests that it is asked, and when these come."""
+"""The inputs of a run: settings of the replica, requests, arrivals."""
 
 from __future__ import annotations
 

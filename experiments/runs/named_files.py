@@ -1,4 +1,4 @@
-"""Files that a command line names as inputs, whichever flag names them."""
+"""Files that any flag of a command line names as inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves the program: text for people, data for programs."""
+"""Output of the program: text for people, JSON for programs."""
 
 from __future__ import annotations
 

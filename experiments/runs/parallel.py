@@ -1,4 +1,4 @@
-"""Many calls at once: on the cores of this machine, or on a cluster that is there."""
+"""Parallel calls: on the cores of this machine, or on an existing cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points of a sweep that are finished: a file for each, found again by what it follows from."""
+"""Finished points of a sweep: a file for each, found by the hash of its inputs."""
 
 from __future__ import annotations
 

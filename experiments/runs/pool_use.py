@@ -1,4 +1,4 @@
-"""How full a simulated pool was, as vLLM's gauges say it: over the time in which requests run."""
+"""KV usage of a simulated pool as vLLM's gauges report it: averaged over the time in which requests run."""
 
 from __future__ import annotations
 

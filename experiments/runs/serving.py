@@ -1,4 +1,4 @@
-"""One load, made ready, served and written: what ``fragmeter simulate`` and ``fragmeter.simulate`` have in common."""
+"""Prepares, serves and writes one load: shared by ``fragmeter simulate`` and ``fragmeter.simulate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the points of a sweep, each once, and keeps what they come to as they finish."""
+"""Runs the points of a sweep, each once, and stores the results as they finish."""
 
 from __future__ import annotations
 

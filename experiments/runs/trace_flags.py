@@ -1,4 +1,4 @@
-"""What every command that reads a trace has: flags that say how, and what it says of rows that are left out."""
+"""Flags of all commands that read a trace, and the report of left-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published beside simulated: the paper's Figs 2, 13a and 15."""
+"""Published and simulated values of the paper's Figs 2, 13a and 15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""External fragmentation: how much is free, and how much of it lies in one piece."""
+"""External fragmentation: free blocks, and the longest run of them, over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies as cumulative distributions, a line a run, with the objective that requests are to meet."""
+"""Latencies as cumulative distributions, a line per run, with the objectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated against measured: every request a point, which lies on the diagonal where both agree."""
+"""Simulated against measured latencies: a point per request, on the diagonal if both agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token costs against how fast a user sees it: the choices of a plan."""
+"""Price of a token against the speed of a user, for the candidates of a capacity plan."""
 
 from __future__ import annotations
 

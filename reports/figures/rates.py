@@ -1,4 +1,4 @@
-"""The points of a sweep: a quantity against the request rate, and what users see against what a GPU gives."""
+"""The points of a sweep: metrics against the request rate, and output speed of a user against that of a GPU."""
 
 from __future__ import annotations
 

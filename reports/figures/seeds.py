@@ -1,4 +1,4 @@
-"""How far single seeds wander: mean and range beside the published value."""
+"""Spread over seeds: mean and range beside the published value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch and throughput over time, a colour a run."""
+"""Batch and throughput over time, a colour per run."""
 
 from __future__ import annotations
 

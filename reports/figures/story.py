@@ -1,4 +1,4 @@
-"""The textbook pictures: sequences by iterations."""
+"""Textbook pictures of batching: sequences by iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every request was over time: queued, prefilling, decoding, pushed out."""
+"""The state of every request over time: queued, prefill, decode, preempted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace is like: how long its requests are, and how fast they come."""
+"""Lengths and arrivals of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published beside simulated for any figure: bars for single values, curves for values along an axis."""
+"""Published and simulated values of any figure: bars for single values, curves for values along an axis."""
 
 from __future__ import annotations
 

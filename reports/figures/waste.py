@@ -1,4 +1,4 @@
-"""The waste table (one pool, a bar for every policy), and what each kind of waste costs in requests/s."""
+"""The waste table (one pool, a bar per policy), and the cost of each kind of waste in requests/s."""
 
 from __future__ import annotations
 
