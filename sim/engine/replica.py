@@ -195,10 +195,8 @@ def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size:
     """The KV groups of the pool, in blocks of ``size`` tokens."""
     window = layout.window_tokens
     return PageGroups(
-        full=len(layout.groups) - layout.num_sliding,
-        sliding=layout.num_sliding,
+        kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
-        sliding_first=layout.groups[0].span.kind == "sliding",
         most_prompt_blocks=most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
     )
 

@@ -6,12 +6,13 @@ slots are shares of bytes: the shares of all groups and of free slots add up to 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from ..engine.run import Run
-from ..memory import PageGroups, Window
+from ..memory import Window
 from ..memory.accounting.integrals import Accounts
 
 #: The buckets of slots that a group holds.
@@ -55,14 +56,13 @@ def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
 def _accounts(run: Run) -> dict[str, Accounts]:
     """The ledger of the groups of each kind, together."""
     groups = run.log.groups
-    one_kind = {"full": PageGroups(groups.full, 0), "sliding": PageGroups(0, groups.sliding)}
-    return {kind: Accounts(run.log, some) for kind, some in one_kind.items() if some.number}
+    return {kind: Accounts(run.log, groups._replace(kinds=(kind,) * groups.kinds.count(kind))) for kind in groups.kinds}
 
 
-def _numbers(run: Run) -> dict[str, int]:
+def _numbers(run: Run) -> Counter[str]:
     """Groups of each kind: they hold the same, but for blocks that two requests computed side by side, so one group's
     slots are the mean."""
-    return {"full": run.log.groups.full, "sliding": run.log.groups.sliding}
+    return Counter(run.log.groups.kinds)
 
 
 def _shares(window: Window, groups: int) -> dict[str, dict[str, float]]:

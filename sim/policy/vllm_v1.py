@@ -117,14 +117,19 @@ class VllmV1(Policy):
                 # The next step has a budget again, if this one did more than decode.
                 steady, wakes = not tokens, False
                 break
-            if not free_seqs or free - (blocks := transaction.lacking(sequence, budget)) < self._spare(state, admitted):
+            if not free_seqs:
+                wakes = False
+                break
+            left = sequence.start_tokens - transaction.look_up(sequence)
+            now = min(left, budget)
+            if free - (blocks := transaction.lacking(sequence, now)) < self._spare(state, admitted):
                 wakes = False
                 break
             free_seqs -= 1
-            left = sequence.start_tokens - transaction.enter(sequence, budget)
-            tokens.append(min(left, budget))
-            if left > budget:
-                chunks, steady = ((sequence, budget),), False
+            transaction.enter(sequence, now)
+            tokens.append(now)
+            if left > now:
+                chunks, steady = ((sequence, now),), False
                 break
             free -= blocks
             budget -= left

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
 from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.memory import BUCKETS, PageGroups
+from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.memory.accounting.integrals import Accounts
+from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING
 from oracle import Limits, Pool, Request
 from oracle.hybrid import Groups
 from strategies import Case, small_costs
@@ -73,10 +74,13 @@ def serve(policy: str, hybrid: HybridCase, window: tuple[int, int] | None = None
 def group_buckets_at_rows(run: Run) -> list[list[dict[str, int]]]:
     """The ledger of each group in the first step of every row, without what is free; the full groups first."""
     groups, rows = run.log.groups, []
-    for kind, number in ((PageGroups(1, 0), groups.full), (PageGroups(0, 1), groups.sliding)):
-        columns = {name: column.tolist() for name, column in Accounts(run.log, kind).at_rows().items()}
+    for kind in (FULL, SLIDING):
+        accounts = Accounts(run.log, groups._replace(kinds=(kind,)))
+        columns = {name: column.tolist() for name, column in accounts.at_rows().items()}
         columns["free"] = [0] * len(columns["free"])
-        rows += [[dict(zip(BUCKETS, values)) for values in zip(*(columns[name] for name in BUCKETS))]] * number
+        rows += [
+            [dict(zip(BUCKETS, values)) for values in zip(*(columns[name] for name in BUCKETS))]
+        ] * groups.kinds.count(kind)
     return [list(row) for row in zip(*rows)]
 
 

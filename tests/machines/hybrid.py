@@ -65,7 +65,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
     @initialize(pool=combined(range(4, 25, 2), range(1, 4), COUNTS, range(1, 10), EITHER))
     def build(self, pool):
         num_pages, block_size, (full, sliding), window, self.may_pause = pool
-        groups = PageGroups(full, sliding, window, num_pages)
+        groups = PageGroups.of(full, sliding, window, num_pages)
         self.serve(HybridMemory(num_pages, block_size, groups, ids=True))
         self.model = GroupTables(num_pages, block_size, groups)
         # Computed tokens of each chunked prefill.
@@ -213,7 +213,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def predicted_steps(self) -> dict[int, int | None]:
         """After which step so many pages are free; untold while a prompt has yet to give back what its window passed."""
-        free, more = self.memory.free, () if self.memory.skipped.prompts else (0, 1, 3, 8)
+        free, more = self.memory.free, () if any(kind.skipped.prompts for kind in self.memory.giving) else (0, 1, 3, 8)
         return {free + pages: self.memory.step_that_frees(self.state.decode_step, free + pages) for pages in more}
 
     def step_on(self, steps: int) -> None:

@@ -63,14 +63,14 @@ def growth_moments(run_log: RunLog) -> Moments:
     )
 
 
-def skip_moments(run_log: RunLog) -> Moments:
-    """As ``growth_moments``, for the blocks that a sliding group gives back.
+def skip_moments(run_log: RunLog, window_tokens: int) -> Moments:
+    """As ``growth_moments``, for the blocks that a group with a window gives back.
 
     What a prompt needed is given back in the step after its prefill, the first of a row; what decoding
     gives back after it is in these columns.
     """
     size = run_log.block_size
-    turn = run_log.groups.window_tokens + size - run_log.residency_lag
+    turn = window_tokens + size - run_log.residency_lag
     late = np.maximum(0, run_log.residencies["start_step"] + 1 - turn)
     return _row_moments(run_log, turn + -(-late // size) * size)
 

@@ -45,7 +45,7 @@ import numpy as np
 from ...types.errors import SimulationFault
 from ...types.exact import dot, total
 from .growth import Moments, growth_moments, skip_moments
-from .kv_groups import PageGroups
+from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
 from .run_log import RunLog
 
@@ -95,7 +95,8 @@ BUCKETS = (
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
 _LEVELS = (
-    "live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped", "shared", "shared_in_windows",
+    "live", "held", "target", "asked", "finished_hold", "stranded", "prefill_tail", "skipped", "skipped_states", "states",
+    "shared", "shared_in_windows", "shared_states",
 )  # fmt: skip
 #: Rows that are integrated at a time, to bound what intermediate columns take.
 _CHUNK_ROWS = 1 << 15
@@ -147,8 +148,9 @@ class Accounts:
         self._cached = CachedSlots(run_log)
         nothing = (np.broadcast_to(0, len(run_log.row_step)),) * 3
         self._growth = {"held": growth_moments(run_log) if run_log.paged else nothing}
-        if self._groups.sliding:
-            self._growth["skipped"] = skip_moments(run_log)
+        names = {SLIDING: "skipped", STATE: "skipped_states"}
+        for kind, window_tokens in self._groups.windows().items():
+            self._growth[names[kind]] = skip_moments(run_log, window_tokens)
 
     def window(self, start_ticks: int = 0, end_ticks: int | None = None) -> Window:
         """Sums over a span of time.
@@ -191,17 +193,18 @@ class Accounts:
         return total(tails.slots * np.maximum(steps, 0)), dot(tails.slots, np.maximum(ticks, 0))
 
     def _buckets(self, sums: Mapping[str, Any], tail: Any, slots: Any) -> dict[str, Any]:
-        """The nine buckets from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
+        """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
         live, held, target, asked = sums["live"], sums["held"], sums["target"], sums["asked"]
         tail = tail + sums["prefill_tail"]
-        if self.log.groups.sliding:
-            number, twice = self._groups.number, self._groups.sliding * sums["skipped"]
-            # Blocks that windows gave back, and those that several tables name.
-            twice = (
-                twice
-                + sums["shared"] * (self._groups.full > 0)
-                + sums["shared_in_windows"] * (self._groups.sliding > 0)
-            )
+        groups, state = self._groups, 0 * held
+        if self.log.groups.number > 1 or self.log.groups.sliding or self.log.groups.states:
+            # A page of each growing group, less what groups gave back, and what several tables name.
+            if groups.states:
+                state = groups.states * (held - sums["skipped_states"] if groups.states_by_block else sums["states"])
+                state = state - sums["shared_states"]
+            number = groups.full + groups.sliding
+            twice = groups.sliding * sums["skipped"]
+            twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
             live, held, tail = number * live - twice, number * held - twice, number * tail
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
@@ -217,7 +220,8 @@ class Accounts:
             "finished_hold": sums["finished_hold"],
             "stranded": sums["stranded"],
             "cached": sums["cached"],
-            "free": slots - held - sums["stranded"] - sums["cached"],
+            "free": slots - held - state - sums["stranded"] - sums["cached"],
+            **({"state": state} if self.log.groups.states else {}),
         }
 
     def external_fragmentation(self, start_ticks: int = 0, end_ticks: int | None = None) -> tuple[float, float]:

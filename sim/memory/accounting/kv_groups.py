@@ -1,53 +1,74 @@
-"""KV groups that share one pool of pages: how many there are, and what the windowed ones need."""
+"""KV groups that share one pool of pages: how many there are, and which blocks each kind keeps.
+
+full       every block
+sliding    the blocks that the window of the next token needs
+state      a page for the fixed-size state of its layers (Mamba, linear attention), however long the sequence. Where
+           prefixes are cached, states at ends of blocks are kept for look-ups (``mamba_cache_mode`` align of vLLM):
+           a sequence takes a page with every block, and gives back the one before in the next step
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+FULL, SLIDING, STATE = "full", "sliding", "state"
+#: Tokens that the state of a sequence stands for in the next step, with the step before: as of a window of two.
+STATE_WINDOW = 2
 
 
 class PageGroups(NamedTuple):
     """Groups of layers, each with block tables of its own, over one pool.
 
     Attributes:
-        full: Groups that keep every token.
-        sliding: Groups that keep what a window needs.
-        window_tokens: Tokens that a token attends to there, itself included.
+        kinds: Of each group, in the order of the model's first layers.
+        window_tokens: Tokens that a token attends to in sliding groups, itself included.
         most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
-        sliding_first: Whether the sliding groups come before the full ones: the model's first layer has a window.
+        states_by_block: Whether states at ends of blocks are kept for look-ups.
     """
 
-    full: int = 1
-    sliding: int = 0
+    kinds: tuple[str, ...] = (FULL,)
     window_tokens: int = 0
     most_prompt_blocks: int = 0
-    sliding_first: bool = False
+    states_by_block: bool = False
+
+    @classmethod
+    def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
+        """So many full groups, then so many sliding ones."""
+        return cls((FULL,) * full + (SLIDING,) * sliding, window_tokens, most_prompt_blocks)
 
     @property
     def number(self) -> int:
-        return self.full + self.sliding
+        return len(self.kinds)
 
     @property
-    def windowed(self) -> slice:
-        """The sliding groups' places."""
-        return slice(0, self.sliding) if self.sliding_first else slice(self.full, None)
+    def full(self) -> int:
+        """Groups that keep every token."""
+        return self.kinds.count(FULL)
 
     @property
-    def unwindowed(self) -> slice:
-        """The full groups' places."""
-        return slice(self.sliding, None) if self.sliding_first else slice(0, self.full)
+    def sliding(self) -> int:
+        """Groups that keep what a window needs."""
+        return self.kinds.count(SLIDING)
 
-    def is_windowed(self, place: int) -> bool:
-        """Whether the group at ``place`` has a window."""
-        return place < self.sliding if self.sliding_first else place >= self.full
+    @property
+    def states(self) -> int:
+        """Groups with a fixed-size state."""
+        return self.kinds.count(STATE)
 
-    def skipped_blocks(self, tokens: int, block_size: int) -> int:
-        """Blocks that a sliding group needs no more once ``tokens`` are computed: the token to come attends to
-        itself and the ``window_tokens - 1`` before it."""
-        return max(0, tokens - self.window_tokens + 1) // block_size
+    def windows(self) -> dict[str, int]:
+        """Window of each kind of group that gives blocks back while its sequences run."""
+        kinds = {SLIDING: self.window_tokens, STATE: STATE_WINDOW if self.states_by_block else 0}
+        return {kind: tokens for kind, tokens in kinds.items() if tokens and kind in self.kinds}
 
     def wanted_blocks(self, blocks: int) -> int:
         """Blocks that an admission asks for in all groups, where it asks for ``blocks`` in a full one."""
-        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks)
+        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + self.states * min(blocks, 1)
+
+
+def skipped_blocks(tokens: int, window_tokens: int, block_size: int) -> int:
+    """Blocks that a group with a window needs no more once ``tokens`` are computed: the token to come attends to
+    itself and the ``window_tokens - 1`` before it."""
+    return max(0, tokens - window_tokens + 1) // block_size
 
 
 def most_prompt_blocks(window_tokens: int, in_flight_tokens: int, max_model_len: int, block_size: int) -> int:

@@ -37,8 +37,11 @@ METER = (
     "largest_free",  # slots of the longest run of free blocks
     "prefill_tail",  # block_tail of sequences in a chunked prefill, less what residencies count of one block twice
     "skipped",  # slots of the blocks that each sliding group has given back
+    "skipped_states",  # the same, of each state group that keeps states at ends of blocks
+    "states",  # slots of the pages of each state group that has one page a sequence
     "shared",  # slots of the full groups that tables name again, after a first table
     "shared_in_windows",  # the same, of the sliding groups
+    "shared_states",  # the same, of the state groups
     "saved",  # slots that tables name again, after a first table or a pin
 )
 #: Columns that follow from the others.

@@ -49,22 +49,25 @@ class CachedTransaction(PagedTransaction):
         self.decode_step = decode_step
         self.seeker, self.found, self.given_up = None, [], Counter()
 
-    def lacking(self, sequence: Sequence, budget: int) -> int:
-        """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
+    def look_up(self, sequence: Sequence) -> int:
+        """See ``PagedTransaction``."""
         tables = self.memory.tables
         tables.grow_until(self.decode_step + 1)
         self.seeker, self.found = sequence, tables.look_up(sequence)
-        references = tables.pool.reference_counts
-        held = sum(references[block] > 0 for block in self.found)
-        return super().lacking(sequence, budget) - held
+        return len(self.found) * self.block_size
 
-    def enter(self, sequence: Sequence, budget: int) -> int:
-        """See ``PagedTransaction``: what was found need not be computed."""
+    def lacking(self, sequence: Sequence, tokens: int) -> int:
+        """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
+        references = self.memory.tables.pool.reference_counts
+        held = sum(references[block] > 0 for block in self.found)
+        return super().lacking(sequence, tokens) - held
+
+    def enter(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``."""
         sequence.computed_tokens = known = len(self.found) * self.block_size
         self.memory.tables.enter(sequence, self.found)
         self.seeker = None
-        self.extend(sequence, min(sequence.start_tokens, known + budget))
-        return known
+        self.extend(sequence, known + tokens)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""

@@ -5,13 +5,15 @@ if every group can go on from its end:
 
     full groups       have each of its blocks
     sliding groups    have the ``ceil((window - 1) / block_size)`` blocks before its end, all that the window needs
+    state groups      have the state at its end
 
     block            0  1  2  3  4  5  6      the window needs two blocks
     full             x  x  x  x  x  x  .      the longest prefix has 6 blocks
     sliding          .  .  x  x  .  x  x      from right to left: blocks 2 and 3, so 4 blocks are found
 
-A sliding group publishes only what a look-up can use: the blocks before a *boundary*, which is the last token of the
-prompt, or the end of the longer prefix that the full groups alone had when the request was looked up (6 above).
+A sliding or state group publishes only what a look-up can use: the blocks before a *boundary*, which is the last token of
+the prompt, or the end of the longer prefix that other groups had when the request was looked up (6 above). A block may be found
+from the step on that computes it, but a state only after that step.
 
 Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py, with
 ``prefix_cache_retention_interval`` 0, the default.
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
-from ..accounting.kv_groups import PageGroups
+from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups, skipped_blocks
 from ..prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
 
 #: In place of a block that was given back, as vLLM's null block: an entry keeps its place in the table.
@@ -78,17 +80,19 @@ class GroupCache:
         pool: The blocks.
         log: Look-ups, and the changes of the cached level.
         moment: When the next change happens, as the log counts.
-        shared: Table entries beyond the first of each block: of full groups, and of sliding ones.
+        shared: Table entries beyond the first of each block, of groups of each kind.
     """
 
     def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, names: BlockNames) -> None:
         self.log = CacheLog(block_size, BlockHistory())
         self.moment = 0
-        self.shared = [0, 0]
+        self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
         self.pool = GroupPool(num_blocks, self, self.log.history)
         self._groups, self._size, self._all_names = groups, block_size, names
-        # Blocks that the window needs before a token.
-        self._needed = -(-(groups.window_tokens - 1) // block_size)
+        self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
+        # Blocks that are needed before a token: by a window, and of a state.
+        self._needed = {SLIDING: -(-(groups.window_tokens - 1) // block_size), STATE: 1}
+        self._computed_now: set[int] = set()
         # Of each sequence: names of its blocks, how many are published or found, and the boundary that was found.
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
@@ -100,38 +104,52 @@ class GroupCache:
 
     def look_up(self, sequence: Sequence) -> Found:
         """The longest prefix, of what a waiting sequence knows without its last token, that all groups have."""
-        groups, names = self._groups, self._names_of(sequence)
-        longest = lookup_blocks(sequence.start_tokens, self._size)
-        tables: list[Table] = [[] for _ in range(groups.number)]
-        places = range(groups.number)
-        for place in places[groups.unwindowed]:
-            tables[place] += self.pool.lookup(self._hash(name, place) for name in names[:longest])
-            longest = len(tables[place])
-        blocks = longest
-        if groups.sliding:
-            blocks = self._end_in_windows(names[:longest])
-            first = min(blocks, groups.skipped_blocks(blocks * self._size, self._size))
-            for place in places[groups.windowed]:
-                found = self.pool.lookup(self._hash(name, place) for name in names[first:blocks])
-                tables[place] += [NULL_BLOCK] * first
-                tables[place] += found
-        for place in places[groups.unwindowed]:
-            del tables[place][blocks:]
-        return Found(tuple(tables), blocks, longest if groups.full else blocks)
+        names = self._names_of(sequence)
+        blocks = lookup_blocks(sequence.start_tokens, self._size)
+        longest, before = 0, -1
+        if FULL in self._places:
+            blocks = longest = self._prefix(names[:blocks])
+        # Each kind may shorten what another one had accepted.
+        while blocks != before:
+            before = blocks
+            if SLIDING in self._places:
+                blocks = self._end_in_windows(names[:blocks])
+                longest = max(longest, blocks)
+            if STATE in self._places:
+                blocks = self._end_at_state(names[:blocks])
+                longest = max(longest, blocks)
+        first = {FULL: 0, SLIDING: skipped_blocks(blocks * self._size, self._groups.window_tokens, self._size)}
+        tables = []
+        for place, kind in enumerate(self._groups.kinds):
+            start = min(blocks, first.get(kind, max(0, blocks - 1)))
+            table: Table = [NULL_BLOCK] * start
+            table += self.pool.lookup(self._hash(name, place) for name in names[start:blocks])
+            tables.append(table)
+        return Found(tuple(tables), blocks, longest)
+
+    def _prefix(self, names: list[int]) -> int:
+        """Blocks, from the first one on, that all full groups have."""
+        blocks = len(names)
+        for place in self._places[FULL]:
+            blocks = len(self.pool.lookup(self._hash(name, place) for name in names[:blocks]))
+        return blocks
 
     def _end_in_windows(self, names: list[int]) -> int:
         """The longest prefix, in blocks, that ends where all sliding groups have what the window needs."""
         run = 0
         for place in reversed(range(len(names))):
-            run = run + 1 if self._in_windows(names[place]) else 0
-            if run and run >= self._needed:
+            run = run + 1 if self._has(SLIDING, names[place]) else 0
+            if run and run >= self._needed[SLIDING]:
                 return place + run
         # A run from the first block on is a whole prefix.
         return run
 
-    def _in_windows(self, name: int) -> bool:
-        groups = range(self._groups.number)[self._groups.windowed]
-        return all(self.pool.lookup((self._hash(name, place),)) for place in groups)
+    def _end_at_state(self, names: list[int]) -> int:
+        """The longest prefix, in blocks, of which all state groups have the state at its end."""
+        return next((place + 1 for place in reversed(range(len(names))) if self._has(STATE, names[place])), 0)
+
+    def _has(self, kind: str, name: int) -> bool:
+        return all(self.pool.lookup((self._hash(name, place),)) for place in self._places[kind])
 
     def _hash(self, name: int, place: int) -> int:
         return name * self._groups.number + place
@@ -147,13 +165,24 @@ class GroupCache:
         references = self.pool.reference_counts
         return sum(not references[block] for table in found.tables for block in table if block is not NULL_BLOCK)
 
+    def begin_step(self) -> None:
+        """A step is decided: what was published before it has been computed."""
+        self._computed_now.clear()
+
+    def computes_now(self, found: Found) -> bool:
+        """Whether a state that was found is computed in the step that is being decided."""
+        return any(
+            kind == STATE and table and table[-1] in self._computed_now
+            for kind, table in zip(self._groups.kinds, found.tables, strict=True)
+        )
+
     def enter(self, sequence: Sequence, found: Found) -> None:
         """A sequence that waited begins with what it found."""
         references = self.pool.reference_counts
         queried = lookup_blocks(sequence.start_tokens, self._size)
-        for place, table in enumerate(found.tables):
+        for kind, table in zip(self._groups.kinds, found.tables, strict=True):
             blocks = [block for block in table if block is not NULL_BLOCK]
-            self.shared[self._groups.is_windowed(place)] += sum(references[block] > 0 for block in blocks)
+            self.shared[kind] += sum(references[block] > 0 for block in blocks)
             self.pool.take_cached(blocks, queried, self.moment)
             queried = 0
         self._published[sequence] = found.blocks
@@ -167,18 +196,21 @@ class GroupCache:
             return
         names, pool = self._names_of(sequence), self.pool
         ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
-        for place, table in enumerate(tables):
-            windowed = self._groups.is_windowed(place)
+        for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
+            needed = self._needed.get(kind)
             for at in range(done, full):
                 block = table[at]
-                if block is not NULL_BLOCK and (not windowed or any(end - self._needed <= at < end for end in ends)):
-                    pool.publish(block, self._hash(names[at], place))
+                if block is NULL_BLOCK or (needed is not None and not any(end - needed <= at < end for end in ends)):
+                    continue
+                pool.publish(block, self._hash(names[at], place))
+                if kind == STATE:
+                    self._computed_now.add(block)
         self._published[sequence] = full
 
-    def leave(self, blocks: list[int], windowed: bool) -> None:
-        """A table is about to give ``blocks`` back."""
+    def leave(self, blocks: list[int], kind: str) -> None:
+        """A table of a group of this kind is about to give ``blocks`` back."""
         references = self.pool.reference_counts
-        self.shared[windowed] -= sum(references[block] > 1 for block in blocks)
+        self.shared[kind] -= sum(references[block] > 1 for block in blocks)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has no tables any more."""

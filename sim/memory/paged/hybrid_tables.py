@@ -12,7 +12,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import PageGroups
+from ..accounting.kv_groups import STATE, PageGroups, skipped_blocks
 from ..accounting.moments import at_row, in_step
 from .block_pool import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
@@ -32,11 +32,14 @@ class HybridTables:
         self.pool = BlockPool(num_blocks) if cache is None else cache.pool
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
         self._size, self._groups, self._cache = block_size, groups, cache
+        self._windows = groups.windows()
         # Sequences that may take, or give back, in a step: by the step modulo the block size.
         self._takers: list[set[Sequence]] = [set() for _ in range(block_size)]
         self._givers: list[set[Sequence]] = [set() for _ in range(block_size)]
         # Those that have yet to decode for the first time, when they give back what their prompt needed.
         self._prompts: set[Sequence] = set()
+        # Up to which place each has given back, by kind of group.
+        self._skipped: dict[Sequence, dict[str, int]] = {}
         self._grown_until = 0
 
     def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
@@ -45,24 +48,38 @@ class HybridTables:
         self.take(sequence, tokens)
 
     def skip(self, sequence: Sequence, computed: int) -> None:
-        """Give back the blocks that lie before the window of the token after ``computed`` ones."""
-        for table in self._tables_of(sequence)[self._groups.windowed]:
-            place = stop = min(self._groups.skipped_blocks(computed, self._size), len(table))
-            while place and table[place - 1] is not NULL_BLOCK:
-                place -= 1
-            if place < stop:
-                self._give_back(table[place:stop], True)
-                table[place:stop] = [NULL_BLOCK] * (stop - place)
+        """Give back the blocks that no kind of group needs for the token after ``computed`` ones."""
+        before, size = self._skipped.get(sequence, {}), self._size
+        until = {kind: skipped_blocks(computed, window, size) for kind, window in self._windows.items()}
+        if until == before:
+            return
+        for kind, table in zip(self._groups.kinds, self._tables_of(sequence), strict=True):
+            if kind in until:
+                places = slice(before.get(kind, 0), until[kind])
+                passed = [block for block in table[places] if block is not NULL_BLOCK]
+                if passed:
+                    self._give_back(passed, kind)
+                    table[places] = [NULL_BLOCK] * len(table[places])
+        self._skipped[sequence] = until
 
     def take(self, sequence: Sequence, tokens: int) -> None:
         """Extend the tables of a sequence to ``tokens``, which the step computes."""
-        tables = self._tables_of(sequence)
-        for table in tables:
-            missing = -(-tokens // self._size) - len(table)
+        tables, blocks = self._tables_of(sequence), -(-tokens // self._size)
+        for kind, table in zip(self._groups.kinds, tables, strict=True):
+            missing = blocks - len(table)
+            if kind == STATE:
+                # The state at the end of the step; those of the blocks that it jumps over are not kept.
+                missing = missing if self._groups.states_by_block else 1 - len(table)
+                table += [NULL_BLOCK] * (missing - 1)
+                missing = min(missing, 1)
             if missing > 0:
                 table += self.pool.take_many(missing)
         if self._cache:
             self._cache.publish(sequence, tables, tokens)
+
+    def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
+        """The tables of a sequence that waited begin with what it found."""
+        self.tables[sequence] = found
 
     def _tables_of(self, sequence: Sequence) -> tuple[Table, ...]:
         tables = self.tables.get(sequence)
@@ -70,11 +87,10 @@ class HybridTables:
             tables = self.tables[sequence] = tuple([] for _ in range(self._groups.number))
         return tables
 
-    def _give_back(self, entries: Table, windowed: bool) -> None:
-        """Entries of a table, the last of which is the first one to be taken again."""
-        blocks = [block for block in entries if block is not NULL_BLOCK]
+    def _give_back(self, blocks: list[int], kind: str) -> None:
+        """Blocks of one table, the last of which is the first one to be taken again."""
         if self._cache:
-            self._cache.leave(blocks, windowed)
+            self._cache.leave(blocks, kind)
         self.pool.release(blocks)
 
     def join(self, sequence: Sequence, decode_step: int) -> None:
@@ -83,7 +99,8 @@ class HybridTables:
         self.reach(sequence, sequence.computed_tokens, start)
         # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
-        self._givers[(decode_step + self._groups.window_tokens - start) % size].add(sequence)
+        for window in self._windows.values():
+            self._givers[(decode_step + window - start) % size].add(sequence)
         self._prompts.add(sequence)
 
     def grow_until(self, decode_step: int) -> None:
@@ -112,10 +129,18 @@ class HybridTables:
 
     def drop(self, sequence: Sequence) -> None:
         """Give back all that the tables of a sequence name; nothing where that was done before."""
-        for place, table in enumerate(self.tables.pop(sequence, ())):
-            self._give_back(table, self._groups.is_windowed(place))
+        tables = self.tables.pop(sequence, None)
+        if tables is None:
+            return
+        self._skipped.pop(sequence, None)
+        for kind, table in zip(self._groups.kinds, tables, strict=True):
+            self._give_back([block for block in table if block is not NULL_BLOCK], kind)
         if self._cache:
             self._cache.forget(sequence)
+        self.park(sequence)
+
+    def park(self, sequence: Sequence) -> None:
+        """The tables of a sequence grow no more."""
         for members in (*self._takers, *self._givers):
             members.discard(sequence)
         self._prompts.discard(sequence)

@@ -69,21 +69,20 @@ class PagedTransaction:
         """The running sequences take their blocks for the step."""
         self.free -= self.need
 
-    def lacking(self, sequence: Sequence, budget: int) -> int:
-        """Blocks that must be free to admit a sequence that waits: those of its known tokens.
+    def look_up(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it."""
+        return sequence.computed_tokens
+
+    def lacking(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that must be free to admit the sequence that was looked up last: those of its known tokens.
 
         Args:
-            budget: Tokens that it may compute now.
+            tokens: How many it would compute now.
         """
         return self.blocks_of(sequence.start_tokens)
 
-    def enter(self, sequence: Sequence, budget: int) -> int:
-        """Grant a sequence that waits the blocks for as many tokens as ``budget`` lets it compute.
-
-        Returns:
-            Its tokens that need not be computed: where nothing is cached, those that came with it.
-        """
-        return sequence.computed_tokens
+    def enter(self, sequence: Sequence, tokens: int) -> None:
+        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found."""
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""

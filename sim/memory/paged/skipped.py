@@ -1,4 +1,4 @@
-"""The blocks that windows let go of, and when: counts for one group of layers with a window.
+"""The blocks that windows, and states, let go of, and when: counts for one group of layers.
 
 A token attends to itself and the ``window - 1`` before it. So a step that finds c tokens computed
 needs none before ``c - window + 1``, and the blocks that lie wholly before that are *skipped*: they
@@ -21,7 +21,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import PageGroups
+from ..accounting.kv_groups import STATE_WINDOW, skipped_blocks
 
 #: More steps than any leap has.
 _FOR_EVER = 1 << 40
@@ -35,10 +35,10 @@ class SkippedBlocks:
             blocks that their prefill's chunks gave back.
     """
 
-    __slots__ = ("_due_steps", "_groups", "_phases", "_settled", "_size", "_turns", "prompts")
+    __slots__ = ("_due_steps", "_phases", "_settled", "_size", "_turns", "_window_tokens", "prompts")
 
-    def __init__(self, groups: PageGroups, block_size: int) -> None:
-        self._groups, self._size = groups, block_size
+    def __init__(self, window_tokens: int, block_size: int) -> None:
+        self._window_tokens, self._size = window_tokens, block_size
         self.prompts: dict[Sequence, int] = {}
         # By step modulo the block size; twice over, so that a span shorter than a block is one slice.
         self._phases = [0] * (2 * block_size)
@@ -49,7 +49,11 @@ class SkippedBlocks:
 
     def of(self, tokens: int) -> int:
         """Blocks skipped by a step that finds so many tokens computed."""
-        return self._groups.skipped_blocks(tokens, self._size)
+        return skipped_blocks(tokens, self._window_tokens, self._size)
+
+    def in_prefill(self, computed: int, tokens: int) -> int:
+        """Blocks skipped in a step that finds ``computed`` tokens of a prompt, and computes it up to ``tokens``."""
+        return self.of(computed)
 
     def join(self, sequence: Sequence, lag: int, skipped: int) -> None:
         """A sequence with ``skipped`` blocks given back ends its prefill, and decodes from then on."""
@@ -117,7 +121,7 @@ class SkippedBlocks:
     def _turn(self, lag: int) -> int:
         """The step in which a sequence gives back its first block by decoding: ``window - 1 + block_size`` tokens are
         computed before it."""
-        return self._groups.window_tokens + self._size - lag
+        return self._window_tokens + self._size - lag
 
     def _wait(self, lag: int) -> None:
         turn = self._turn(lag)
@@ -133,3 +137,20 @@ class SkippedBlocks:
         phase = turn % self._size
         self._phases[phase] += number
         self._phases[phase + self._size] += number
+
+
+class SkippedStates(SkippedBlocks):
+    """As ``SkippedBlocks``, of a group that keeps the state at the end of each block until the one after it is there.
+
+    A prefill keeps none of the blocks within its chunks: only the state that it begins with and the one that it ends with.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(STATE_WINDOW, block_size)
+
+    def in_prefill(self, computed: int, tokens: int) -> int:
+        """See ``SkippedBlocks``."""
+        before, blocks = -(-computed // self._size), -(-tokens // self._size)
+        return blocks - 1 - (0 < before < blocks)

@@ -35,7 +35,7 @@ PROTOCOLS = (Memory, Transaction, Tables, Placement, Pool)
 KINDS = [
     kind for name in memories.__all__ if name.endswith("Memory") and (kind := getattr(memories, name)) is not Memory
 ]
-WINDOW = PageGroups(full=1, sliding=1, window_tokens=4, most_prompt_blocks=3)
+WINDOW = PageGroups.of(full=1, sliding=1, window_tokens=4, most_prompt_blocks=3)
 FRESH = {
     "paged": lambda: PagedMemory(8, 4, host_blocks=3),
     "paged with ids": lambda: PagedMemory(8, 4, ids=True),
