@@ -182,7 +182,9 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
 
 def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The model's KV groups, if the policy supports them and a window is shorter than the longest sequence."""
-    if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager or kind not in HYBRID:
+    if not isinstance(options, KvGroupOptions) or options.disable_hybrid_kv_cache_manager:
+        return None
+    if not kind.serves_kv_groups and kind not in HYBRID:
         return None
     layout = hybrid_layout(shape, max_model_len)
     if layout and isinstance(options, VllmV0Options) and options.preemption_mode == "swap":

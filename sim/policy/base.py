@@ -116,6 +116,7 @@ class Policy:
         reads_max_tokens: Whether reservations depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         disaggregates: Whether it can decode requests that another replica prefilled.
+        serves_kv_groups: Whether it schedules over several KV groups.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
@@ -133,6 +134,7 @@ class Policy:
     reads_max_tokens: ClassVar[bool] = False
     groups_sequences: ClassVar[bool] = False
     disaggregates: ClassVar[bool] = False
+    serves_kv_groups: ClassVar[bool] = False
     default_max_num_seqs: ClassVar[int | None] = 256
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True

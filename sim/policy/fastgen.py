@@ -6,10 +6,10 @@ from ..memory.paged.paged import PagedTransaction
 from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
 from .options import Options
-from .vllm_v1 import VllmV1
+from .token_budget import TokenBudget
 
 
-class FastGen(VllmV1):
+class FastGen(TokenBudget):
     """DeepSpeed-FastGen's Dynamic SplitFuse.
 
     Decodes come first; a decode that needs a block while none is free is skipped and keeps its blocks. The rest of the
@@ -39,7 +39,7 @@ class FastGen(VllmV1):
     def _prompts(self, state: State, transaction: PagedTransaction, budget: int) -> StepPlan:
         partial = next(iter(state.prefilling), None)
         if partial is None:
-            return self._admit(state, transaction, budget, [], []) if state.waiting else CARRY_ON
+            return self._admit(state, transaction, budget) if state.waiting else CARRY_ON
         held, size = transaction.memory.partial[partial], transaction.block_size
         room = (held + transaction.free) * size - partial.computed_tokens
         left = partial.start_tokens - partial.computed_tokens
@@ -47,7 +47,7 @@ class FastGen(VllmV1):
         transaction.free -= transaction.blocks_of(partial.computed_tokens + tokens) - held
         if tokens < left:
             return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
-        return self._admit(state, transaction, budget, [partial], [tokens])
+        return self._admit(state, transaction, budget - tokens, ((partial, tokens),))
 
     def _with_skips(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """A step that skips decodes, or resumes skipped ones."""

@@ -25,10 +25,9 @@ from .base import Limits, Policy, Pool, blocks_of
 from .options import KvGroupOptions
 from .vllm_sosp23 import Victims, VllmSosp23
 from .vllm_v0 import VllmV0
-from .vllm_v1 import VllmV1
 
 
-class _OverGroups(Policy):
+class OverGroups(Policy):
     """What they share.
 
     Attributes:
@@ -46,7 +45,7 @@ class _OverGroups(Policy):
         super().__init__(limits, options, groups)
         self.groups = groups
 
-    def memory(self, pool: Pool) -> HybridMemory:
+    def memory(self, pool: Pool) -> PagedMemory:
         names = None if pool.token_runs is None else BlockNames(pool.token_runs, pool.block_size)
         return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids, names)
 
@@ -82,7 +81,9 @@ class _OverGroups(Policy):
         """As an admission of all that the request ever knows, as a preemption may make it, asks for."""
         # The last token is never stored.
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
-        return self.groups.full * blocks + self.groups.sliding * np.minimum(blocks, self.groups.most_prompt_blocks)
+        groups = self.groups
+        windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
+        return groups.full * blocks + windows + groups.states * np.minimum(blocks, 1)
 
 
 def _victims(
@@ -96,42 +97,18 @@ def _victims(
     """
     kept, victims, place = list(order), [], 0
     while place < min(decodes, len(kept)):
-        taken = transaction.give_back(kept[place])
+        taken = transaction.needed(kept[place], 1)
         while transaction.free < (taken if asked is None else asked) and len(kept) > place:
             victims.append(kept.pop())
             transaction.preempt(victims[-1])
         if place < len(kept):
-            transaction.take(kept[place], taken)
+            transaction.take(kept[place], 1, taken)
         place += 1
     transaction.end_of_running()
     return tuple(victims)
 
 
-class HybridVllmV1(_OverGroups, VllmV1):
-    """vLLM V1 with its hybrid KV cache manager (release 0.33)."""
-
-    @staticmethod
-    def in_flight_tokens(limits: Limits) -> int:
-        """Most tokens of a sequence that a step computes."""
-        return limits.max_num_batched_tokens
-
-    def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
-        if transaction.free >= transaction.takes:
-            return ()
-        order = [*state.running, *(() if partial is None else (partial,))]
-        return _victims(order, state.batch_size, transaction)
-
-    def _asked(self) -> int:
-        return 0
-
-    def _watermark(self) -> int:
-        return 0
-
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        return super().smallest_pool_blocks(workload, block_size) + self.null_blocks
-
-
-class HybridVllmSosp23(_OverGroups, VllmSosp23):
+class HybridVllmSosp23(OverGroups, VllmSosp23):
     """vLLM of SOSP'23, had it had KV groups: a sequence asks for a free page in each of them, and there is no host."""
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:

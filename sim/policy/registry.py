@@ -20,7 +20,7 @@ from typing import Any
 from ..types.errors import SettingError
 from .base import Policy, Pool
 from .fastgen import FastGen
-from .hybrid import HybridVllmSosp23, HybridVllmV0, HybridVllmV1
+from .hybrid import HybridVllmSosp23, HybridVllmV0
 from .lightllm import LightLLM
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
@@ -46,7 +46,6 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _KINDS}
 HYBRID: dict[type[Policy], type[Policy]] = {
     VllmSosp23: HybridVllmSosp23,
     VllmV0: HybridVllmV0,
-    VllmV1: HybridVllmV1,
 }
 SHARING: dict[type[Policy], type[Policy]] = {VllmSosp23: SharingSosp23, VllmV0: SharingV0}
 #: Entry points of other packages.

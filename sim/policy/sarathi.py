@@ -8,10 +8,10 @@ from ..types.sequence import Sequence
 from ..types.state import State
 from .base import Pool
 from .options import WatermarkOptions
-from .vllm_v1 import VllmV1
+from .token_budget import TokenBudget
 
 
-class Sarathi(VllmV1):
+class Sarathi(TokenBudget):
     """Sarathi-Serve (OSDI'24): the token budget of a step is the chunk size, and decodes come first.
 
     As vLLM V1 with four differences: a prompt takes all its blocks at admission; an admission leaves the watermark free

@@ -1,146 +1,164 @@
-"""vLLM V1: one budget of tokens a step, for prompts and decodes alike."""
+"""vLLM V1: the running sequences catch up with their tokens one by one, then waiting ones are admitted."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from ..memory.accounting.kv_groups import PageGroups
+import numpy as np
+
+from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.chunked import ChunkedMemory
+from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.prefix import BlockNames
-from ..types.errors import SettingError
-from ..types.sequence import CARRY_ON, Sequence, StepPlan
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from .base import Limits, Policy, Pool
+from ..workload.workload import Workload
+from .base import Limits, Pool
+from .hybrid import OverGroups
 from .options import KvGroupOptions, Options
+from .token_budget import TokenBudget
 
 
-class VllmV1(Policy):
+class VllmV1(OverGroups, TokenBudget):
     """vLLM V1 (release 0.33, ``vllm/v1/core/sched/scheduler.py``), first come first served.
 
-    There are no phases: every sequence catches up with the tokens it knows. The running come first,
-    in order; where blocks are short the last running one is preempted (recompute) and goes to the
-    front of the queue. If no sequence was preempted, waiting ones are admitted while budget and ``max_num_seqs``
-    allow and the blocks of their whole prompt are free, the last one perhaps with a chunk. One
-    block is vLLM's null block, there is no watermark.
+    There are no phases: every sequence catches up with the tokens it knows. The running come first, in order of arrival; one
+    that finds no block preempts the last running one (recompute), which goes to the front of the queue, perhaps itself. If no
+    sequence was preempted, waiting ones are admitted (``TokenBudget``). One block is vLLM's null block, there is no watermark.
 
-    Prompts take the budget in order, so at most one prefill goes on after a step, that of the last
-    running sequence. While one does, every step is decided anew; else it leaps.
+    Where blocks suffice for all that decode, and at most the last running sequence is in its prefill, their order makes no
+    difference and they are counted; else each is looked at. That is so with states at ends of blocks, too, where chunks end
+    on block boundaries and leave a part of the budget to others (``mamba_cache_mode`` align).
     """
 
     name = "vllm-v1"
     system = "vLLM 0.33, V1"
     options_type: ClassVar[type[Options]] = KvGroupOptions
     preempted_first = True
-    default_max_num_seqs = 256
-    default_max_num_batched_tokens = 2048
     null_blocks = 1
     caches_prefixes = True
-    disaggregates = True
+    serves_kv_groups = True
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
-        if limits.max_num_batched_tokens < limits.max_num_seqs:
-            remedy = f"must be at least max_num_seqs = {limits.max_num_seqs}"
-            raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
-        super().__init__(limits, options, groups)
+        TokenBudget.__init__(self, limits, options)
+        self.groups = groups or PageGroups()
+        self._is_plain = self.groups.kinds == (FULL,)
+
+    @staticmethod
+    def in_flight_tokens(limits: Limits) -> int:
+        """Most tokens of a sequence that a step computes."""
+        return limits.max_num_batched_tokens
 
     def memory(self, pool: Pool) -> PagedMemory:
-        usable = pool.num_blocks - self.null_blocks
-        if pool.token_runs is not None:
-            return CachedMemory(usable, pool.block_size, BlockNames(pool.token_runs, pool.block_size))
-        return ChunkedMemory(usable, pool.block_size, ids=pool.ids)
+        usable, size = pool.num_blocks - self.null_blocks, pool.block_size
+        names = None if pool.token_runs is None else BlockNames(pool.token_runs, size)
+        if not self._is_plain:
+            return HybridMemory(usable, size, self.groups, pool.ids, names)
+        return ChunkedMemory(usable, size, ids=pool.ids) if names is None else CachedMemory(usable, size, names)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """The running sequences, the prefill in progress, the waiting sequences."""
-        partial = next(iter(state.prefilling), None)
-        preempted = self._victims(state, transaction, partial)
-        if preempted:
-            return StepPlan(preempted=preempted, steady=False, wakes=False)
-        if partial is None and not state.waiting:
-            return CARRY_ON
-        transaction.take_for_running()
-        budget = self.limits.max_num_batched_tokens - state.batch_size
-        if partial is not None:
-            return self._continue_prefill(state, transaction, budget, partial)
-        return self._admit(state, transaction, budget, [], [])
+        """The running sequences, the waiting sequences."""
+        in_order = not state.stalled and not (state.prefilling and self.groups.states_by_block)
+        if in_order and transaction.free >= transaction.takes:
+            return self._fill(state, transaction, next(iter(state.prefilling), None))
+        return self._one_by_one(state, transaction)
 
-    def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
-        """The last running sequences, as many as must give way for the other decodes to find their blocks."""
-        free, need = transaction.free, transaction.need
-        if free > need:
-            return ()
+    def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        """As vLLM's loop over the running sequences: each takes its blocks, or the last one gives way."""
+        kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)
+        budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
-        kept = list(state.running)
-        while kept:
-            own = transaction.needs_block(kept[-1], state.decode_step)
-            if self._suffices(free, need, own):
-                break
-            if partial is not None:
-                free += transaction.reclaimed(partial, state.decode_step)
-                preempted.append(partial)
-                partial = None
-                continue
-            need -= own
-            free += transaction.reclaimed(kept[-1], state.decode_step)
-            preempted.append(kept.pop())
-        return tuple(preempted)
+        scheduled: list[tuple[Sequence, int]] = []
+        while place < len(kept) and budget:
+            sequence = kept[place]
+            tokens = self._next_tokens(sequence, state, budget, transaction)
+            if tokens:
+                needed = transaction.needed(sequence, tokens)
+                while transaction.free < needed and len(kept) > place:
+                    preempted.append(kept.pop())
+                    transaction.preempt(preempted[-1])
+                if place == len(kept):
+                    break
+                transaction.take(sequence, tokens, needed)
+                scheduled.append((sequence, tokens))
+                budget -= tokens
+            place += 1
+        transaction.end_of_running()
+        return self._plan(state, transaction, budget, kept, scheduled, tuple(preempted))
 
-    def _suffices(self, free: int, need: int, last_need: int) -> bool:
-        """Whether the decodes find their blocks, of which the last one needs ``last_need``."""
-        return need <= free
+    def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
+        """Tokens that a running sequence computes in the step."""
+        if sequence not in state.prefilling:
+            return 1
+        computed = sequence.computed_tokens
+        return self._chunk(sequence, computed, min(sequence.start_tokens - computed, budget), transaction)
 
-    def _continue_prefill(
-        self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence
+    def _plan(
+        self,
+        state: State,
+        transaction: PagedTransaction,
+        budget: int,
+        kept: list[Sequence],
+        scheduled: list[tuple[Sequence, int]],
+        preempted: tuple[Sequence, ...],
     ) -> StepPlan:
-        """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
-        tokens = min(partial.start_tokens - partial.computed_tokens, budget)
-        blocks = transaction.chunk_blocks(partial, tokens)
-        if blocks > transaction.free:
-            return StepPlan(preempted=(partial,), steady=False, wakes=False)
-        transaction.free -= blocks
-        transaction.extend(partial, partial.computed_tokens + tokens)
-        if partial.computed_tokens + tokens < partial.start_tokens:
-            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
-        return self._admit(state, transaction, budget, [partial], [tokens])
+        """The step, once the running sequences have their blocks."""
+        computes = dict(scheduled)
+        stalls = tuple(each for each in kept if each in state.running and each not in computes)
+        resumes = tuple(each for each in kept if each in state.stalled and each in computes)
+        prefills = [(each, tokens) for each, tokens in scheduled if each in state.prefilling]
+        ended = [(each, tokens) for each, tokens in prefills if each.computed_tokens + tokens == each.start_tokens]
+        chunks = [chunk for chunk in prefills if chunk not in ended]
+        if preempted:
+            plan = StepPlan(
+                admitted=tuple(each for each, _ in ended),
+                prefill_tokens=sum(tokens for _, tokens in prefills),
+                preempted=preempted,
+                chunks=tuple(chunks),
+                steady=False,
+                wakes=False,
+            )
+        else:
+            plan = self._admit(state, transaction, budget, ended, chunks)
+        if stalls or resumes or state.stalled or state.prefilling:
+            plan = plan._replace(steady=False, stalls=(stalls, resumes))
+        return plan
 
-    def _admit(
-        self, state: State, transaction: PagedTransaction, budget: int, admitted: list[Sequence], tokens: list[int]
-    ) -> StepPlan:
-        """Admit waiting sequences; with the prefill that ended, if one did, and its tokens."""
-        limits, free, wakes, steady = self.limits, transaction.free, True, True
-        chunks: tuple[tuple[Sequence, int], ...] = ()
-        free_seqs = limits.max_num_seqs - state.batch_size - len(state.stalled) - len(admitted)
-        budget -= sum(tokens)
-        for sequence in state.waiting:
-            if not budget:
-                # The next step has a budget again, if this one did more than decode.
-                steady, wakes = not tokens, False
-                break
-            if not free_seqs:
-                wakes = False
-                break
-            left = sequence.start_tokens - transaction.look_up(sequence)
-            now = min(left, budget)
-            if free - (blocks := transaction.lacking(sequence, now)) < self._spare(state, admitted):
-                wakes = False
-                break
-            free_seqs -= 1
-            transaction.enter(sequence, now)
-            tokens.append(now)
-            if left > now:
-                chunks, steady = ((sequence, now),), False
-                break
-            free -= blocks
-            budget -= left
-            admitted.append(sequence)
-        return StepPlan(admitted=tuple(admitted), prefill_tokens=sum(tokens), steady=steady, wakes=wakes, chunks=chunks)
-
-    def _spare(self, state: State, admitted: list[Sequence]) -> int:
-        """Blocks that an admission must leave free."""
-        return 0
+    def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
+        """With states at ends of blocks, chunks end on them (``_mamba_block_aligned_split`` of vLLM)."""
+        known, size = sequence.start_tokens, transaction.block_size
+        prompt_end = max(sequence.prompt_tokens, known - 1)
+        if not self.groups.states_by_block or computed >= prompt_end:
+            return tokens
+        end = computed + tokens
+        if end < prompt_end:
+            aligned = end // size * size
+            if aligned > computed or size <= self.limits.max_num_batched_tokens:
+                end = aligned
+        junction = transaction.junction(sequence)
+        stops = [
+            -(-computed // size) * size,
+            (known - 1) // size * size,
+            computed + (junction - computed) // size * size if computed < junction < end else end,
+        ]
+        return max(0, min([stop for stop in stops if computed < stop < end], default=end) - computed)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Up to the step in which the running need more blocks than are free, or publish one that the head may hit."""
-        steps = memory.steps_with(state, memory.free, limit)
-        return memory.steps_unhelped(state, steps) if state.waiting else steps
+        """Up to the step in which the running need more blocks than are free, or the head of the queue may find its own."""
+        return (
+            super().horizon(state, memory, limit)
+            if not self._is_plain
+            else TokenBudget.horizon(self, state, memory, limit)
+        )
+
+    def _asked(self) -> int:
+        return 0
+
+    def _watermark(self) -> int:
+        return 0
+
+    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+        """See ``OverGroups``."""
+        return super().smallest_pool_blocks(workload, block_size) + self.null_blocks

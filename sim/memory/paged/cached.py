@@ -62,8 +62,9 @@ class CachedTransaction(PagedTransaction):
         held = sum(references[block] > 0 for block in self.found)
         return super().lacking(sequence, tokens) - held
 
-    def enter(self, sequence: Sequence, tokens: int) -> None:
+    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
+        self.free -= blocks
         sequence.computed_tokens = known = len(self.found) * self.block_size
         self.memory.tables.enter(sequence, self.found)
         self.seeker = None

@@ -40,12 +40,10 @@ class Found(NamedTuple):
     Attributes:
         tables: For each group the blocks to begin with; null where the window has passed.
         blocks: Length of the prefix.
-        longest: Length of the prefix that the full groups have.
     """
 
     tables: tuple[Table, ...]
     blocks: int
-    longest: int
 
 
 class GroupPool(HashedBlockPool):
@@ -125,7 +123,8 @@ class GroupCache:
             table: Table = [NULL_BLOCK] * start
             table += self.pool.lookup(self._hash(name, place) for name in names[start:blocks])
             tables.append(table)
-        return Found(tuple(tables), blocks, longest)
+        self._junction[sequence] = longest if longest > blocks else 0
+        return Found(tuple(tables), blocks)
 
     def _prefix(self, names: list[int]) -> int:
         """Blocks, from the first one on, that all full groups have."""
@@ -165,16 +164,20 @@ class GroupCache:
         references = self.pool.reference_counts
         return sum(not references[block] for table in found.tables for block in table if block is not NULL_BLOCK)
 
+    def junction(self, sequence: Sequence) -> int:
+        """Blocks of a longer prefix that some groups had when a sequence was looked up last; 0 where there was none."""
+        return self._junction.get(sequence, 0)
+
     def begin_step(self) -> None:
         """A step is decided: what was published before it has been computed."""
         self._computed_now.clear()
 
     def computes_now(self, found: Found) -> bool:
-        """Whether a state that was found is computed in the step that is being decided."""
-        return any(
-            kind == STATE and table and table[-1] in self._computed_now
-            for kind, table in zip(self._groups.kinds, found.tables, strict=True)
+        """Whether a state that was found is computed in the step that is being decided, there or in another block."""
+        states = (
+            table[-1] for kind, table in zip(self._groups.kinds, found.tables, strict=True) if kind == STATE and table
         )
+        return any(block is not NULL_BLOCK and self.pool.hashes[block] in self._computed_now for block in states)
 
     def enter(self, sequence: Sequence, found: Found) -> None:
         """A sequence that waited begins with what it found."""
@@ -186,7 +189,6 @@ class GroupCache:
             self.pool.take_cached(blocks, queried, self.moment)
             queried = 0
         self._published[sequence] = found.blocks
-        self._junction[sequence] = found.longest if found.longest > found.blocks else 0
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
     def publish(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int) -> None:
@@ -202,9 +204,10 @@ class GroupCache:
                 block = table[at]
                 if block is NULL_BLOCK or (needed is not None and not any(end - needed <= at < end for end in ends)):
                     continue
-                pool.publish(block, self._hash(names[at], place))
+                name = self._hash(names[at], place)
+                pool.publish(block, name)
                 if kind == STATE:
-                    self._computed_now.add(block)
+                    self._computed_now.add(name)
         self._published[sequence] = full
 
     def leave(self, blocks: list[int], kind: str) -> None:

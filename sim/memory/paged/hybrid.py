@@ -118,16 +118,23 @@ class HybridTransaction(PagedTransaction):
         at_once = (groups.full + groups.sliding) * (now - found) + states
         return max(most, at_once) + memory.cache.to_take(self.found)
 
-    def enter(self, sequence: Sequence, tokens: int) -> None:
+    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
+            self.free -= blocks
             return
         sequence.computed_tokens = known = self.found.blocks * self.block_size
         cache.enter(sequence, self.found)
         tables.enter(sequence, self.found.tables)
         self.memory.begin(sequence, known)
-        self.extend(sequence, known + tokens)
+        tables.reach(sequence, known, known + tokens)
+        self.free = cache.pool.num_free
+
+    def junction(self, sequence: Sequence) -> int:
+        """See ``PagedTransaction``."""
+        cache = self.memory.cache
+        return cache.junction(sequence) * self.block_size if cache else 0
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
@@ -159,8 +166,10 @@ class HybridTransaction(PagedTransaction):
         if self.memory.cache:
             self.free = self.memory.cache.pool.num_free
 
-    def give_back(self, sequence: Sequence) -> int:
+    def needed(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
+        if sequence.start_step == NOT_DECODING:
+            return self.chunk_blocks(sequence, tokens)
         back, taken = self.exchange(sequence, self.decode_step)
         tables = self.memory.group_tables
         if tables:
@@ -168,10 +177,14 @@ class HybridTransaction(PagedTransaction):
         self._freed(back)
         return taken
 
-    def take(self, sequence: Sequence, blocks: int) -> None:
+    def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
-        if self.memory.group_tables:
-            self.memory.group_tables.take(sequence, sequence.held_tokens(self.decode_step) + 1)
+        tables = self.memory.group_tables
+        if tables:
+            computed = sequence.computed_tokens
+            if sequence.start_step != NOT_DECODING:
+                computed = sequence.held_tokens(self.decode_step)
+            tables.take(sequence, computed + tokens)
         self._freed(-blocks)
 
     def preempt(self, sequence: Sequence) -> None:

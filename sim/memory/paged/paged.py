@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ...types.sequence import Sequence
+from ...types.sequence import NOT_DECODING, Sequence
 from ...types.state import State
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
@@ -81,8 +81,17 @@ class PagedTransaction:
         """
         return self.blocks_of(sequence.start_tokens)
 
-    def enter(self, sequence: Sequence, tokens: int) -> None:
-        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found."""
+    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
+        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
+
+        Args:
+            blocks: What it lacked.
+        """
+        self.free -= blocks
+
+    def junction(self, sequence: Sequence) -> int:
+        """Tokens of the longer prefix of a sequence that only some KV groups had when it was looked up; 0 for none."""
+        return 0
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Grant a sequence in a chunked prefill the blocks for its first ``tokens``."""
@@ -100,15 +109,20 @@ class PagedTransaction:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
         return 0, int(self.needs_block(sequence, decode_step))
 
-    # Where blocks are short, the running sequences go one by one.
+    # Where the running sequences go one by one.
 
-    def give_back(self, sequence: Sequence) -> int:
-        """A decoding sequence gives back what its windows have passed; the blocks that it then needs for the step."""
+    def needed(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
+        back what its windows have passed."""
+        if sequence.start_step == NOT_DECODING:
+            return self.chunk_blocks(sequence, tokens)
         return int(self.needs_block(sequence, self.decode_step))
 
-    def take(self, sequence: Sequence, blocks: int) -> None:
-        """A decoding sequence takes its blocks for the step."""
+    def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
+        """It takes those ``blocks``."""
         self.free -= blocks
+        if sequence.start_step == NOT_DECODING:
+            self.extend(sequence, sequence.computed_tokens + tokens)
 
     def preempt(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""

@@ -1,0 +1,152 @@
+"""Schedulers with one budget of tokens a step, for prompts and decodes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+
+from ..memory.accounting.kv_groups import PageGroups
+from ..memory.paged.chunked import ChunkedMemory
+from ..memory.paged.paged import PagedMemory, PagedTransaction
+from ..types.errors import SettingError
+from ..types.sequence import CARRY_ON, Sequence, StepPlan
+from ..types.state import State
+from .base import Limits, Policy, Pool
+from .options import Options
+
+Chunk = tuple[Sequence, int]
+
+
+class TokenBudget(Policy):
+    """Every step decodes all running sequences and fills what is left of the budget with prompts, first come first served.
+
+    If blocks are short, the last running sequence is preempted (recompute). If no sequence was preempted, waiting ones are
+    admitted while budget and ``max_num_seqs`` allow and the blocks of their whole prompt are free, the last one perhaps with
+    a chunk. Prompts take the budget in order, so at most one prefill goes on after a step, that of the last
+    running sequence. While one does, every step is decided anew; else it leaps.
+    """
+
+    default_max_num_seqs = 256
+    default_max_num_batched_tokens = 2048
+    disaggregates = True
+
+    def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
+            remedy = f"must be at least max_num_seqs = {limits.max_num_seqs}"
+            raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
+        super().__init__(limits, options, groups)
+
+    def memory(self, pool: Pool) -> PagedMemory:
+        """Blocks for prefills over several steps."""
+        return ChunkedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
+
+    def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        """The running sequences, the prefill in progress, the waiting sequences."""
+        partial = next(iter(state.prefilling), None)
+        preempted = self._victims(state, transaction, partial)
+        if preempted:
+            return StepPlan(preempted=preempted, steady=False, wakes=False)
+        return self._fill(state, transaction, partial)
+
+    def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
+        """All running sequences decode; the rest of the budget goes to the prefill in progress and to waiting sequences."""
+        if partial is None and not state.waiting:
+            return CARRY_ON
+        transaction.take_for_running()
+        budget = self.limits.max_num_batched_tokens - state.batch_size
+        if partial is not None:
+            return self._continue_prefill(state, transaction, budget, partial)
+        return self._admit(state, transaction, budget)
+
+    def _victims(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> tuple[Sequence, ...]:
+        """The last running sequences, as many as must give way for the other decodes to find their blocks."""
+        free, need = transaction.free, transaction.need
+        if free > need:
+            return ()
+        preempted: list[Sequence] = []
+        kept = list(state.running)
+        while kept:
+            own = transaction.needs_block(kept[-1], state.decode_step)
+            if self._suffices(free, need, own):
+                break
+            if partial is not None:
+                free += transaction.reclaimed(partial, state.decode_step)
+                preempted.append(partial)
+                partial = None
+                continue
+            need -= own
+            free += transaction.reclaimed(kept[-1], state.decode_step)
+            preempted.append(kept.pop())
+        return tuple(preempted)
+
+    def _suffices(self, free: int, need: int, last_need: int) -> bool:
+        """Whether the decodes find their blocks, of which the last one needs ``last_need``."""
+        return need <= free
+
+    def _continue_prefill(
+        self, state: State, transaction: PagedTransaction, budget: int, partial: Sequence
+    ) -> StepPlan:
+        """The prefill that goes on computes what the budget allows, or gives way to the decodes."""
+        tokens = min(partial.start_tokens - partial.computed_tokens, budget)
+        blocks = transaction.chunk_blocks(partial, tokens)
+        if blocks > transaction.free:
+            return StepPlan(preempted=(partial,), steady=False, wakes=False)
+        transaction.free -= blocks
+        transaction.extend(partial, partial.computed_tokens + tokens)
+        if partial.computed_tokens + tokens < partial.start_tokens:
+            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
+        return self._admit(state, transaction, budget - tokens, ((partial, tokens),))
+
+    def _admit(
+        self,
+        state: State,
+        transaction: PagedTransaction,
+        budget: int,
+        ended: Values[Chunk] = (),
+        chunks: Values[Chunk] = (),
+    ) -> StepPlan:
+        """Admit waiting sequences; with prefills that end in this step, and those that go on, and their tokens."""
+        wakes, steady = True, not chunks
+        admitted, chunks = [sequence for sequence, _ in ended], list(chunks)
+        tokens = sum(tokens for _, tokens in (*ended, *chunks))
+        free_seqs = self.limits.max_num_seqs - state.batch_size - len(state.stalled) - len(state.prefilling)
+        for sequence in state.waiting:
+            if not budget:
+                # The next step has a budget again, if this one did more than decode.
+                steady, wakes = steady and not tokens, False
+                break
+            if not free_seqs:
+                wakes = False
+                break
+            known = transaction.look_up(sequence)
+            left = sequence.start_tokens - known
+            now = self._chunk(sequence, known, min(left, budget), transaction)
+            if not now or transaction.free - (blocks := transaction.lacking(sequence, now)) < self._spare(
+                state, admitted
+            ):
+                wakes = False
+                break
+            free_seqs -= 1
+            transaction.enter(sequence, now, blocks)
+            tokens += now
+            budget -= now
+            if left > now:
+                chunks.append((sequence, now))
+                steady = False
+            else:
+                admitted.append(sequence)
+        return StepPlan(
+            admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(chunks)
+        )
+
+    def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
+        """How many of the next ``tokens`` of a prefill a step computes, after ``computed`` ones."""
+        return tokens
+
+    def _spare(self, state: State, admitted: list[Sequence]) -> int:
+        """Blocks that an admission must leave free."""
+        return 0
+
+    def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
+        """Up to the step in which the running need more blocks than are free, or publish one that the head may hit."""
+        steps = memory.steps_with(state, memory.free, limit)
+        return memory.steps_unhelped(state, steps) if state.waiting else steps
