@@ -15,10 +15,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class Setup:
         disable_hybrid: Whether every layer keeps all tokens.
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
         available_bytes: Memory of the pool.
+        options: Further options of vLLM's ``SchedulerConfig``, by name; it refuses what it does not know.
     """
 
     layers: tuple[Layer, ...]
@@ -117,6 +118,7 @@ class Setup:
     num_blocks: int | None = None
     disable_hybrid: bool = False
     available_bytes: int = 1 << 40
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def vllm_config(setup: Setup) -> VllmConfig:
@@ -135,6 +137,7 @@ def vllm_config(setup: Setup) -> VllmConfig:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             async_scheduling=setup.asynchronous,
             disable_hybrid_kv_cache_manager=setup.disable_hybrid,
+            **setup.options,
         ),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig("cpu"),
@@ -254,7 +257,7 @@ class Recorder(Executor):
         return Result(results, self.clock, bool(scheduled))
 
     def _sample(self, name: str) -> list[int]:
-        """The next token of a request whose known tokens have all been computed."""
+        """The next token of a request; none before all its known tokens are computed."""
         request = self.scheduler.requests[name]
         # What is known by then: with steps in flight, that they will have sampled, too.
         generated = request.num_output_tokens + max(0, request.num_output_placeholders - 1)
@@ -294,7 +297,7 @@ class Clock:
     """Simulated time; steps run one after the other, each as long.
 
     Attributes:
-        now: When the last step whose results were fetched was over, in ticks.
+        now: End of the last step with fetched results, in ticks.
     """
 
     def __init__(self, step_ticks: int) -> None:
@@ -332,11 +335,12 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(case: Case, asynchronous: bool = False) -> Served:
+def serve(case: Case, asynchronous: bool = False, options: Mapping[str, Any] | None = None) -> Served:
     """What the installed vLLM does with a case.
 
     Args:
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
+        options: See ``Setup``.
     """
     engine = start(
         Setup(
@@ -348,6 +352,7 @@ def serve(case: Case, asynchronous: bool = False) -> Served:
             prefix_caching=case.prefix_caching,
             asynchronous=asynchronous,
             num_blocks=case.num_blocks,
+            options=options or {},
         )
     )
     clock, recorder = Clock(case.step_ticks), engine.model_executor

@@ -12,7 +12,7 @@ class Step(NamedTuple):
     Attributes:
         now: Ticks at which it starts.
         scheduled: (request, tokens that it computes), in the order in which they are computed.
-        preempted: Requests that gave way, ascending.
+        preempted: Requests that lost their blocks to others, ascending.
         free: Blocks in no table.
         cached: Ids of blocks that can be found by their contents, ascending.
         hits: (request, tokens found in the prefix cache) of each admission, in order.
@@ -35,7 +35,7 @@ class Served(NamedTuple):
     """A workload, served.
 
     Attributes:
-        steps: Every step that computed something or preempted somebody.
+        steps: Every step that computed something or preempted a request.
         finished: (ticks, request), in order.
     """
 

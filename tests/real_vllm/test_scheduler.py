@@ -80,9 +80,18 @@ def test_a_story_of_steps_scheduled_ahead():
     assert served.finished == [(300, 0), (400, 1)]
 
 
+def test_options_of_the_scheduler_reach_it():
+    """A watermark of three quarters of 21 blocks, 15: the first prompt leaves 15 of 20 free, the second would leave
+    14, so it waits until the first is done."""
+    steps = server.serve(story(prompt_tokens=17), options={"watermark": 0.75}).steps
+    assert [step.scheduled for step in steps][:5] == [((0, 16),), ((0, 1),), ((0, 1),), ((0, 1),), ((1, 4),)]
+    with pytest.raises(ValueError, match="watermarks"):
+        server.serve(story(), options={"watermarks": 0.5})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_asynchronous_steps_compute_one_token_more_for_each_eos(kind):
-    """As long as nobody is preempted; and every request finishes."""
+    """In workloads without preemptions; and every request finishes."""
     alike = 0
     for case in _cases(kind, 0):
         if case.prefix_caching:

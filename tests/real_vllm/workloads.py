@@ -112,11 +112,15 @@ def _case(name: str, draw: random.Random, asked: list[_Asked], strain: float, **
     return replace(case, **fixed)  # type: ignore[arg-type]
 
 
-def story() -> Case:
-    """Two requests in an ample pool: three tokens up to the declared length, and two up to an end of text."""
-    asked = [_Asked(0, 5, 3), _Asked(50, 4, 2)]
+def story(prompt_tokens: int = 5) -> Case:
+    """Two requests in an ample pool: three tokens up to the declared length, and two up to an end of text.
+
+    Args:
+        prompt_tokens: Of the first request.
+    """
+    asked = [_Asked(0, prompt_tokens, 3), _Asked(50, 4, 2)]
     ends = [LENGTH, EOS]
-    return Case("story", _columns("story", asked, ends), tuple(ends), 20, 4, 20, 4, 16, prefix_caching=False)
+    return Case("story", _columns("story", asked, ends), tuple(ends), 21, 4, 20, 4, 16, prefix_caching=False)
 
 
 def _lengths(draw: random.Random, prompt: int, output: int) -> tuple[int, int]:
