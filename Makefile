@@ -13,11 +13,11 @@ SMALL := --num-prompts 50 --request-rate 2
 ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all test-vllm: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
-test test-all: export OMP_NUM_THREADS = 1
+test test-all test-vllm: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims test test-all test-lowest smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims test test-all test-vllm test-lowest smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -25,6 +25,7 @@ help:
 	@echo "make check        lint, formatting, types, and the word list; make format repairs the formatting"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
+	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
@@ -71,6 +72,16 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(PYTEST) tests
+
+# The wheel of vLLM, unmodified, without the packages that only a GPU needs. Any build of torch serves, one for CPUs is smallest.
+$(VENV)-vllm/.installed: setup.cfg tests/real_vllm/requirements.txt
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable . pytest pytest-xdist hypothesis
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/real_vllm/requirements.txt
+	@touch $@
+
+test-vllm: $(VENV)-vllm/.installed
+	$(VENV)-vllm/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_vllm
 
 # The main commands, each once, on a small load.
 smoke: $(VENV)/.core

@@ -1,0 +1,30 @@
+"""Collected only where vLLM is installed (``make test-vllm``); counts what was compared, over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import pytest
+
+collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Workloads and steps that were compared, and how many workloads differ, by kind."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
+    counts: dict[str, list[int]] = {}
+    for name, value in _properties(reports):
+        if name.startswith("compared/"):
+            total = counts.setdefault(name.partition("/")[2], [0, 0, 0])
+            total[:] = map(sum, zip(total, value, strict=True))
+    if counts:
+        terminalreporter.write_line(f"vLLM {version('vllm')}: workloads, steps, workloads that differ")
+    for kind, (workloads, steps, differing) in sorted(counts.items()):
+        terminalreporter.write_line(f"  {kind:<10}{workloads:>6,}{steps:>10,}{differing:>6,}")
+
+
+def _properties(reports: Iterable[pytest.TestReport]) -> Iterable[tuple[str, list[int]]]:
+    for report in reports:
+        yield from getattr(report, "user_properties", ())

@@ -1,0 +1,115 @@
+"""vLLM's KV cache specs of a model's layers, made as vLLM's own layers make them.
+
+This module reads the configuration as ``vllm serve`` leaves it on a CUDA device, with an attention backend that runs
+blocks of any multiple of 16 tokens (FlashAttention, Triton).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention.attention import _largest_kernel_block_within
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MambaModelConfig
+from vllm.platforms.interface import UnspecifiedPlatform
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from .shapes import Layer
+
+
+class Backend:
+    """What block sizes depend on, of FlashAttention and Triton."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def customize_spec(spec: AttentionSpec) -> AttentionSpec:
+        return spec
+
+
+def _state_bytes(layer: Layer) -> int:
+    pairs = zip(layer.state_shapes, layer.state_dtypes, strict=True)
+    return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in pairs)
+
+
+def align_block_size(config: VllmConfig, layers: tuple[Layer, ...]) -> None:
+    """What vLLM does to the block size of a model with states, before it asks its layers for their specs.
+
+    Args:
+        config: Its ``cache_config`` is changed.
+    """
+    states = [layer for layer in layers if layer.kind == "state"]
+    if not states:
+        return
+    MambaModelConfig.verify_and_update_config(config)
+    attention = [layer for layer in layers if layer.kind != "state"]
+    if not attention:
+        return
+    largest = max(states, key=_state_bytes)
+    first = attention[0]
+    # All that the alignment reads; anything else raises.
+    model = SimpleNamespace(
+        dtype=getattr(torch, first.dtype),
+        use_mla=first.kind == "mla",
+        get_num_kv_heads=lambda parallel: 1 if first.kind == "mla" else first.kv_heads,
+        get_head_size=lambda: first.head_size,
+        architecture="stand-in",
+    )
+    state = SimpleNamespace(
+        get_mamba_state_shape_from_config=lambda config: largest.state_shapes,
+        get_mamba_state_dtype_from_config=lambda config: tuple(getattr(torch, dtype) for dtype in largest.state_dtypes),
+    )
+    stand_in = SimpleNamespace(
+        cache_config=config.cache_config,
+        model_config=model,
+        parallel_config=config.parallel_config,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    with (
+        mock.patch.object(ModelRegistry, "resolve_model_cls", lambda *names, **keywords: (state, "")),
+        mock.patch.object(UnspecifiedPlatform, "_find_non_ssm_backends", classmethod(lambda cls, config: [Backend])),
+        mock.patch("vllm.config.vllm.set_current_vllm_config", lambda config: mock.MagicMock()),
+    ):
+        UnspecifiedPlatform._align_hybrid_block_size(stand_in, Backend)
+
+
+def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
+    """The spec that vLLM's layer of this kind returns."""
+    cache = config.cache_config
+    if layer.kind == "state":
+        return MambaSpec(
+            shapes=layer.state_shapes,
+            dtypes=tuple(getattr(torch, dtype) for dtype in layer.state_dtypes),
+            block_size=cache.mamba_block_size,
+            page_size_padded=cache.mamba_page_size_padded,
+            mamba_cache_mode=cache.mamba_cache_mode,
+        )
+    shape = {"head_size": layer.head_size, "dtype": getattr(torch, layer.dtype)}
+    if layer.kind == "mla":
+        return MLAAttentionSpec(block_size=cache.block_size, num_kv_heads=1, **shape)
+    shape["num_kv_heads"] = layer.kv_heads
+    if layer.kind == "chunked":
+        return ChunkedLocalAttentionSpec(block_size=cache.block_size, attention_chunk_size=layer.tokens, **shape)
+    if layer.kind == "sliding":
+        one = SlidingWindowSpec(block_size=1, sliding_window=layer.tokens, **shape)
+        token_bytes = one.real_page_size_bytes
+        size = _largest_kernel_block_within(Backend, token_bytes, token_bytes * cache.block_size, cache.block_size, one)
+        return SlidingWindowSpec(block_size=size, sliding_window=layer.tokens, **shape)
+    if layer.kind == "full":
+        return FullAttentionSpec(block_size=cache.block_size, **shape)
+    raise ValueError(f"layers of kind {layer.kind!r} are not known")

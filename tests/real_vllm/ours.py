@@ -1,0 +1,175 @@
+"""Our engine with policy ``vllm-v1`` over a case, written down step by step through the public observer."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fragmeter.sim import settings, simulate
+from fragmeter.sim.engine.engine import Engine
+from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.types.sequence import StepPlan
+
+from .shapes import Layer
+from .steps import Served, Step
+from .workloads import Case
+
+_STEPS = LEAP.index("steps")
+
+
+@dataclass(frozen=True)
+class ConstantCost:
+    """Every step takes as long."""
+
+    ticks: int
+    name: str = "constant"
+
+    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
+        return self.ticks
+
+    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
+        return self.ticks, 0, None
+
+    def swap_out_ticks(self, blocks: int) -> int:
+        return 0
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return 0
+
+    def copy_ticks(self, slots: int) -> int:
+        return 0
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+
+class Log(Observer):
+    """Writes every step down.
+
+    Attributes:
+        steps: What happened so far.
+        finished: (ticks, request) of those that are done, ascending within a step.
+    """
+
+    every_step = True
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.finished: list[tuple[int, int]] = []
+        self._evicted = self._looked_up = 0
+        #: Requests of the last step, and when it ends.
+        self._known: set[int] = set()
+        self._end = 0
+
+    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+        if refused.any():
+            raise ValueError(f"the pool cannot hold request {int(refused.argmax())}; vLLM would wait for ever")
+        self._engine = engine
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        state, memory = self._engine.state, self._engine.memory
+        memory.settle(state, min(1, leap[_STEPS]))
+        tables = self._tables()
+        new = {sequence: sequence.start_tokens - sequence.computed_tokens for sequence in plan.admitted}
+        scheduled = [(sequence.index, new.get(sequence, 1)) for sequence in state.running]
+        scheduled += [(sequence.index, tokens) for sequence, tokens in plan.chunks]
+        self._note_finished(now)
+        self._known, self._end = {index for index, _ in scheduled}, now + ticks
+        used = {block for table in tables or () for block in table[1]}
+        evicted = memory.evicted_blocks
+        self.steps.append(
+            Step(
+                now=now,
+                scheduled=tuple(scheduled),
+                preempted=tuple(sorted(sequence.index for sequence in plan.preempted)),
+                free=None if tables is None else memory.num_blocks - len(used),
+                cached=tuple(sorted(int(block) + 1 for block in memory.cached_block_ids())),
+                hits=self._hits(plan),
+                evicted=evicted - self._evicted,
+                tables=tables,
+            )
+        )
+        self._evicted = evicted
+
+    def idle_started(self, now: int, ticks: int) -> None:
+        self._note_finished(now)
+
+    def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+        """Block tables; None where each KV group has its own."""
+        found = self._engine.memory.tables
+        if found is None:
+            return None
+        tables = {sequence.index: tuple(block + 1 for block in table) for sequence, table in found.tables.items()}
+        return tuple(sorted(tables.items()))
+
+    def _hits(self, plan: StepPlan) -> tuple[tuple[int, int], ...]:
+        log = self._engine.memory.cache_log
+        if log is None:
+            begun = [sequence.index for sequence in plan.admitted if not sequence.computed_tokens]
+            begun += [sequence.index for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
+            return tuple((index, 0) for index in begun)
+        columns = log.look_ups.columns()
+        new = slice(self._looked_up, None)
+        hits = tuple(zip(columns["index"][new].tolist(), columns["hit_tokens"][new].tolist(), strict=True))
+        self._looked_up = len(columns["index"])
+        return hits
+
+    def _note_finished(self, now: int) -> None:
+        """Those of the last step that neither run nor wait now are done."""
+        state = self._engine.state
+        alive = {one.index for queue in (state.running, state.prefilling, state.waiting) for one in queue}
+        self.finished += [(self._end, index) for index in sorted(self._known - alive)]
+        self._known = set()
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="models-")
+
+
+@cache
+def _model_of(layers: tuple[Layer, ...]) -> str:
+    """Path of a ``config.json`` with such layers."""
+    windows = {layer.tokens for layer in layers if layer.kind == "sliding"}
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": len(layers),
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        "max_position_embeddings": 1 << 20,
+    }
+    if windows:
+        (config["sliding_window"],) = windows
+        config["layer_types"] = [f"{layer.kind}_attention" for layer in layers]
+    path = Path(_folder().name) / str(len(list(Path(_folder().name).iterdir()))) / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def serve(case: Case) -> Served:
+    """What our engine does with a case."""
+    log = Log()
+    chosen = settings(
+        policy="vllm-v1",
+        model=_model_of(case.layers),
+        block_size=case.block_size,
+        num_gpu_blocks_override=case.num_blocks,
+        max_model_len=case.max_model_len,
+        max_num_seqs=case.max_num_seqs,
+        max_num_batched_tokens=case.max_num_batched_tokens,
+        enable_prefix_caching=case.prefix_caching,
+        ids=len(case.layers) == 1,
+    )
+    run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
+    log.idle_started(run.log.end_ticks, 0)
+    return Served(log.steps, log.finished)

@@ -1,0 +1,26 @@
+"""What the layers of a model keep; knows nothing of vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer keeps, on one rank.
+
+    Attributes:
+        kind: "full", "sliding", "chunked", "mla" or "state".
+        tokens: Of the window or chunk; 0 for other kinds.
+        kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head.
+        state_shapes, state_dtypes: Tensors of a fixed-size state (Mamba, gated delta net).
+        dtype: Of K and V, or of the latent vector.
+    """
+
+    kind: str = "full"
+    tokens: int = 0
+    kv_heads: int = 2
+    head_size: int = 16
+    state_shapes: tuple[tuple[int, ...], ...] = ()
+    state_dtypes: tuple[str, ...] = ()
+    dtype: str = "float16"

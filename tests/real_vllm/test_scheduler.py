@@ -1,0 +1,107 @@
+"""Policy ``vllm-v1`` beside the scheduler, KV cache manager and block pool of the installed vLLM, step by step.
+
+What is compared is ``steps.Step``: tokens of each request, preemptions, free and cached blocks, hits, evictions, block
+tables; and the order in which requests finish. Whatever differs is named by the first step in which it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from vllm import __version__
+
+from . import ours, server
+from .steps import Difference, first_difference
+from .workloads import EOS, KINDS, Case, story
+
+#: Workloads of a kind, and of one test.
+_SEEDS, _SEEDS_A_TEST = 150, 10
+_BATCHES = [(kind, first) for kind in KINDS for first in range(0, _SEEDS, _SEEDS_A_TEST)]
+
+
+def _cases(kind: str, first: int) -> Iterator[Case]:
+    return (KINDS[kind](seed) for seed in range(first, first + _SEEDS_A_TEST))
+
+
+def test_the_release_is_the_one_that_vllm_v1_follows():
+    assert __version__ == "0.33.0"
+
+
+@pytest.mark.parametrize("kind, first", _BATCHES)
+def test_every_step_is_that_of_the_real_scheduler(kind: str, first: int, record_property):
+    differing: dict[str, Difference] = {}
+    steps = 0
+    for case in _cases(kind, first):
+        real = server.serve(case)
+        steps += len(real.steps)
+        if difference := first_difference(real, ours.serve(case)):
+            differing[case.name] = difference
+    record_property(f"compared/{kind}", [_SEEDS_A_TEST, steps, len(differing)])
+    assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_an_older_free_queue_is_noticed(caching):
+    """Before pull request 42656 all freed blocks went to the tail of the free queue."""
+    differing = []
+    for kind in KINDS:
+        for case in _cases(kind, 0):
+            if case.prefix_caching == caching and len(case.layers) == 1:
+                newer = server.serve(case)
+                with server.older_free_queue():
+                    older = server.serve(case)
+                differing += [case.name] if first_difference(older, newer) else []
+    assert len(differing) > 5
+
+
+def test_a_story_of_steps_one_after_the_other():
+    """Two requests; the second arrives while step 1 runs, and joins step 2."""
+    steps = server.serve(story()).steps
+    assert [(step.now, step.scheduled) for step in steps] == [
+        (0, ((0, 5),)),
+        (100, ((0, 1), (1, 4))),
+        (200, ((0, 1), (1, 1))),
+    ]
+
+
+def test_a_story_of_steps_scheduled_ahead():
+    """Step 2 is scheduled before the second request arrives, so this one joins step 3. Its EOS comes out of step 4,
+    after step 5 was scheduled, which computes a token of it in vain. The first request ends at its length, and no
+    token is computed in vain."""
+    served = server.serve(story(), asynchronous=True)
+    assert [(step.now, step.scheduled) for step in served.steps] == [
+        (0, ((0, 5),)),
+        (100, ((0, 1),)),
+        (200, ((0, 1), (1, 4))),
+        (300, ((1, 1),)),
+        (400, ((1, 1),)),
+    ]
+    assert served.finished == [(300, 0), (400, 1)]
+
+
+def test_options_of_the_scheduler_reach_it():
+    """A watermark of three quarters of 21 blocks, 15: the first prompt leaves 15 of 20 free, the second would leave
+    14, so it waits until the first is done."""
+    steps = server.serve(story(prompt_tokens=17), options={"watermark": 0.75}).steps
+    assert [step.scheduled for step in steps][:5] == [((0, 16),), ((0, 1),), ((0, 1),), ((0, 1),), ((1, 4),)]
+    with pytest.raises(ValueError, match="watermarks"):
+        server.serve(story(), options={"watermarks": 0.5})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_asynchronous_steps_compute_one_token_more_for_each_eos(kind):
+    """In workloads without preemptions; and every request finishes."""
+    alike = 0
+    for case in _cases(kind, 0):
+        if case.prefix_caching:
+            continue
+        ahead, behind = server.serve(case, asynchronous=True), server.serve(case)
+        requests = range(len(case.workload))
+        assert sorted(index for _, index in ahead.finished) == sorted(requests)
+        if any(step.preempted for step in ahead.steps + behind.steps):
+            continue
+        computed = [sum(tokens for step in served.steps for _, tokens in step.scheduled) for served in (ahead, behind)]
+        assert computed[0] - computed[1] == sum(case.ends[index] == EOS for index in requests)
+        alike += 1
+    assert alike or kind in ("prefixes", "turns", "tight")

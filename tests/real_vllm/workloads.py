@@ -1,0 +1,222 @@
+"""Seeded workloads for a real scheduler and ours: what is asked, of which pool, under which limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fragmeter.sim import Workload
+from fragmeter.sim.workload.content import NO_SESSION, PromptContent
+
+from .shapes import Layer
+
+#: How a request ends: at its declared ``max_tokens``, or earlier at a token that stops it.
+LENGTH, EOS = "length", "eos"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload and what serves it.
+
+    Attributes:
+        name: The kind of workload and its seed.
+        workload: Requests in order of arrival.
+        ends: How each request ends, ``LENGTH`` or ``EOS``.
+        num_blocks: Blocks of the pool, vLLM's null block included.
+        block_size, max_model_len, max_num_seqs, max_num_batched_tokens: As in vLLM.
+        prefix_caching: Whether blocks that are freed keep their contents.
+        layers: What the model keeps.
+        step_ticks: Duration of every step.
+    """
+
+    name: str
+    workload: Workload
+    ends: tuple[str, ...]
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    layers: tuple[Layer, ...] = (Layer(),)
+    step_ticks: int = 100
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Requests before they are put into columns; ``pieces`` are (id, tokens), ``session`` is ``NO_SESSION`` or a number."""
+
+    arrival_ticks: int
+    prompt_tokens: int
+    output_tokens: int
+    pieces: tuple[tuple[int, int], ...] = ()
+    session: int = NO_SESSION
+
+
+def _columns(name: str, asked: list[_Asked], ends: list[str]) -> Workload:
+    asked = sorted(asked, key=lambda one: one.arrival_ticks)
+    pieces = [piece for one in asked for piece in one.pieces]
+    offsets = np.cumsum([0, *(len(one.pieces) for one in asked)])
+    sessions = np.array([one.session for one in asked])
+    content = PromptContent(
+        offsets,
+        np.array([piece for piece, _ in pieces], dtype=np.int64),
+        np.array([tokens for _, tokens in pieces], dtype=np.int64),
+        sessions if (sessions != NO_SESSION).any() else None,
+    )
+    output = np.array([one.output_tokens for one in asked])
+    longer = np.array([0 if end == LENGTH else 7 for end in ends])
+    return Workload(
+        name,
+        arrival_ticks=np.array([one.arrival_ticks for one in asked]),
+        prompt_tokens=np.array([one.prompt_tokens for one in asked]),
+        output_tokens=output,
+        max_tokens=output + longer,
+        content=content,
+    )
+
+
+def _case(name: str, draw: random.Random, asked: list[_Asked], strain: float, **fixed: object) -> Case:
+    """A case with what serves it drawn: at ``strain`` 1 the pool just holds the longest request, at 0 three times all.
+
+    Args:
+        fixed: Fields of ``Case`` that are not drawn.
+    """
+    ends = [draw.choice([LENGTH, LENGTH, EOS]) for _ in asked]
+    block_size = draw.choice([1, 4, 8, 16, 16, 32])
+    longest = max(one.prompt_tokens + one.output_tokens for one in asked)
+    total = sum(one.prompt_tokens + one.output_tokens for one in asked)
+    max_model_len = longest + draw.choice([0, 1, 50])
+    # vLLM does not start where the pool cannot hold a request as long as the model's longest.
+    least = -(-max_model_len // block_size) + 1
+    most = least + 3 * (total // block_size + len(asked))
+    seqs = draw.choice([1, 2, 4, 8, 16, 64])
+    case = Case(
+        name=name,
+        workload=_columns(name, asked, ends),
+        ends=tuple(ends),
+        num_blocks=least + int((most - least) * (1 - strain) ** 3),
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + draw.choice([0, 7, 16, 61, 250, 2000]),
+        prefix_caching=draw.random() < 0.5,
+    )
+    return replace(case, **fixed)  # type: ignore[arg-type]
+
+
+def story(prompt_tokens: int = 5) -> Case:
+    """Two requests in an ample pool: three tokens up to the declared length, and two up to an end of text.
+
+    Args:
+        prompt_tokens: Of the first request.
+    """
+    asked = [_Asked(0, prompt_tokens, 3), _Asked(50, 4, 2)]
+    ends = [LENGTH, EOS]
+    return Case("story", _columns("story", asked, ends), tuple(ends), 21, 4, 20, 4, 16, prefix_caching=False)
+
+
+def _lengths(draw: random.Random, prompt: int, output: int) -> tuple[int, int]:
+    """A prompt and an output, short ones more often."""
+    return 1 + int(prompt * draw.random() ** 2), 1 + int(output * draw.random() ** 2)
+
+
+def _arrivals(draw: random.Random, number: int, gaps: tuple[int, ...]) -> list[int]:
+    now, arrivals = 0, []
+    for _ in range(number):
+        now += draw.choice(gaps)
+        arrivals.append(now)
+    return arrivals
+
+
+def mixed(seed: int) -> Case:
+    """Requests that share nothing, now and then."""
+    draw = random.Random(f"mixed/{seed}")
+    arrivals = _arrivals(draw, draw.randint(1, 90), (0, 37, 100, 250, 3000))
+    asked = [_Asked(now, *_lengths(draw, 150, 60)) for now in arrivals]
+    return _case(f"mixed/{seed}", draw, asked, draw.choice([0.5, 0.8, 0.95]))
+
+
+def bursts(seed: int) -> Case:
+    """Many at once, then none for a while."""
+    draw = random.Random(f"bursts/{seed}")
+    asked = []
+    for burst in range(draw.randint(1, 7)):
+        now = burst * draw.choice([500, 5000, 20_000])
+        asked += [_Asked(now, *_lengths(draw, 120, 50)) for _ in range(draw.randint(5, 25))]
+    return _case(f"bursts/{seed}", draw, asked, draw.choice([0.6, 0.9]))
+
+
+def tight(seed: int) -> Case:
+    """A pool that just holds the longest request: preemptions at every step, of oneself among them."""
+    draw = random.Random(f"tight/{seed}")
+    arrivals = _arrivals(draw, draw.randint(5, 70), (0, 0, 100, 700))
+    asked = [_Asked(now, *_lengths(draw, 60, 90)) for now in arrivals]
+    return _case(f"tight/{seed}", draw, asked, draw.choice([0.9, 0.97, 1.0]))
+
+
+def prefixes(seed: int) -> Case:
+    """Prompts that begin with one of a few texts, or with two of them."""
+    draw = random.Random(f"prefixes/{seed}")
+    texts = [(number, draw.randint(1, 120)) for number in range(draw.randint(1, 4))]
+    asked = []
+    for now in _arrivals(draw, draw.randint(5, 90), (0, 0, 60, 100, 900)):
+        pieces = tuple(draw.sample(texts, draw.randint(0, min(2, len(texts)))))
+        own, output = _lengths(draw, 60, 40)
+        asked.append(_Asked(now, sum(tokens for _, tokens in pieces) + own, output, pieces))
+    strain = draw.choice([0.6, 0.9, 0.98, 1.0])
+    return _case(f"prefixes/{seed}", draw, asked, strain, prefix_caching=True)
+
+
+def turns(seed: int) -> Case:
+    """Sessions: each prompt begins with the prompt and the output of the turn before."""
+    draw = random.Random(f"turns/{seed}")
+    asked = []
+    for session in range(draw.randint(1, 20)):
+        now, known = draw.choice([0, 0, 500, 2000]), 0
+        for _ in range(draw.randint(1, 6)):
+            more, output = _lengths(draw, 40, 30)
+            asked.append(_Asked(now, known + more, output, session=session))
+            known += more + output
+            now += draw.choice([1, 400, 1500, 4000, 9000])
+    strain = draw.choice([0.6, 0.9, 0.98, 1.0])
+    return _case(f"turns/{seed}", draw, asked, strain, prefix_caching=True)
+
+
+def chunks(seed: int) -> Case:
+    """Prompts longer than the budget of a step."""
+    draw = random.Random(f"chunks/{seed}")
+    arrivals = _arrivals(draw, draw.randint(3, 40), (0, 100, 350, 2000))
+    asked = [_Asked(now, *_lengths(draw, 500, 40)) for now in arrivals]
+    seqs = draw.choice([2, 4, 8])
+    limits = {"max_num_seqs": seqs, "max_num_batched_tokens": seqs + draw.choice([1, 5, 16, 33, 64])}
+    return _case(f"chunks/{seed}", draw, asked, draw.choice([0.6, 0.9, 0.98]), **limits)
+
+
+def windows(seed: int) -> Case:
+    """Layers that keep a window beside layers that keep every token; without a prefix cache."""
+    draw = random.Random(f"windows/{seed}")
+    arrivals = _arrivals(draw, draw.randint(1, 40), (0, 0, 100, 250, 3000))
+    asked = [_Asked(now, *_lengths(draw, 250, 90)) for now in arrivals]
+    case = _case(f"windows/{seed}", draw, asked, draw.choice([0.9, 0.98, 1.0]), prefix_caching=False)
+    # Of windows vLLM's attention layers choose blocks of whole multiples of 16 tokens.
+    size, budget = draw.choice([16, 32]), case.max_num_batched_tokens
+    window = min(draw.choice([1, 4, 16, 33, 64, 200]), case.max_model_len - 1)
+    layers = (Layer(), Layer("sliding", window), *[Layer("sliding", window)] * draw.randint(0, 3))
+    # The bound by which vLLM starts, of two steps in flight.
+    held = -(-min(window - 1 + 2 * budget, case.max_model_len) // size) + 1
+    least = -(-case.max_model_len // size) + (len(layers) - 1) * held + 1
+    return replace(case, layers=layers, block_size=size, num_blocks=least + draw.choice([0, 0, 1, 5, 20, 100]))
+
+
+#: Every kind of workload, by name.
+KINDS: dict[str, Callable[[int], Case]] = {
+    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows)
+}
