@@ -65,6 +65,12 @@ class VllmV1(OverGroups, TokenBudget):
             return self._fill(state, transaction, next(iter(state.prefilling), None))
         return self._one_by_one(state, transaction)
 
+    def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
+        """See ``TokenBudget``."""
+        if partial is not None or state.waiting:
+            transaction.grow_tables()
+        return super()._fill(state, transaction, partial)
+
     def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As vLLM's loop over the running sequences: each takes its blocks, or the last one gives way."""
         kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)

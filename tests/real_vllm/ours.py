@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from fragmeter.sim import settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.memory.paged.hybrid import HybridMemory
 from fragmeter.sim.types.sequence import StepPlan
 
 from .shapes import Layer
@@ -78,17 +81,18 @@ class Log(Observer):
         tables = self._tables()
         new = {sequence: sequence.start_tokens - sequence.computed_tokens for sequence in plan.admitted}
         scheduled = [(sequence.index, new.get(sequence, 1)) for sequence in state.running]
-        scheduled += [(sequence.index, tokens) for sequence, tokens in plan.chunks]
+        # First come, first served: vLLM goes through them in order of arrival.
+        scheduled = sorted([*scheduled, *((sequence.index, tokens) for sequence, tokens in plan.chunks)])
         self._note_finished(now)
         self._known, self._end = {index for index, _ in scheduled}, now + ticks
-        used = {block for table in tables or () for block in table[1]}
+        used = {block for _, *groups in tables for table in groups for block in table if block}
         evicted = memory.evicted_blocks
         self.steps.append(
             Step(
                 now=now,
                 scheduled=tuple(scheduled),
                 preempted=tuple(sorted(sequence.index for sequence in plan.preempted)),
-                free=None if tables is None else memory.num_blocks - len(used),
+                free=memory.num_blocks - len(used),
                 cached=tuple(sorted(int(block) + 1 for block in memory.cached_block_ids())),
                 hits=self._hits(plan),
                 evicted=evicted - self._evicted,
@@ -100,13 +104,15 @@ class Log(Observer):
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)
 
-    def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-        """Block tables; None where each KV group has its own."""
-        found = self._engine.memory.tables
-        if found is None:
-            return None
-        tables = {sequence.index: tuple(block + 1 for block in table) for sequence, table in found.tables.items()}
-        return tuple(sorted(tables.items()))
+    def _tables(self) -> tuple[tuple[Any, ...], ...]:
+        """Block tables of every request that holds blocks, one a KV group."""
+        memory = self._engine.memory
+        if isinstance(memory, HybridMemory):
+            by_group = memory.group_tables.tables.items()
+            tables = {sequence.index: tuple(map(_ids, groups)) for sequence, groups in by_group}
+        else:
+            tables = {sequence.index: (_ids(table),) for sequence, table in memory.tables.tables.items()}
+        return tuple((index, *groups) for index, groups in sorted(tables.items()))
 
     def _hits(self, plan: StepPlan) -> tuple[tuple[int, int], ...]:
         log = self._engine.memory.cache_log
@@ -123,9 +129,15 @@ class Log(Observer):
     def _note_finished(self, now: int) -> None:
         """Those of the last step that neither run nor wait now are done."""
         state = self._engine.state
-        alive = {one.index for queue in (state.running, state.prefilling, state.waiting) for one in queue}
+        queues = (state.running, state.prefilling, state.stalled, state.waiting)
+        alive = {one.index for queue in queues for one in queue}
         self.finished += [(self._end, index) for index in sorted(self._known - alive)]
         self._known = set()
+
+
+def _ids(table: Iterable[int | None]) -> tuple[int, ...]:
+    """Block ids as vLLM has them: from 1, and 0 where a group keeps nothing any more."""
+    return tuple(0 if block is None else block + 1 for block in table)
 
 
 @cache
@@ -168,7 +180,7 @@ def serve(case: Case) -> Served:
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
-        ids=len(case.layers) == 1,
+        ids=True,
     )
     run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     log.idle_started(run.log.end_ticks, 0)

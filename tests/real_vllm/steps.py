@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One step, between its schedule and its end. Where our engine cannot tell a value, its log has None.
+    """One step, between its schedule and its end.
 
     Attributes:
         now: Ticks at which it starts.
@@ -24,11 +24,11 @@ class Step(NamedTuple):
     now: int
     scheduled: tuple[tuple[int, int], ...]
     preempted: tuple[int, ...]
-    free: int | None
+    free: int
     cached: tuple[int, ...]
     hits: tuple[tuple[int, int], ...]
     evicted: int
-    tables: tuple[tuple[Any, ...], ...] | None
+    tables: tuple[tuple[Any, ...], ...]
 
 
 class Served(NamedTuple):
@@ -61,7 +61,7 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
         if theirs is None or mine is None:
             return Difference(number, "number of steps", len(real.steps), len(ours.steps))
         for field, value, known in zip(Step._fields, theirs, mine, strict=True):
-            if known is not None and value != known:
+            if value != known:
                 return Difference(number, field, value, known)
     if real.finished != ours.finished:
         pairs = zip_longest(real.finished, ours.finished)

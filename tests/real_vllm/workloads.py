@@ -205,18 +205,31 @@ def windows(seed: int) -> Case:
     draw = random.Random(f"windows/{seed}")
     arrivals = _arrivals(draw, draw.randint(1, 40), (0, 0, 100, 250, 3000))
     asked = [_Asked(now, *_lengths(draw, 250, 90)) for now in arrivals]
-    case = _case(f"windows/{seed}", draw, asked, draw.choice([0.9, 0.98, 1.0]), prefix_caching=False)
+    return _in_windows(draw, _case(f"windows/{seed}", draw, asked, 1.0, prefix_caching=False))
+
+
+def windows_cached(seed: int) -> Case:
+    """The same with a prefix cache: texts in common, turns, or chunks."""
+    draw = random.Random(f"windows_cached/{seed}")
+    case = draw.choice([prefixes, turns, chunks])(seed)
+    return _in_windows(draw, replace(case, name=f"windows_cached/{seed}", prefix_caching=True))
+
+
+def _in_windows(draw: random.Random, case: Case) -> Case:
+    """The case over layers that keep a window, with or without others that keep all tokens."""
     # Of windows vLLM's attention layers choose blocks of whole multiples of 16 tokens.
     size, budget = draw.choice([16, 32]), case.max_num_batched_tokens
-    window = min(draw.choice([1, 4, 16, 33, 64, 200]), case.max_model_len - 1)
-    layers = (Layer(), Layer("sliding", window), *[Layer("sliding", window)] * draw.randint(0, 3))
+    window = min(draw.choice([1, 4, 16, 17, 33, 64, 200]), case.max_model_len - 1)
+    kinds = {"f": Layer(), "w": Layer("sliding", window)}
+    layers = tuple(kinds[letter] for letter in draw.choice(["fw", "wf", "fww", "wwf", "wfw", "wwwf", "ffw", "w"]))
     # The bound by which vLLM starts, of two steps in flight.
     held = -(-min(window - 1 + 2 * budget, case.max_model_len) // size) + 1
-    least = -(-case.max_model_len // size) + (len(layers) - 1) * held + 1
+    number = layers.count(kinds["f"])
+    least = number * -(-case.max_model_len // size) + (len(layers) - number) * held + 1
     return replace(case, layers=layers, block_size=size, num_blocks=least + draw.choice([0, 0, 1, 5, 20, 100]))
 
 
 #: Every kind of workload, by name.
 KINDS: dict[str, Callable[[int], Case]] = {
-    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows)
+    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached)
 }

@@ -157,12 +157,14 @@ class HybridTransaction(PagedTransaction):
             return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
         return memory.pages(more, memory.skipped_in_prefill(computed, computed + tokens, holding.skipped))
 
+    def grow_tables(self) -> None:
+        """See ``PagedTransaction``."""
+        if self.memory.group_tables:
+            self.memory.group_tables.grow_until(self.decode_step + 1)
+
     def take_for_running(self) -> None:
         """See ``PagedTransaction``."""
         super().take_for_running()
-        if self.memory.group_tables:
-            # Before a prefill that goes on gives way.
-            self.memory.group_tables.grow_until(self.decode_step + 1)
         if self.memory.cache:
             self.free = self.memory.cache.pool.num_free
 
@@ -354,6 +356,11 @@ class HybridMemory(PagedMemory):
         if self.group_tables:
             self.group_tables.grow_until(decode_step + 1)
             self.group_tables.join(sequence, decode_step)
+
+    def settle(self, state: State, steps: int) -> None:
+        """See ``Memory``; of ``group_tables``."""
+        if self.group_tables:
+            self.group_tables.grow_until(state.decode_step + steps)
 
     def stall(self, sequence: Sequence, decode_step: int) -> None:
         """A running sequence grows no more and keeps its pages."""

@@ -109,7 +109,12 @@ class PagedTransaction:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
         return 0, int(self.needs_block(sequence, decode_step))
 
-    # Where the running sequences go one by one.
+    # Where the running sequences go one by one. With block ids they take their blocks at once.
+
+    def grow_tables(self) -> None:
+        """The tables of the running sequences grow before any other sequence takes blocks, or gives some up."""
+        if self.memory.tables:
+            self.memory.tables.grow_until(self.decode_step + 1)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
@@ -123,14 +128,20 @@ class PagedTransaction:
         self.free -= blocks
         if sequence.start_step == NOT_DECODING:
             self.extend(sequence, sequence.computed_tokens + tokens)
+        elif blocks and self.memory.tables:
+            self.memory.tables.append(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
         self.free += self.reclaimed(sequence, self.decode_step)
+        if self.memory.tables:
+            self.memory.tables.drop(sequence)
 
     def end_of_running(self) -> None:
         """All running sequences have taken their blocks, or given up those that they had."""
         self.need = 0
+        if self.memory.tables:
+            self.memory.tables.grown(self.decode_step)
 
 
 class PagedMemory(MemoryDefaults):
@@ -371,8 +382,16 @@ class BlockTables:
         table += self.pool.take_many(-(-tokens // self._block_size) - len(table))
 
     def drop(self, sequence: Sequence) -> None:
-        """Give back the blocks of a table that does not grow."""
-        self.pool.release(self.tables.pop(sequence))
+        """Give back the blocks of a table; nothing where that was done before."""
+        self.pool.release(self.tables.pop(sequence, []))
+
+    def append(self, sequence: Sequence) -> None:
+        """A block for the token that a sequence computes in the coming step."""
+        self.tables[sequence].append(self.pool.take())
+
+    def grown(self, decode_step: int) -> None:
+        """The tables have grown through ``decode_step``, one by one."""
+        self._grown_until = decode_step + 1
 
     def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:
         """A table that grows from ``decode_step`` on; one that comes from the host gets new device ids."""
