@@ -4,10 +4,11 @@ A page is ``block_size`` tokens of the layers of one KV group, and every group h
 layers, so that a page serves any of them. Gemma 3 27B, 10 full layers and 52 with a window:
 
     group    0        1        2        3        4        5        6
-    kind     full     sliding  sliding  sliding  sliding  sliding  sliding
-    layers   10       9        9        9        9        8        8         page: 10 layers
+    kind     sliding  sliding  sliding  sliding  sliding  sliding  full
+    layers   9        9        9        9        8        8        10        page: 10 layers
 
-The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages.
+The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages. The rule is in
+``kv_cache``; here are the models with windows that policies serve.
 """
 
 from __future__ import annotations
