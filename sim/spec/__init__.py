@@ -6,6 +6,15 @@ from .experts import Experts
 from .gpu import GpuSpec, gpu, gpu_names
 from .graphs import padded_batch
 from .hybrid import HybridLayout, hybrid_layout
+from .kv_cache import (
+    AttentionLayer,
+    CacheSettings,
+    KvCacheConfig,
+    KvCacheGroup,
+    StateLayer,
+    attention_layers,
+    form_kv_cache,
+)
 from .model import model, model_names
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
 from .shape import ModelSpec, dtype_bits
@@ -13,16 +22,23 @@ from .stages import stages
 from .weights import stage_bytes, streamed_bytes
 
 __all__ = [
+    "AttentionLayer",
+    "CacheSettings",
     "Deployment",
     "Experts",
     "GpuSpec",
     "HybridLayout",
+    "KvCacheConfig",
+    "KvCacheGroup",
     "KvGroup",
     "Latent",
     "ModelSpec",
     "Span",
+    "StateLayer",
+    "attention_layers",
     "block_bytes",
     "dtype_bits",
+    "form_kv_cache",
     "gpu",
     "gpu_names",
     "host_blocks",

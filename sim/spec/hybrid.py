@@ -4,18 +4,21 @@ A page is ``block_size`` tokens of the layers of one KV group, and every group h
 layers, so that a page serves any of them. Gemma 3 27B, 10 full layers and 52 with a window:
 
     group    0        1        2        3        4        5        6
-    kind     full     sliding  sliding  sliding  sliding  sliding  sliding
-    layers   10       9        9        9        9        8        8         page: 10 layers
+    kind     sliding  sliding  sliding  sliding  sliding  sliding  full
+    layers   9        9        9        9        8        8        10        page: 10 layers
 
-The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages.
+The pool has ``bytes // (block_size * bytes of a token in one layer * layers of the largest group)`` pages. The rule is in
+``kv_cache``; here are the models with windows that policies serve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cache
 
 from .attention import KvGroup
+from .kv_cache import CacheSettings, attention_layers, form_kv_cache
 from .shape import ModelSpec
 
 
@@ -61,25 +64,18 @@ class HybridLayout:
 def hybrid_layout(model: ModelSpec, max_model_len: int) -> HybridLayout | None:
     """The groups of a model with a window that its longest sequence leaves; None where all layers keep every token.
 
-    As ``get_kv_cache_groups`` of vLLM 0.33 (``vllm/v1/core/kv_cache_utils.py``) forms them. Chunks (Llama 4) are
-    kept whole, as vLLM does by default, and so are windows of several lengths, which no
-    ``config.json`` describes.
+    As ``form_kv_cache`` forms them; ranks and number formats change bytes, not groups. Chunks (Llama 4) are kept whole,
+    as vLLM does by default, and so are windows of several lengths, which no ``config.json`` describes.
     """
     kinds = model.kv_groups()
     windows = {kind.span.tokens for kind in kinds if kind.span.kind == "sliding"}
     if len(windows) != 1 or len(kinds) > 2 or max(windows) >= max_model_len:
         return None
-    size = _group_size([kind.num_layers for kind in kinds])
-    return HybridLayout(tuple(group for kind in kinds for group in _split(kind, size)))
+    return HybridLayout(_formed(model))
 
 
-def _group_size(counts: list[int]) -> int:
-    """Layers of a group: the fewer of two kinds, or the more where those are fewer than half as many again."""
-    fewest, most = min(counts), max(counts)
-    return most if 2 * most < 3 * fewest else fewest
-
-
-def _split(kind: KvGroup, size: int) -> list[KvGroup]:
-    """Groups of at most ``size`` layers of one kind, which take its layers by turns."""
-    number = -(-kind.num_layers // size)
-    return [KvGroup(kind.span, kind.layers[place::number]) for place in range(number)]
+@cache
+def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
+    """All groups; asked for often, as the search for the longest sequence that fits does."""
+    settings = CacheSettings(max_model_len=model.max_model_len, max_num_batched_tokens=model.max_model_len)
+    return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)

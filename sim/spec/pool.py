@@ -7,6 +7,7 @@ from .deployment import Deployment
 from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout
+from .kv_cache import attention_layers
 from .shape import ModelSpec
 from .stages import stages
 from .weights import stage_bytes
@@ -34,8 +35,9 @@ def page_bytes(
     model: ModelSpec, hybrid: HybridLayout, num_gpus: int, block_size: int, deployment: Deployment = Deployment()
 ) -> int:
     """Bytes of one page of KV groups on each rank, on the pipeline stage where it is largest."""
-    parts = [hybrid.largest(layers) for layers in stages(model.num_layers, deployment.pipeline_parallel)]
-    return block_size * max(model.group_slot_bytes(part, deployment.kv_dtype, num_gpus) for part in parts)
+    one_layer = attention_layers(model, deployment.kv_dtype, num_gpus)[0].page_bytes(block_size)
+    parts = stages(model.num_layers, deployment.pipeline_parallel)
+    return one_layer * max(hybrid.largest(layers).num_layers for layers in parts)
 
 
 def paper_num_blocks(
