@@ -134,6 +134,15 @@ class KvGroupOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VllmV1Options(WatermarkOptions, KvGroupOptions):
+    """Of vLLM V1."""
+
+    watermark: Annotated[
+        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
+    ] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
     """Of vLLM up to 0.6."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.paged import PagedMemory
-from ..types.sequence import Sequence
 from ..types.state import State
 from .base import Pool
 from .options import WatermarkOptions
@@ -32,8 +31,8 @@ class Sarathi(TokenBudget):
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
         return free > need - last_need
 
-    def _spare(self, state: State, admitted: list[Sequence]) -> int:
-        return self.limits.watermark_blocks if state.batch_size or admitted else 0
+    def _spare(self, runs: bool) -> int:
+        return self.limits.watermark_blocks if runs else 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until a running sequence could find no free block."""

@@ -117,12 +117,11 @@ class TokenBudget(Policy):
             if not free_seqs:
                 wakes = False
                 break
+            runs = bool(state.batch_size or state.prefilling or state.stalled or admitted or chunks)
             known = transaction.look_up(sequence)
             left = sequence.start_tokens - known
             now = self._chunk(sequence, known, min(left, budget), transaction)
-            if not now or transaction.free - (blocks := transaction.lacking(sequence, now)) < self._spare(
-                state, admitted
-            ):
+            if not now or transaction.free - (blocks := transaction.lacking(sequence, now)) < self._spare(runs):
                 wakes = False
                 break
             free_seqs -= 1
@@ -142,8 +141,8 @@ class TokenBudget(Policy):
         """How many of the next ``tokens`` of a prefill a step computes, after ``computed`` ones."""
         return tokens
 
-    def _spare(self, state: State, admitted: list[Sequence]) -> int:
-        """Blocks that an admission must leave free."""
+    def _spare(self, runs: bool) -> int:
+        """Blocks that an admission must leave free where other sequences run, or none does."""
         return 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:

@@ -17,7 +17,7 @@ from ..types.state import State
 from ..workload.workload import Workload
 from .base import Limits, Pool
 from .hybrid import OverGroups
-from .options import KvGroupOptions, Options
+from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
 
 
@@ -26,7 +26,8 @@ class VllmV1(OverGroups, TokenBudget):
 
     There are no phases: every sequence catches up with the tokens it knows. The running come first, in order of arrival; one
     that finds no block preempts the last running one (recompute), which goes to the front of the queue, perhaps itself. If no
-    sequence was preempted, waiting ones are admitted (``TokenBudget``). One block is vLLM's null block, there is no watermark.
+    sequence was preempted, waiting ones are admitted (``TokenBudget``), which must leave the watermark free. One block is
+    vLLM's null block.
 
     Where blocks suffice for all that decode, and at most the last running sequence is in its prefill, their order makes no
     difference and they are counted; else each is looked at. That is so with states at ends of blocks, too, where chunks end
@@ -35,7 +36,7 @@ class VllmV1(OverGroups, TokenBudget):
 
     name = "vllm-v1"
     system = "vLLM 0.33, V1"
-    options_type: ClassVar[type[Options]] = KvGroupOptions
+    options_type: ClassVar[type[Options]] = VllmV1Options
     preempted_first = True
     null_blocks = 1
     caches_prefixes = True
@@ -162,8 +163,9 @@ class VllmV1(OverGroups, TokenBudget):
     def _asked(self) -> int:
         return 0
 
-    def _watermark(self) -> int:
-        return 0
+    def _spare(self, runs: bool) -> int:
+        """The watermark, unless nothing runs at all."""
+        return self.limits.watermark_blocks if runs else 0
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """See ``OverGroups``."""
