@@ -118,10 +118,12 @@ def build(
         kind = (SHARING if grouped else HYBRID).get(kind, kind)
     server = Server(model=shape, gpu=card, deployment=deployment, tensor_parallel=ranks, layout=layout)
     num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, settings.block_size)
+    held = num_blocks * size // max_model_len, max_model_len
+    seqs, tokens = kind.step_limits(server, held, settings.max_num_seqs, settings.max_num_batched_tokens)
     limits = Limits(
         max_model_len=max_model_len,
-        max_num_seqs=settings.max_num_seqs or kind.default_seqs(server, num_blocks * size // max_model_len),
-        max_num_batched_tokens=settings.max_num_batched_tokens or kind.default_max_num_batched_tokens,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
         watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
     )
     scheduler = kind(limits, options, _page_groups(layout, kind, limits, size) if layout else None)

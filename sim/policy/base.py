@@ -170,6 +170,18 @@ class Policy:
         """
         return max(1, longest_in_pool) if cls.default_max_num_seqs is None else cls.default_max_num_seqs
 
+    @classmethod
+    def step_limits(
+        cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
+    ) -> tuple[int, int]:
+        """``max_num_seqs`` and ``max_num_batched_tokens``.
+
+        Args:
+            pool: Sequences of the model's length that it holds, and that length in tokens.
+            seqs, tokens: What the user gives; None leaves it to the policy.
+        """
+        return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
+
     @staticmethod
     def in_flight_tokens(limits: Limits) -> int:
         """Maximum tokens of one sequence in a step: a whole prompt, unless prompts are split."""

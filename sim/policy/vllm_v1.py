@@ -12,10 +12,11 @@ from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
 from ..memory.prefix import BlockNames
+from ..spec.launch import batch_defaults
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, Pool
+from .base import Limits, Pool, Server
 from .hybrid import OverGroups
 from .options import Options, VllmV1Options
 from .token_budget import TokenBudget
@@ -51,6 +52,15 @@ class VllmV1(OverGroups, TokenBudget):
     def in_flight_tokens(limits: Limits) -> int:
         """Most tokens of a sequence that a step computes."""
         return limits.max_num_batched_tokens
+
+    @classmethod
+    def step_limits(
+        cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
+    ) -> tuple[int, int]:
+        """As of ``vllm serve`` (``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args``): by the memory of the GPU."""
+        default_tokens, default_seqs = batch_defaults(server.gpu)
+        budget = tokens or min(default_tokens, (seqs or default_seqs) * pool[1])
+        return seqs or min(default_seqs, budget), budget
 
     def memory(self, pool: Pool) -> PagedMemory:
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size

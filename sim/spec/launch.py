@@ -38,12 +38,15 @@ BLOCK_SIZE = 16
 #: What is not free on an H100 before anything is loaded: 79.19 - 78.68 GiB.
 CONTEXT_BYTES = int(0.51 * GIB)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
-_LARGE, _OTHER, _LARGE_BYTES = (8192, 1024), (2048, 256), 70 * GIB
+_LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
+_LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
 _VOCAB_PADDING = 64
 
 
 def batch_defaults(gpu: GpuSpec) -> tuple[int, int]:
     """max_num_batched_tokens and max_num_seqs of a server that sets neither; A100s count as small."""
+    if gpu.memory_bytes >= _LARGEST_BYTES:
+        return _LARGEST
     return _LARGE if gpu.memory_bytes >= _LARGE_BYTES and gpu.architecture != "a100" else _OTHER
 
 
