@@ -16,7 +16,7 @@ from ...sim.spec.model import model_names
 from ..runs.output import JsonTarget, Report
 
 Kind = Literal["policies", "models", "gpus"]
-_GIB, _KIB = 2**30, 2**10
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
@@ -53,6 +53,7 @@ def _models() -> Sequence[dict[str, Any]]:
             "layers": spec.num_layers,
             "max_model_len": spec.max_model_len,
             "kv_kib_per_token": spec.slot_bytes() / _KIB,
+            "state_mib": spec.state_bytes() / _MIB,
             "quantization": spec.quantization,
         }
         for spec in specs

@@ -30,7 +30,7 @@ from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout, hybrid_layout
 from .pool import GIB
 from .releases import LATEST, Release
-from .shape import ModelSpec
+from .shape import ModelSpec, refuse_states
 from .stages import stages
 from .weights import stage_bytes
 
@@ -117,7 +117,11 @@ class StageMemory:
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
-    """The GPUs of every pipeline stage; raises SettingError where the model cannot be divided so."""
+    """The GPUs of every pipeline stage.
+
+    Raises SettingError where the model cannot be divided so, and for models with layers that keep a state of fixed size.
+    """
+    refuse_states(launch.model, "what vLLM finds for its KV cache is not known yet")
     require_divisible(launch.model, launch.tensor_parallel)
     deployment, model = launch.deployment, launch.model
     weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization)
