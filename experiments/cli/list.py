@@ -74,6 +74,14 @@ def _gpus() -> Sequence[dict[str, Any]]:
     ]
 
 
+#: Headings of columns that are wider than what they hold, so that all fit into 80 characters.
+_HEADINGS = {
+    "parameters_billion": "params\nbillion",
+    "max_model_len": "max\nmodel len",
+    "kv_kib_per_token": "kv kib\n/ token",
+    "state_mib": "state\nmib",
+    "quantization": "quant",
+}
 _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,
     "models": _models,
@@ -87,7 +95,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         values = [row[name] for row in rows]
         text = any(isinstance(value, str | bool) for value in values)
         wraps = name not in ("policy", "model", "gpu", "system")
-        table.add_column(name.replace("_", " "), justify="left" if text else "right", no_wrap=not wraps)
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not wraps)
     for row in rows:
         table.add_row(*map(_shown, row.values()))
     return table

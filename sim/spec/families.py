@@ -375,7 +375,7 @@ def _jamba(config: Config, name: str) -> ModelSpec:
     experts = None
     if count(config, name, "num_experts", 16) > 1:
         experts = _experts(
-            {"num_experts": 16} | dict(config),
+            {"num_experts": 16} | _given(config),
             name,
             "num_experts",
             "intermediate_size",
@@ -394,7 +394,7 @@ def _nemotron_h(config: Config, name: str) -> ModelSpec:
     kinds = config.get(key)
     words = list(kinds) if isinstance(kinds, (list, str)) else []
     # Files of the first models call the width of a head attention_head_dim, and have Bamba's names for some keys.
-    renamed = {"head_dim": config.get("attention_head_dim", 128), "num_hidden_layers": len(words)} | dict(config)
+    renamed = {"head_dim": config.get("attention_head_dim", 128), "num_hidden_layers": len(words)} | _given(config)
     layers = num_layers(renamed, name)
     known = "M * - E" if isinstance(kinds, str) else "mamba linear_attention attention full_attention mlp moe"
     spans = state_spans(name, layers, key, kinds, known)
@@ -409,9 +409,7 @@ def _nemotron_h(config: Config, name: str) -> ModelSpec:
         **shape(renamed, name),
         intermediate_size=count(config, name, "intermediate_size", 21504),
         gated_mlp=False,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=bool(config.get("attention_bias")),
-        output_bias=bool(config.get("attention_bias")),
+        # Neither transformers nor vLLM reads tie_word_embeddings or attention_bias here.
         mlp_bias=bool(config.get("mlp_bias")),
         layer_norms=1,
         spans=spans,
@@ -473,7 +471,9 @@ def _kimi_linear(config: Config, name: str) -> ModelSpec:
         conv_kernel=count(linear, name, "short_conv_kernel_size", 4),
     )
     spans = state_spans(name, layers, "linear_attn_config", kinds, "full_attention linear_attention")
-    return replace(_deepseek(renamed | dict(config), name), spans=spans, mixer=mixer)
+    # Neither transformers nor vLLM reads tie_word_embeddings here.
+    deepseek = _deepseek(renamed | _given(config), name)
+    return replace(deepseek, spans=spans, mixer=mixer, tied_embeddings=False)
 
 
 def _mamba2_alone(config: Config, name: str) -> ModelSpec:
@@ -507,6 +507,11 @@ def _mamba2_alone(config: Config, name: str) -> ModelSpec:
         mlp_layers=(),
         quantization=quantization(config, name),
     )
+
+
+def _given(config: Config) -> dict[str, object]:
+    """The keys that are not null, which counts as absent."""
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _state_dtype(config: Config, name: str, key: str, default: str = "auto") -> str:

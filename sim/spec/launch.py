@@ -75,6 +75,10 @@ class Launch:
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse models with layers that keep a state of fixed size."""
+        refuse_states(self.model, "what vLLM finds for its KV cache is not known yet")
+
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.deployment.pipeline_parallel
@@ -117,11 +121,7 @@ class StageMemory:
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
-    """The GPUs of every pipeline stage.
-
-    Raises SettingError where the model cannot be divided so, and for models with layers that keep a state of fixed size.
-    """
-    refuse_states(launch.model, "what vLLM finds for its KV cache is not known yet")
+    """The GPUs of every pipeline stage; raises SettingError where the model cannot be divided so."""
     require_divisible(launch.model, launch.tensor_parallel)
     deployment, model = launch.deployment, launch.model
     weights = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization)

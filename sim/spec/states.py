@@ -267,7 +267,7 @@ class Mamba2(StateMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta(StateMixer):
-    """Gated delta net: linear attention whose state forgets, a head, before each token corrects it.
+    """Gated delta net: linear attention. Its state decays, each head at its own rate, and each token corrects it.
 
     Attributes:
         key_heads, value_heads: Of keys (and queries), each shared by as many of values (and states).
@@ -320,7 +320,7 @@ class GatedDelta(StateMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta(StateMixer):
-    """Kimi delta attention: a gated delta net that forgets channel by channel.
+    """Kimi delta attention: a gated delta net in which every channel decays at its own rate.
 
     The ways down to both gates, of output and decay, are held by every rank.
 

@@ -78,7 +78,8 @@ def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
     if experts is None or layer not in experts.layers:
         return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.intermediate_size)
     routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
-    return routed + experts.router_bias * experts.count
+    shared = model.mlp_bias * _bias(model, experts.shared_size) if experts.shared_size else 0
+    return routed + shared + experts.router_bias * experts.count
 
 
 def _bias(model: ModelSpec, width: int) -> int:
