@@ -1,6 +1,6 @@
 """States and parameters of models with layers of fixed-size state, beside the classes of vLLM and transformers.
 
-Collected only where vLLM is installed. vLLM's own class of each model says the shapes and number formats of its states,
+vLLM's own class of each model says the shapes and number formats of its states,
 after vLLM's own rule for its cache; transformers' own class of each model is built without memory, and counted.
 """
 
@@ -14,9 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm")
-
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.config import CacheConfig
