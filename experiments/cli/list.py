@@ -78,7 +78,7 @@ def _gpus() -> Sequence[dict[str, Any]]:
 _HEADINGS = {
     "parameters_billion": "params\nbillion",
     "max_model_len": "max\nmodel len",
-    "kv_kib_per_token": "kv kib\n/ token",
+    "kv_kib_per_token": "kv kib\n/token",
     "state_mib": "state\nmib",
     "quantization": "quant",
 }

@@ -4,8 +4,8 @@ A roofline of what the kernels must move and compute:
 
     decode, a sequence   read and write the whole state; inputs and outputs of convolution and recurrence
     prefill, a token     max(bytes, flops)
-        bytes            inputs and outputs as above; the matrices of a chunk, as often as kernels pass them on,
-                         over its tokens (``StateMixer.chunk_passes``)
+        bytes            inputs and outputs as above; the matrices that kernels hand on for each chunk
+                         (``StateMixer.chunk_bytes``), over its tokens
         flops            of the recurrence in chunks, linear in the tokens (``StateMixer.prefill_flops``)
 
 Neither depends on the context. Left out: the flops of a decode (about one for each byte of the state), the state that
@@ -39,7 +39,7 @@ class StateCost:
         scanned = mixer.scan_elements(tensor_parallel) * ELEMENT_BYTES
         passed = 0.0
         if mixer.chunk_tokens:
-            passed = mixer.chunk_passes * mixer.recurrent_bytes(tensor_parallel, dtype) / mixer.chunk_tokens
+            passed = mixer.chunk_bytes(tensor_parallel, dtype) / mixer.chunk_tokens
         state = 2 * mixer.state_bytes(tensor_parallel, dtype)
         self._per_decode = ticks(layers * (state + scanned), bandwidth)
         self._read_per_token = ticks(layers * (passed + scanned), bandwidth)

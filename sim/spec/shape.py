@@ -138,7 +138,7 @@ class ModelSpec:
 
     def state_mixer(self, tensor_parallel: int = 1) -> StateMixer | None:
         """The mixer of the state layers, if ``tensor_parallel`` ranks can divide it; None where there are none."""
-        divisors = self.mixer.divisors(tensor_parallel) if self.mixer else {}
+        divisors = self.mixer.divisors if self.mixer else {}
         for what, number in divisors.items():
             if tensor_parallel < 1 or number % tensor_parallel:
                 remedy = f"must divide the {number} {what} of the state of {self.name}"

@@ -28,7 +28,7 @@ DELTA_CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMixer(ABC):
-    """What a layer has in place of attention. Every method takes the number of tensor-parallel ranks.
+    """What a layer has in place of attention. Methods take the number of tensor-parallel ranks.
 
     Attributes:
         conv_kernel: Tokens that the convolution looks at; it keeps all but the newest.
@@ -38,8 +38,9 @@ class StateMixer(ABC):
     conv_kernel: int
     state_dtype: str = "auto"
 
+    @property
     @abstractmethod
-    def divisors(self, ranks: int) -> dict[str, int]:
+    def divisors(self) -> dict[str, int]:
         """What the ranks must divide, by name."""
 
     @abstractmethod
@@ -63,10 +64,9 @@ class StateMixer(ABC):
     def chunk_tokens(self) -> int:
         """Tokens of a prompt that a kernel computes at once; 0 where the state stays on the chip."""
 
-    @property
     @abstractmethod
-    def chunk_passes(self) -> int:
-        """How often the matrices of a chunk go through memory, writing and reading counted apart."""
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
+        """Bytes on each rank that a chunk's matrices take through memory, written and read."""
 
     @abstractmethod
     def prefill_flops(self, ranks: int = 1) -> int:
@@ -91,10 +91,6 @@ class StateMixer(ABC):
         conv = dtype if conv_dtype == "auto" else conv_dtype
         matrices = self.state_dtype if state_dtype == "auto" else state_dtype
         return conv, conv if matrices == "auto" else matrices
-
-    def recurrent_bytes(self, ranks: int = 1, dtype: str = "fp16", state_dtype: str = "auto") -> int:
-        """Bytes on each rank of the matrices of one sequence."""
-        return prod(self.recurrent_shape(ranks)) * dtype_bits(self.state_dtypes(dtype, state_dtype=state_dtype)[1]) // 8
 
     def state_bytes(
         self, ranks: int = 1, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto"
@@ -147,7 +143,8 @@ class Mamba(StateMixer):
     conv_bias: bool = True
     proj_bias: bool = False
 
-    def divisors(self, ranks: int) -> dict[str, int]:
+    @property
+    def divisors(self) -> dict[str, int]:
         return {"channels": self.inner}
 
     def conv_channels(self, ranks: int = 1) -> int:
@@ -186,8 +183,7 @@ class Mamba(StateMixer):
     def chunk_tokens(self) -> int:
         return 0
 
-    @property
-    def chunk_passes(self) -> int:
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
         return 0
 
     def prefill_flops(self, ranks: int = 1) -> int:
@@ -215,7 +211,8 @@ class Mamba2(StateMixer):
     conv_bias: bool = True
     proj_bias: bool = False
 
-    def divisors(self, ranks: int) -> dict[str, int]:
+    @property
+    def divisors(self) -> dict[str, int]:
         return {"heads": self.heads} | ({"groups": self.groups} if self.groups > 1 else {})
 
     def _groups(self, ranks: int) -> int:
@@ -250,10 +247,13 @@ class Mamba2(StateMixer):
     def chunk_tokens(self) -> int:
         return self.chunk
 
-    @property
-    def chunk_passes(self) -> int:
-        """A kernel writes every chunk's own state, one sums them up (``ssd_state_passing.py``), one reads the sums."""
-        return 4
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
+        """A kernel writes what a chunk adds, in fp32; one sums that up, in the state's format; one reads the sums.
+
+        As ``_mamba_chunk_scan_combined_fwd`` of ``ssd_combined.py`` calls them.
+        """
+        elements, bits = prod(self.recurrent_shape(ranks)), dtype_bits(self.state_dtypes(dtype)[1])
+        return 2 * elements * (32 + bits) // 8
 
     def prefill_flops(self, ranks: int = 1) -> int:
         """Matrix products of ``ssd_bmm.py``, ``ssd_chunk_state.py`` and ``ssd_chunk_scan.py``: section 6 of the paper.
@@ -279,7 +279,8 @@ class GatedDelta(StateMixer):
     key_dim: int
     value_dim: int
 
-    def divisors(self, ranks: int) -> dict[str, int]:
+    @property
+    def divisors(self) -> dict[str, int]:
         return {"key heads": self.key_heads, "value heads": self.value_heads}
 
     def inner_size(self, ranks: int = 1) -> int:
@@ -309,10 +310,9 @@ class GatedDelta(StateMixer):
     def chunk_tokens(self) -> int:
         return DELTA_CHUNK_TOKENS
 
-    @property
-    def chunk_passes(self) -> int:
-        """A kernel writes the state before every chunk (``chunk_delta_h.py``), one reads it (``chunk_o.py``)."""
-        return 2
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
+        """A kernel writes the state before every chunk (``chunk_delta_h.py``), one reads it (``chunk_o.py``), in the model's format."""
+        return 2 * prod(self.recurrent_shape(ranks)) * dtype_bits(dtype) // 8
 
     def prefill_flops(self, ranks: int = 1) -> int:
         return _delta_rule_flops(self.value_heads // ranks, self.key_dim, self.value_dim)
@@ -332,7 +332,8 @@ class KimiDelta(StateMixer):
     head_dim: int
     state_dtype: str = "fp32"
 
-    def divisors(self, ranks: int) -> dict[str, int]:
+    @property
+    def divisors(self) -> dict[str, int]:
         return {"heads of Kimi delta attention": self.heads}
 
     def inner_size(self, ranks: int = 1) -> int:
@@ -364,10 +365,9 @@ class KimiDelta(StateMixer):
     def chunk_tokens(self) -> int:
         return DELTA_CHUNK_TOKENS
 
-    @property
-    def chunk_passes(self) -> int:
+    def chunk_bytes(self, ranks: int = 1, dtype: str = "fp16") -> int:
         """See ``GatedDelta``; vLLM runs the same kernel."""
-        return 2
+        return 2 * prod(self.recurrent_shape(ranks)) * dtype_bits(dtype) // 8
 
     def prefill_flops(self, ranks: int = 1) -> int:
         return _delta_rule_flops(self.heads // ranks, self.head_dim, self.head_dim)

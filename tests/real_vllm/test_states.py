@@ -88,7 +88,7 @@ def compare(config: dict[str, Any]) -> int:
     mixer, compared = read_config(config, "m").mixer, 0
     assert mixer is not None
     for ranks in (1, 2, 3, 4, 8, 16):
-        if any(number % ranks for number in mixer.divisors(ranks).values()):
+        if any(number % ranks for number in mixer.divisors.values()):
             with pytest.raises(SettingError):
                 read_config(config, "m").state_bytes("bf16", ranks)
             continue

@@ -48,9 +48,11 @@ def test_a_decode_reads_and_writes_the_state_once(name, ranks, layers, state, sc
 @pytest.mark.parametrize(
     ("name", "layers", "flops", "passed", "scanned"),
     [
-        # A head: 6 * 128 * 128, 3 * 64 * 128 and 64 * 64. States pass twice a chunk of 64 tokens, in 16 bits.
+        # A head: 6 * 128 * 128, 3 * 64 * 128 and 64 * 64. A state is written and read for 64 tokens, in 16 bits.
         ("qwen3-next-80b-a3b", 36, 32 * (98_304 + 24_576 + 4096), 2 * 2 * 32 * 128 * 128 / 64, 3 * 8192 + 4096),
-        # Within chunks of 128: products with 8 groups of 128, then 8,192 channels. States in fp32, four times.
+        # As many flops; its state is fp32, and kernels hand on 16 bits.
+        ("qwen3.5-35b-a3b", 30, 32 * (98_304 + 24_576 + 4096), 2 * 2 * 32 * 128 * 128 / 64, 3 * 8192 + 4096),
+        # Within chunks of 128: products with 8 groups of 128, then 8,192 channels. States written and read twice, in fp32.
         (
             "nemotron-h-8b",
             24,
@@ -58,14 +60,25 @@ def test_a_decode_reads_and_writes_the_state_once(name, ranks, layers, state, sc
             4 * 4 * 128 * 64 * 128 / 128,
             3 * 10_240 + 8192,
         ),
+        # Chunks of 256, one group; written and read in fp32, then in 16 bits.
+        (
+            "granite-4.0-h-small",
+            36,
+            2 * 256 * (128 + 8192) + 4 * 128 * 64 * 128,
+            2 * (4 + 2) * 128 * 64 * 128 / 256,
+            3 * 8448 + 8192,
+        ),
         # 9 for each of 8,192 * 16 elements; the state stays on the chip.
         ("jamba-1.5-mini", 28, 9 * 8192 * 16, 0, 3 * 8192 + 8192),
     ],
 )
 def test_a_prompt_is_linear_in_its_tokens(name, layers, flops, passed, scanned):
     step_cost = RooflineCost(model(name), H200, dtype="bf16")
-    expected = layers * max(flops / FLOPS_PER_S, (passed + 2 * scanned) / STATE_PER_S)
-    assert seconds(step_cost.state_ticks(0, 1)) == pytest.approx(expected, rel=1e-5)
+    terms = {term: seconds(entry["value"]) for term, entry in step_cost.describe().items() if "prefill_token" in term}
+    read, computed = layers * (passed + 2 * scanned) / STATE_PER_S, layers * flops / FLOPS_PER_S
+    assert terms["state_read_per_prefill_token"] == pytest.approx(read, rel=1e-5)
+    assert terms["state_flops_per_prefill_token"] == pytest.approx(computed, rel=1e-5)
+    assert seconds(step_cost.state_ticks(0, 1)) == pytest.approx(max(read, computed), rel=1e-5)
     assert step_cost.state_ticks(0, 4096) == 4096 * step_cost.state_ticks(0, 1)
 
 

@@ -50,7 +50,6 @@ def test_bytes_of_a_state_by_hand(name, layers, conv, matrices, bytes_each):
     assert len(spec.state_layers) == layers
     assert spec.mixer.state_bytes(1, "bf16") == conv * 2 + matrices * bytes_each
     assert spec.state_bytes("bf16") == layers * (conv * 2 + matrices * bytes_each)
-    assert spec.mixer.recurrent_bytes(1, "bf16") == matrices * bytes_each
 
 
 def test_bytes_of_a_state_on_ranks():
