@@ -14,6 +14,7 @@ from .kv_cache import (
     KvCacheGroup,
     StateLayer,
     attention_layers,
+    cache_layers,
     form_kv_cache,
 )
 from .model import model, model_names
@@ -44,6 +45,7 @@ __all__ = [
     "StateMixer",
     "attention_layers",
     "block_bytes",
+    "cache_layers",
     "dtype_bits",
     "form_kv_cache",
     "gpu",

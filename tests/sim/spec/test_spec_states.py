@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model, paper_num_blocks, stage_bytes
 from fragmeter.sim.spec.gpu import gpu
+from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
 from fragmeter.sim.spec.launch import Launch
 from fragmeter.sim.spec.matrix import QUANTIZATIONS
 from fragmeter.sim.spec.weights import layer_matrices
@@ -129,6 +130,20 @@ def test_groups_are_of_layers_that_keep_something():
     qwen = model("qwen3-next-80b-a3b")
     assert (qwen.num_mixers, qwen.num_mlps) == (48, 48)
     assert qwen.attention_layers == tuple(range(3, 48, 4))
+
+
+def test_states_and_attention_share_blocks_as_vllm_forms_them():
+    """Qwen3-Next: a page of 544 tokens, 2,048 bytes each, is the least of whole blocks of 16 that holds a state."""
+    layers = cache_layers(model("qwen3-next-80b-a3b"), "bf16", dtype="bf16")
+    assert [layer.kind for layer in layers] == ["state", "state", "state", "full"] * 12
+    assert layers[0].state_bytes == 1_097_728
+    formed = form_kv_cache(layers, CacheSettings(max_model_len=262_144, max_num_batched_tokens=8192))
+    assert formed.block_size == -(-1_097_728 // (16 * 2048)) * 16 == 544
+    assert [(group.kind, len(group.layers)) for group in formed.groups] == [("state", 12)] * 3 + [("full", 12)]
+    # An MLP of Nemotron-H keeps nothing; latent vectors of Kimi are of 8 bits beside states of 16 and 32.
+    assert [layer.kind for layer in cache_layers(model("nemotron-h-8b"))][:6] == ["state"] * 4 + ["full", "state"]
+    kimi = cache_layers(model("kimi-linear-48b-a3b"), "fp8", 4, "bf16")
+    assert [layer.page_bytes(1) for layer in kimi[2:4]] == [542_720, 576]
 
 
 #: Parameters of the checkpoints on huggingface.co, the multi-token predictor aside; and of the GGUF conversions of Qwen3.5's text part
@@ -383,5 +398,7 @@ def test_what_is_not_understood_is_refused_by_its_key(config, changes, text):
 def test_pools_that_do_not_hold_states_refuse_them(name):
     with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
         paper_num_blocks(model(name), gpu("h200"), 4)
+    with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
+        attention_layers(model(name))
     with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
         Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=8192)
