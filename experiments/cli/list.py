@@ -16,7 +16,7 @@ from ...sim.spec.model import model_names
 from ..runs.output import JsonTarget, Report
 
 Kind = Literal["policies", "models", "gpus"]
-_GIB, _KIB = 2**30, 2**10
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
@@ -53,6 +53,7 @@ def _models() -> Sequence[dict[str, Any]]:
             "layers": spec.num_layers,
             "max_model_len": spec.max_model_len,
             "kv_kib_per_token": spec.slot_bytes() / _KIB,
+            "state_mib": spec.state_bytes() / _MIB,
             "quantization": spec.quantization,
         }
         for spec in specs
@@ -73,6 +74,14 @@ def _gpus() -> Sequence[dict[str, Any]]:
     ]
 
 
+#: Headings of columns that are wider than what they hold, so that all fit into 80 characters.
+_HEADINGS = {
+    "parameters_billion": "params\nbillion",
+    "max_model_len": "max\nmodel len",
+    "kv_kib_per_token": "kv kib\n/token",
+    "state_mib": "state\nmib",
+    "quantization": "quant",
+}
 _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,
     "models": _models,
@@ -86,7 +95,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         values = [row[name] for row in rows]
         text = any(isinstance(value, str | bool) for value in values)
         wraps = name not in ("policy", "model", "gpu", "system")
-        table.add_column(name.replace("_", " "), justify="left" if text else "right", no_wrap=not wraps)
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not wraps)
     for row in rows:
         table.add_row(*map(_shown, row.values()))
     return table

@@ -144,6 +144,7 @@ def check_shape(model: ModelSpec) -> None:
     unknown = {
         "a mixture of experts": model.experts,
         "multi-head latent attention": model.latent,
+        "layers with a fixed-size state": model.mixer,
         "windows or chunks": model.spans,
         "attention sinks": model.attention_sinks,
         "norms of queries and keys": model.qk_norm,

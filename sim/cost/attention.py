@@ -37,7 +37,7 @@ class _Group(NamedTuple):
 
 
 class AttentionCost:
-    """Attention of all layers on one rank, compiled to ticks.
+    """Attention of all layers that have it on one rank, compiled to ticks.
 
     Args:
         kv_dtype: Number format of the KV cache.
@@ -47,7 +47,7 @@ class AttentionCost:
     def __init__(
         self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, kv_dtype: str, share: shares.Shares
     ) -> None:
-        shape, layers = model.attention(tensor_parallel), model.num_layers
+        shape, layers = model.attention(tensor_parallel), len(model.attention_layers)
         read = partial(ticks, per_second=gpu.memory_bytes_per_s * share.decode_bandwidth)
         flops = gpu.fp16_flops_per_s
         per_pair, per_token = share.prefill_factors()
@@ -62,6 +62,7 @@ class AttentionCost:
                 ticks(group.num_layers * shape.prefill_flops * per_pair, flops),
             )
             for group in model.kv_groups()
+            if group.span.keeps_tokens
         ]
         self._lines: dict[int, list[tuple[int, list[Line]]]] = {}
 

@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 
 from ..spec.deployment import Deployment
+from ..spec.dtypes import dtype_bits
 from ..spec.gpu import GpuSpec
 from ..spec.graphs import padded_batch
 from ..spec.pool import block_bytes
-from ..spec.shape import ModelSpec, dtype_bits
+from ..spec.shape import ModelSpec
 from ..spec.stages import stages as layers_of_stages
 from ..types.errors import SettingError
 from . import operations
@@ -97,7 +98,8 @@ class CalibratedCost:
         deployment: As ``RooflineCost`` takes it.
 
     Raises:
-        SettingError: The calibration lacks an operation, or the model keeps latent vectors, for which there is none.
+        SettingError: The calibration lacks an operation, or the model keeps latent vectors or states, for which
+            there is none.
     """
 
     def __init__(
@@ -113,6 +115,9 @@ class CalibratedCost:
         if model.latent:
             remedy = f"{model.name} keeps latent vectors, and no calibrated operation attends to them; use roofline"
             raise SettingError("cost", calibration.name, remedy)
+        if model.mixer:
+            remedy = f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
+            raise SettingError("cost", calibration.name, f"{remedy}; use roofline")
         self.name = "fitted" if calibration.kind == "profile" else "calibrated"
         self.calibration, self.model, self.gpu = calibration, model, gpu
         self.tensor_parallel, self.deployment = tensor_parallel, deployment

@@ -16,12 +16,13 @@ class Links:
     """Lines in the tokens of a step, compiled to ticks; nothing on one GPU."""
 
     def __init__(self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, stages: int) -> None:
-        layers, self._stages = model.num_layers, stages
+        # One after every attention or state, one after every MLP: two a layer in most models.
+        reduced, self._stages = model.num_mixers + model.num_mlps, stages
         link = gpu.nvlink_bytes_per_s * shares.LINK_SHARE
-        # Two all-reduces a layer; a ring sends each rank's share 2 * (ranks - 1) times.
-        sent = 2 * layers * 2 * (tensor_parallel - 1) * model.hidden_size * ELEMENT_BYTES / tensor_parallel
+        # A ring sends each rank's share 2 * (ranks - 1) times.
+        sent = reduced * 2 * (tensor_parallel - 1) * model.hidden_size * ELEMENT_BYTES / tensor_parallel
         latency = shares.ALL_REDUCE_LATENCY_US if tensor_parallel > 1 else 0
-        self._all_reduce = round(2 * layers * latency * PER_US)
+        self._all_reduce = round(reduced * latency * PER_US)
         self._all_reduce_per_token = ticks(sent, link)
         # Hidden states and residual, from each stage to the next.
         hops = stages - 1
@@ -29,7 +30,7 @@ class Links:
         self._hop_per_token = ticks(hops * 2 * model.hidden_size * ELEMENT_BYTES, link)
 
     def all_reduce_ticks(self, tokens: int) -> int:
-        """Two all-reduces a layer over ``tokens`` hidden states."""
+        """All-reduces of all layers over ``tokens`` hidden states."""
         return self._all_reduce + self._all_reduce_per_token * tokens
 
     def hop_ticks(self, tokens: int) -> int:

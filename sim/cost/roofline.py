@@ -11,7 +11,6 @@ from ..spec.graphs import padded_batch
 from ..spec.matrix import Matrix, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
-from ..spec.stages import stages
 from ..spec.weights import layer_matrices
 from ..types.errors import SettingError
 from ..types.ticks import PER_US
@@ -21,6 +20,7 @@ from .base import coefficient
 from .envelope import Segment, stretches
 from .links import LINK_SOURCE, Links
 from .shares import SHARES
+from .states import StateCost
 
 
 class RooflineCost:
@@ -28,7 +28,7 @@ class RooflineCost:
 
     Per rank of a tensor-parallel group: GEMMs over all tokens of the step, the output head over the
     decoding rows (the one row a prompt adds is left out), attention over the context, the KV write,
-    all-reduces, launches and the host. Terms add up: nothing overlaps.
+    states of fixed size (``StateCost``), all-reduces, launches and the host. Terms add up: nothing overlaps.
 
     Experts are read as far as the step's tokens reach them, see ``touched``. Quantised weights are read
     in their bytes and multiplied at the flops of 16 bit. Pipeline stages are passed one after the other,
@@ -60,6 +60,7 @@ class RooflineCost:
         share = SHARES[gpu.architecture]
         self._links = Links(model, gpu, tensor_parallel, self._stages)
         self._attention = AttentionCost(model, gpu, tensor_parallel, deployment.kv_dtype, share)
+        self._states = StateCost(model, gpu, tensor_parallel, dtype, share)
         self._compile_gemms(share)
         self._compile_experts(share)
         self._compile_overhead()
@@ -94,9 +95,11 @@ class RooflineCost:
 
     def _gemm_activations(self) -> int:
         """Elements that the GEMMs of all layers read and write for one token."""
-        model, ranks = self.model, self.tensor_parallel
-        mlp = sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
-        return model.num_layers * (4 * model.hidden_size + model.attention(ranks).gemm_elements) + mlp
+        model, ranks, mixer = self.model, self.tensor_parallel, self.model.mixer
+        hidden = 2 * (model.num_mixers + model.num_mlps) * model.hidden_size
+        attention = len(model.attention_layers) * model.attention(ranks).gemm_elements
+        states = len(model.state_layers) * mixer.gemm_elements(ranks) if mixer else 0
+        return hidden + attention + states + sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
 
     def _compile_experts(self, share: shares.Shares) -> None:
         """Ticks to read all experts; those that few tokens reach are a list by tokens, filled as it is asked for."""
@@ -106,13 +109,15 @@ class RooflineCost:
         self._experts_read = [0]
 
     def _compile_overhead(self) -> None:
-        self._launch = round(self.model.num_layers * shares.KERNELS_PER_LAYER * shares.LAUNCH_US * PER_US)
+        model = self.model
+        kernels = model.num_mixers * shares.KERNELS_PER_MIXER + model.num_mlps * shares.KERNELS_PER_MLP
+        self._launch = round(kernels * shares.LAUNCH_US * PER_US)
         self._host = round(shares.HOST_US * PER_US)
 
     def _compile_swaps(self, bytes_per_block: int) -> None:
-        """Stages swap side by side: the longest counts."""
+        """Stages swap side by side: the one with most attention counts."""
         transfer = ticks(bytes_per_block, self.gpu.pcie_bytes_per_s * shares.LINK_SHARE)
-        longest = max(len(stage) for stage in stages(self.model.num_layers, self._stages))
+        longest = self.model.most_attention_layers(self._stages)
         copies = self.model.attention(self.tensor_parallel).kv_tensors * longest
         self._per_block_out = transfer + round(copies * shares.COPY_OUT_US * PER_US)
         self._per_block_in = transfer + round(copies * shares.COPY_IN_US * PER_US)
@@ -152,8 +157,12 @@ class RooflineCost:
         """Writing K and V of ``tokens`` tokens to their slots."""
         return self._kv_write_per_token * tokens
 
+    def state_ticks(self, decodes: int, prefill_tokens: int) -> int:
+        """Convolutions and recurrences over ``decodes`` states and ``prefill_tokens`` tokens; 0 without such layers."""
+        return self._states.step_ticks(decodes, prefill_tokens)
+
     def all_reduce_ticks(self, tokens: int) -> int:
-        """Two all-reduces a layer over ``tokens`` hidden states; 0 on one GPU."""
+        """All-reduces of all layers over ``tokens`` hidden states; 0 on one GPU."""
         return self._links.all_reduce_ticks(tokens)
 
     def hop_ticks(self, tokens: int) -> int:
@@ -168,9 +177,10 @@ class RooflineCost:
         """See ``StepCost``. A step that computes no token costs the overhead alone."""
         attention = self.decode_attention_ticks(decodes, decode_context)
         prefill = self.prefill_attention_ticks(prefill_tokens, prefill_pairs)
-        return self._without_attention(decodes, decodes + prefill_tokens) + attention + prefill
+        states = self.state_ticks(decodes, prefill_tokens)
+        return self._without_mixers(decodes, decodes + prefill_tokens) + attention + prefill + states
 
-    def _without_attention(self, rows: int, tokens: int) -> int:
+    def _without_mixers(self, rows: int, tokens: int) -> int:
         if not tokens:
             return self.overhead_ticks()
         computed = padded_batch(tokens) if self.deployment.cuda_graphs else tokens
@@ -189,7 +199,7 @@ class RooflineCost:
         return segment
 
     def _decode_segments(self, decodes: int) -> list[Segment]:
-        dense = self._without_attention(decodes, decodes)
+        dense = self._without_mixers(decodes, decodes) + self.state_ticks(decodes, 0)
         return [(dense + base, slope, until) for base, slope, until in stretches(self._attention.decode_lines(decodes))]
 
     def swap_out_ticks(self, blocks: int) -> int:
@@ -221,6 +231,7 @@ class RooflineCost:
             **terms,
             **self._links.describe(),
             **self._attention.describe(),
+            **self._states.describe(),
         }
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 PUBLISHED = "published measurements, share of the data-sheet roofline"
 ASSUMED = "assumed, not measured"
+# No published share is of a recurrence: its bytes are given what decode attention reaches, its flops what GEMMs do.
+RECURRENCE = "data sheet of the GPU; decode attention's share of its bandwidth and GEMMs' of its flops, assumed"
 
 # Shortest decode-attention call: published, 11 to 12 us on all three architectures.
 ATTENTION_FLOOR_US = 11.5
-# Norm, QKV, rotary and cache write, attention, output, norm, MLP up, activation, MLP down.
-KERNELS_PER_LAYER = 9
+# Norm, QKV, rotary and cache write, attention, output; or norm, projection, convolution, recurrence, output.
+KERNELS_PER_MIXER = 5
+# Norm, MLP up, activation, MLP down.
+KERNELS_PER_MLP = 4
 LAUNCH_US = 1.0
 HOST_US = 500.0
 ALL_REDUCE_LATENCY_US = 10.0

@@ -14,6 +14,7 @@ from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
+from ..spec.shape import refuse_states
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
 from ..workload.dialogue import Dialogue
@@ -106,11 +107,12 @@ def build(
         dialogue: Parents of requests, if any, that they share memory with.
 
     Raises:
-        SettingError: An unknown model or GPU, a model that leaves no room for a pool or is shorter than
-            ``max_model_len``, a cost model that does not fit the model.
+        SettingError: An unknown model or GPU, a model with layers that keep a state of fixed size, that leaves no
+            room for a pool or is shorter than ``max_model_len``, a cost model that does not fit the model.
     """
     kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
     shape, card = model(settings.model), gpu(settings.gpu)
+    refuse_states(shape, "not simulated under this policy yet")
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
     layout = None if grouped else _layout(kind, options, shape, max_model_len)

@@ -2,6 +2,7 @@
 
 from .attention import KvGroup, Latent, Span
 from .deployment import Deployment
+from .dtypes import dtype_bits
 from .experts import Experts
 from .gpu import GpuSpec, gpu, gpu_names
 from .graphs import padded_batch
@@ -13,12 +14,14 @@ from .kv_cache import (
     KvCacheGroup,
     StateLayer,
     attention_layers,
+    cache_layers,
     form_kv_cache,
 )
 from .model import model, model_names
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
-from .shape import ModelSpec, dtype_bits
+from .shape import ModelSpec
 from .stages import stages
+from .states import GatedDelta, KimiDelta, Mamba, Mamba2, StateMixer
 from .weights import stage_bytes, streamed_bytes
 
 __all__ = [
@@ -26,17 +29,23 @@ __all__ = [
     "CacheSettings",
     "Deployment",
     "Experts",
+    "GatedDelta",
     "GpuSpec",
     "HybridLayout",
+    "KimiDelta",
     "KvCacheConfig",
     "KvCacheGroup",
     "KvGroup",
     "Latent",
+    "Mamba",
+    "Mamba2",
     "ModelSpec",
     "Span",
     "StateLayer",
+    "StateMixer",
     "attention_layers",
     "block_bytes",
+    "cache_layers",
     "dtype_bits",
     "form_kv_cache",
     "gpu",

@@ -8,6 +8,8 @@ being written (Llama 4). Layers that agree on the second are one KV group:
     full       |xxxxxxxxxxxxxxxxxxxxxx>      n
     sliding    |           xxxxxxxxxxx>      min(n, window)
     chunked    |       :       :  xxxx>      (n - 1) mod chunk + 1: empties at every chunk's end
+    state      |                      S>      0: one state of fixed size (``states.py``), however many tokens
+    none       |                       >      0: an MLP and nothing else
 
 Heads are divided among tensor-parallel ranks, a latent vector is not: every rank holds it.
 """
@@ -25,12 +27,17 @@ class Span:
     """Of which tokens of a sequence a layer keeps what it keeps.
 
     Attributes:
-        kind: "full", "sliding" or "chunked".
-        tokens: Length of the window or chunk; 0 where the span is full.
+        kind: "full", "sliding" or "chunked" of attention, "state" of a layer with a state of fixed size, "none".
+        tokens: Length of the window or chunk; 0 in all others.
     """
 
     kind: str = "full"
     tokens: int = 0
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether the layer is attention."""
+        return self.kind not in ("state", "none")
 
     def held_tokens(self, tokens: int) -> int:
         """Tokens that the newest of ``tokens`` attends to, itself included: those that are kept."""
@@ -38,10 +45,10 @@ class Span:
             return min(tokens, self.tokens)
         if self.kind == "chunked" and tokens:
             return (tokens - 1) % self.tokens + 1
-        return tokens
+        return tokens if self.keeps_tokens else 0
 
 
-FULL = Span()
+FULL, STATE, NONE = Span(), Span("state"), Span("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +69,21 @@ class KvGroup:
 
 
 class HeadAttention(NamedTuple):
-    """Multi-head, grouped-query or multi-query attention of one layer, as one rank computes it."""
+    """Multi-head, grouped-query or multi-query attention of one layer, as one rank computes it.
+
+    Attributes:
+        gated: The query projection makes a gate of the output, too.
+    """
 
     hidden_size: int
     heads: int
     kv_heads: int
     head_dim: int
+    gated: bool = False
+
+    @property
+    def _gate(self) -> int:
+        return self.gated * self.heads * self.head_dim
 
     @property
     def kv_tensors(self) -> int:
@@ -84,7 +100,7 @@ class HeadAttention(NamedTuple):
         """Q, K, V and the output projection."""
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return (
-            Matrix(self.hidden_size, query),
+            Matrix(self.hidden_size, query + self._gate),
             Matrix(self.hidden_size, kv, copies=2),
             Matrix(query, self.hidden_size),
         )
@@ -92,12 +108,12 @@ class HeadAttention(NamedTuple):
     @property
     def projected(self) -> int:
         """Elements that the projections make of one token."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        return (self.heads + 2 * self.kv_heads) * self.head_dim + self._gate
 
     @property
     def gemm_elements(self) -> int:
         """Elements of one token that the GEMMs read and write, hidden states aside: Q, K, V, the output."""
-        return 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
+        return 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim + self._gate
 
     @property
     def decode_elements(self) -> int:

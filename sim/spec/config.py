@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..types.errors import SettingError
-from .attention import FULL, Span
+from .attention import FULL, NONE, STATE, Span
 
 Config = Mapping[str, object]
 #: Beyond any model, in heads, hidden sizes, tokens of a vocabulary or of a context; and in layers, which are listed.
 MOST_COUNT, MOST_LAYERS = 2**40, 2**14
 
-# Keys of layers that keep a state of fixed size in place of K and V.
+# Keys of layers that keep a state of fixed size in place of K and V; only some families read them.
 _STATES = {
     "linear_num_key_heads": "linear attention",
     "linear_attn_config": "linear attention",
@@ -20,6 +20,19 @@ _STATES = {
     "ssm_state_size": "a state-space layer",
     "state_size": "a state-space layer",
     "lru_width": "a recurrent layer",
+}
+# What layers of models with states are, in the words of their files (those of transformers 5 first).
+_KINDS = {
+    "full_attention": FULL,
+    "attention": FULL,
+    "*": FULL,
+    "linear_attention": STATE,
+    "mamba": STATE,
+    "M": STATE,
+    "mlp": NONE,
+    "-": NONE,
+    "moe": NONE,
+    "E": NONE,
 }
 # Keys that only some families read; elsewhere they would change what is kept or weighed unseen.
 _FEATURES = {
@@ -84,7 +97,7 @@ def shape(config: Config, name: str, head_dim: int | None = None) -> dict[str, A
 def refuse_unread(config: Config, name: str, read: frozenset[str]) -> None:
     """Refuse states that are no KV cache, and features with keys that the family does not ``read``."""
     for key, meaning in _STATES.items():
-        if config.get(key) is not None:
+        if config.get(key) is not None and key not in read:
             what = f"{meaning} of {name} keeps a state that is not a KV cache"
             raise SettingError(key, config[key], f"{what}; give a model with K and V in all layers")
     for key, meaning in _FEATURES.items():
@@ -111,6 +124,22 @@ def spans(
         raise SettingError("layer_types", kinds, f"must name the kind of each of the {num_layers} layers of {name}")
     found = tuple(_span(kind, name, window, chunk) for kind in kinds)
     return found if set(found) != {FULL} else ()
+
+
+def state_spans(name: str, num_layers: int, key: str, kinds: object, known: str) -> tuple[Span, ...]:
+    """The span of every layer of a model with states.
+
+    Args:
+        key: The key of the file that says what the layers are.
+        kinds: A word for each layer, or a letter; a list or a string.
+        known: The words that the family has.
+    """
+    if not isinstance(kinds, (list, str)) or len(kinds) != num_layers:
+        raise SettingError(key, kinds, f"must name the kind of each of the {num_layers} layers of {name}")
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in known.split():
+            raise SettingError(key, kind, f"is not understood in {name}; one of {', '.join(known.split())}")
+    return tuple(_KINDS[kind] for kind in kinds)
 
 
 def _span(kind: object, name: str, window: int | None, chunk: int | None) -> Span:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .shape import dtype_bits
+from .dtypes import dtype_bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ class Experts:
         intermediate_size: Width of one.
         layers: Layers that have experts in place of the MLP.
         shared_size: Width, together, of the experts that every token passes.
+        shared_gate: What these make is multiplied by a gate, which has one row beside the router's.
         router_bias: The router has a bias, or a correction of it, for each expert.
         bias: The experts' projections have biases.
     """
@@ -24,5 +25,6 @@ class Experts:
     intermediate_size: int
     layers: tuple[int, ...]
     shared_size: int = 0
+    shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False

@@ -31,7 +31,8 @@ from math import gcd, lcm, prod
 
 from ..types.errors import SettingError
 from .attention import FULL, Span
-from .shape import ModelSpec, dtype_bits
+from .dtypes import dtype_bits
+from .shape import ModelSpec, refuse_states
 
 BLOCK_SIZE = 16
 #: MLA kernels of FlashInfer need a multiple of so many tokens in models that also have states.
@@ -354,15 +355,44 @@ def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: 
     """The layers of a model, on one of ``tensor_parallel`` ranks.
 
     Raises:
-        SettingError: The heads cannot be divided so, or the dtype is not known.
+        SettingError: The heads cannot be divided so, the dtype is not known, or some layers keep a state of fixed size.
     """
+    refuse_states(model, "not all of its layers are attention")
+    spans = model.spans or (FULL,) * model.num_layers
+    return tuple(_attention_layer(model, span, kv_dtype, tensor_parallel) for span in spans)
+
+
+def _attention_layer(model: ModelSpec, span: Span, kv_dtype: str, tensor_parallel: int) -> AttentionLayer:
     if model.latent:
         width = model.latent.kv_rank + model.latent.rope_dim
-        return (AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True),) * model.num_layers
-    heads, size = model.kv_heads_per_rank(tensor_parallel), model.head_dim
+        return AttentionLayer(num_kv_heads=1, head_size=width, dtype=kv_dtype, latent=True)
+    heads = model.kv_heads_per_rank(tensor_parallel)
+    return AttentionLayer(num_kv_heads=heads, head_size=model.head_dim, span=span, dtype=kv_dtype)
+
+
+def cache_layers(
+    model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1, dtype: str = "fp16"
+) -> tuple[Layer, ...]:
+    """The layers of a model that keep something, in its order, on one of ``tensor_parallel`` ranks.
+
+    The numbers of layers in groups formed of these are places among them: Nemotron-H has MLPs between them, which
+    keep nothing.
+
+    Args:
+        dtype: Of the model, which states follow and the KV cache need not.
+
+    Raises:
+        SettingError: The heads of attention or state cannot be divided so, or a dtype is not known.
+    """
+    mixer = model.state_mixer(tensor_parallel)
+    if mixer is None:
+        return attention_layers(model, kv_dtype, tensor_parallel)
+    state = StateLayer(shapes=mixer.state_shapes(tensor_parallel), dtypes=mixer.state_dtypes(dtype))
+    kinds = [model.span(layer) for layer in range(model.num_layers)]
     return tuple(
-        AttentionLayer(num_kv_heads=heads, head_size=size, span=span, dtype=kv_dtype)
-        for span in model.spans or (FULL,) * model.num_layers
+        _attention_layer(model, span, kv_dtype, tensor_parallel) if span.keeps_tokens else state
+        for span in kinds
+        if span.kind != "none"
     )
 
 

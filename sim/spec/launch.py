@@ -30,7 +30,7 @@ from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout, hybrid_layout
 from .pool import GIB
 from .releases import LATEST, Release
-from .shape import ModelSpec
+from .shape import ModelSpec, refuse_states
 from .stages import stages
 from .weights import stage_bytes
 
@@ -77,6 +77,10 @@ class Launch:
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     num_gpu_blocks_override: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse models with layers that keep a state of fixed size."""
+        refuse_states(self.model, "what vLLM finds for its KV cache is not known yet")
 
     @property
     def num_gpus(self) -> int:

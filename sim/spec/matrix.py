@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
     Attributes:
         by_inputs: Ranks divide the inputs; each then holds all outputs, and the scales of them.
         copies, used: How many there are, and how many of them a token is multiplied with.
-        part: "dense", "expert" or "router".
+        part: "dense", "expert", "router" or "convolution".
     """
 
     inputs: int
@@ -72,7 +72,7 @@ class Quantization:
     experts_only: bool = False
 
     def covers(self, matrix: Matrix) -> bool:
-        """Whether ``matrix`` is quantised: a router never is."""
+        """Whether ``matrix`` is quantised: routers and convolutions never are."""
         return matrix.part == "expert" or (matrix.part == "dense" and not self.experts_only)
 
     def matrix_bytes(self, matrix: Matrix) -> int:

@@ -33,8 +33,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
     Of a model that also sees or hears, the text part: encoders are not counted.
 
     Raises SettingError for a name that is not known, a file that is not a configuration, and a
-    configuration that is not understood: of an unknown family, or with layers that keep a state
-    other than a KV cache.
+    configuration that is not understood: of an unknown family, or with layers that its family
+    does not describe.
     """
     name = str(name_or_path)
     if name in _presets():

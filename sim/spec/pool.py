@@ -8,7 +8,7 @@ from .gpu import GpuSpec
 from .graphs import CUDA_GRAPH_BYTES
 from .hybrid import HybridLayout
 from .kv_cache import attention_layers
-from .shape import ModelSpec
+from .shape import ModelSpec, refuse_states
 from .stages import stages
 from .weights import stage_bytes
 
@@ -65,8 +65,10 @@ def paper_num_blocks(
     experts) have one rotary table for all layers, as vLLM shares it. With KV groups (``hybrid``) a block is a
     page, which spans the layers of the largest group only.
 
-    Raises SettingError where the weights leave no slot, and where a block is larger than what they leave.
+    Raises SettingError where the weights leave no slot, where a block is larger than what they leave, and for
+    models with layers that keep a state of fixed size, which a pool of blocks alone does not hold.
     """
+    refuse_states(model, "a pool of KV blocks alone does not hold it")
     slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment, hybrid)
     if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"

@@ -1,7 +1,8 @@
 """What a model weighs, matrix by matrix: parameters, bytes on a rank, bytes that a step reads.
 
 Matrices are divided among tensor-parallel ranks, experts too; vectors (biases, norms), routers, the
-way down to a latent vector and the position table are held by every rank. With pipeline stages each
+way down to a latent vector and the position table are held by every rank. What a state mixer divides is
+in ``states.py``. With pipeline stages each
 holds its layers, the first the embedding and the last the output head, which is a copy of the
 embedding where the two are tied.
 """
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
 
 
 def layer_matrices(model: ModelSpec, layer: int, tensor_parallel: int = 1) -> tuple[Matrix, ...]:
-    """The matrices of one layer: attention, then its MLP or its router and experts."""
-    attention = model.attention(tensor_parallel).matrices
+    """The matrices of one layer: attention or state mixer, then its MLP or its router and experts."""
+    mixer = _mixer_matrices(model, layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
-        return attention + _mlp(model, model.intermediate_size, tensor_parallel)
-    router = Matrix(model.hidden_size, experts.count, part="router")
+        return mixer + (_mlp(model, model.intermediate_size, tensor_parallel) if model.has_mlp(layer) else ())
+    router = Matrix(model.hidden_size, experts.count + experts.shared_gate, part="router")
     routed = _mlp(model, experts.intermediate_size, tensor_parallel, experts.count, experts.used, "expert")
     shared = _mlp(model, experts.shared_size, tensor_parallel) if experts.shared_size else ()
-    return (*attention, router, *routed, *shared)
+    return (*mixer, router, *routed, *shared)
+
+
+def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, ...]:
+    span = model.span(layer)
+    if span.keeps_tokens:
+        return model.attention(ranks).matrices
+    mixer = model.state_mixer(ranks)
+    return mixer.matrices(model.hidden_size, ranks) if mixer and span.kind == "state" else ()
 
 
 def _mlp(
@@ -40,15 +49,26 @@ def _mlp(
     )
 
 
-def layer_vector_params(model: ModelSpec, layer: int, used: bool = False) -> int:
-    """Elements of one layer's biases, normalisations and attention sinks; with ``used`` those of one token."""
-    return _attention_vectors(model) + _mlp_vectors(model, layer, used) + _norms(model)
+def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor_parallel: int = 1) -> int:
+    """Elements, on each rank, of one layer's biases, normalisations, attention sinks and decays of states.
+
+    With ``used`` those of one token.
+    """
+    return _mixer_vectors(model, layer, tensor_parallel) + _mlp_vectors(model, layer, used) + _norms(model)
+
+
+def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
+    span = model.span(layer)
+    if span.keeps_tokens:
+        return _attention_vectors(model)
+    return model.mixer.vector_params(model.hidden_size, ranks) if model.mixer and span.kind == "state" else 0
 
 
 def _attention_vectors(model: ModelSpec) -> int:
     if model.latent:
         return model.latent.q_rank + model.latent.kv_rank
-    qkv = model.qkv_bias * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    queries = (1 + model.gated_attention) * model.num_heads
+    qkv = model.qkv_bias * (queries + 2 * model.num_kv_heads) * model.head_dim
     output = model.output_bias * model.hidden_size
     return qkv + output + model.qk_norm * 2 * model.head_dim + model.attention_sinks * model.num_heads
 
@@ -56,9 +76,10 @@ def _attention_vectors(model: ModelSpec) -> int:
 def _mlp_vectors(model: ModelSpec, layer: int, used: bool) -> int:
     experts = model.experts
     if experts is None or layer not in experts.layers:
-        return model.mlp_bias * _bias(model, model.intermediate_size)
+        return model.has_mlp(layer) * model.mlp_bias * _bias(model, model.intermediate_size)
     routed = experts.bias * (experts.used if used else experts.count) * _bias(model, experts.intermediate_size)
-    return routed + experts.router_bias * experts.count
+    shared = model.mlp_bias * _bias(model, experts.shared_size) if experts.shared_size else 0
+    return routed + shared + experts.router_bias * experts.count
 
 
 def _bias(model: ModelSpec, width: int) -> int:
@@ -73,7 +94,7 @@ def num_params(model: ModelSpec, tensor_parallel: int = 1, used: bool = False) -
     """Parameters on each rank; with ``used`` the experts that a token is not sent to are left out."""
     layers = sum(
         sum(matrix.used_params if used else matrix.params for matrix in layer_matrices(model, layer, tensor_parallel))
-        + layer_vector_params(model, layer, used)
+        + layer_vector_params(model, layer, used, tensor_parallel)
         for layer in range(model.num_layers)
     )
     heads = (1 if model.tied_embeddings else 2) * model.head_params(tensor_parallel)
@@ -86,7 +107,7 @@ def layers_bytes(model: ModelSpec, layers: range, tensor_parallel: int = 1, quan
     """Bytes of whole layers on each rank, vectors in 16 bits."""
     return sum(
         sum(matrix_bytes(matrix, quantization) for matrix in layer_matrices(model, layer, tensor_parallel))
-        + layer_vector_params(model, layer) * WEIGHT_BITS // 8
+        + layer_vector_params(model, layer, tensor_parallel=tensor_parallel) * WEIGHT_BITS // 8
         for layer in layers
     )
 

@@ -205,6 +205,7 @@ def test_weights_are_drawn_from_the_seed():
     ("name", "feature"),
     [
         ("mixtral-8x7b", "a mixture of experts"),
+        ("nemotron-h-8b", "layers with a fixed-size state"),
         ("deepseek-v3", "a mixture of experts"),
         ("mistral-7b-v0.1", "windows or chunks"),
         ("gpt-oss-120b", "a mixture of experts"),

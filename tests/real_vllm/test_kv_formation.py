@@ -31,7 +31,7 @@ from fragmeter.sim.spec import (
     KvCacheConfig,
     Span,
     StateLayer,
-    attention_layers,
+    cache_layers,
     form_kv_cache,
     kv_cache,
     model,
@@ -221,7 +221,7 @@ def _preset_cases() -> Iterable[tuple[str, Case]]:
             for dtype in ("fp16", "fp8"):
                 for disable in (False, True):
                     try:
-                        layers = attention_layers(spec, dtype, ranks)
+                        layers = cache_layers(spec, dtype, ranks, "bf16")
                     except SettingError:
                         continue
                     settings = CacheSettings(

@@ -73,7 +73,14 @@ class TestList:
         rows = json.loads(printed(capsys, "list", "models", "--json", "-"))["models"]
         llama = next(row for row in rows if row["model"] == "llama-3.1-8b")
         # 2 tensors x 32 layers x 8 heads x 128 x 2 bytes.
-        assert llama["kv_kib_per_token"] == 128 and llama["parameters_billion"] == 8.03
+        assert llama["kv_kib_per_token"] == 128 and llama["parameters_billion"] == 8.03 and llama["state_mib"] == 0
+        kimi = next(row for row in rows if row["model"] == "kimi-linear-48b-a3b")
+        # 20 layers x (3 inputs of a convolution of 3 x 32 x 128 in 16 bits, 32 matrices of 128 x 128 in 32 bits).
+        assert kimi["state_mib"] == 20 * (3 * 12_288 * 2 + 32 * 128 * 128 * 4) / 2**20
+
+    def test_the_table_of_models_fits_into_80_characters(self, capsys):
+        shown = printed(capsys, "list", "models")
+        assert "1,048,576" in shown and "10,485,760" in shown and "nemotron-3-nano-30b-a3b" in shown
 
     def test_the_help_of_simulate_names_every_gpu(self, capsys):
         text = " ".join(printed(capsys, "simulate", "--help").replace("│", " ").split())

@@ -13,7 +13,7 @@ from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import model_names
 from fragmeter.sim.spec.launch import capacity, longest_model_len, users
-from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.errors import SettingError, UserError
 
 READS_THE_SAME = [
     "vllm serve opt-13b --tensor-parallel-size 2 --max-model-len 2048 --enforce-eager",
@@ -128,6 +128,15 @@ def test_a_flag_is_in_one_list_only():
 def test_repositories_with_the_shape_of_a_preset(name, preset, quantization):
     assert preset in model_names()
     assert (served_model(name).name, served_model(name).quantization) == (preset, quantization)
+
+
+def test_a_model_with_a_fixed_size_state_is_refused():
+    with pytest.raises(SettingError) as error:
+        started(parse_serve("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --tensor-parallel-size 4"), "h200")
+    assert str(error.value) == (
+        "model = 'qwen3-next-80b-a3b': has layers with a fixed-size state; "
+        "what vLLM finds for its KV cache is not known yet"
+    )
 
 
 def launched(flags: str, gpu: str = "h100-80gb"):

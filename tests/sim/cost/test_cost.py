@@ -41,6 +41,10 @@ COSTS = [
     RooflineCost(model("gemma-3-27b"), gpu("h100-80gb"), 2, deployment=Deployment(2, "fp8", "fp8")),
     RooflineCost(model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(1, "fp8", "fp8", cuda_graphs=True)),
     RooflineCost(model("gpt-oss-120b"), gpu("h100-80gb"), deployment=Deployment(4, "int4", "mxfp4", cuda_graphs=True)),
+    RooflineCost(model("qwen3-next-80b-a3b"), gpu("h200"), 2, dtype="bf16"),
+    RooflineCost(model("nemotron-h-8b"), gpu("a100-80gb"), deployment=Deployment(2, "fp8", "fp8")),
+    RooflineCost(model("jamba-1.5-mini"), gpu("h200"), 4, deployment=Deployment(cuda_graphs=True)),
+    RooflineCost(model("kimi-linear-48b-a3b"), gpu("h100-80gb"), 4),
     ScaledCost(ROOFLINES[0], 1.37),
     ScaledCost(ROOFLINES[6], 0.111),
 ]

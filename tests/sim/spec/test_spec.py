@@ -240,7 +240,7 @@ def test_gpt2_has_its_published_size(tmp_path):
             "give a model with K and V in all layers",
         ),
         (
-            {"model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512},
+            {"linear_num_key_heads": 16, "num_experts": 512},
             "linear_num_key_heads = 16: linear attention of tiny keeps a state that is not a KV cache; "
             "give a model with K and V in all layers",
         ),
@@ -279,7 +279,8 @@ def test_gpt2_has_its_published_size(tmp_path):
             {"model_type": "rwkv"},
             "model_type = 'rwkv': is not understood in tiny; one of opt, llama, mistral, qwen2, qwen3, gpt2, "
             "gpt_bigcode, falcon, gemma2, gemma3, gemma3_text, mixtral, qwen3_moe, gpt_oss, deepseek_v2, "
-            "deepseek_v3, llama4, llama4_text",
+            "deepseek_v3, llama4, llama4_text, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
+            "nemotron_h, granitemoehybrid, bamba, jamba, kimi_linear, mamba2",
         ),
         ({"hidden_size": None}, "hidden_size = None: must be a whole number of at least 1 in tiny"),
         ({"num_hidden_layers": -1}, "num_hidden_layers = -1: must be a whole number of at least 1 in tiny"),

@@ -398,7 +398,7 @@ def test_stages_share_the_layers_of_every_group(layers, settings, number):
     assert all(part.bytes_per_block <= config.bytes_per_block for part in parts)
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", [name for name in model_names() if model(name).mixer is None])
 def test_blocks_of_presets_without_the_hybrid_manager_are_those_of_all_layers(name):
     config = form_kv_cache(attention_layers(model(name), "fp8"), server(disable_hybrid_kv_cache_manager=True))
     assert config.bytes_per_block == 16 * model(name).slot_bytes("fp8")

@@ -1,0 +1,404 @@
+"""Layers with a state of fixed size: bytes by hand, parameters by the checkpoints, and what is refused.
+
+Configurations are those that huggingface.co publishes in the repository that a preset's ``_name_or_path`` names.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fragmeter.sim.spec import GatedDelta, KimiDelta, Mamba, Mamba2, Span, model, paper_num_blocks, stage_bytes
+from fragmeter.sim.spec.gpu import gpu
+from fragmeter.sim.spec.kv_cache import CacheSettings, attention_layers, cache_layers, form_kv_cache
+from fragmeter.sim.spec.launch import Launch
+from fragmeter.sim.spec.matrix import QUANTIZATIONS
+from fragmeter.sim.spec.weights import layer_matrices
+from fragmeter.sim.types.errors import SettingError
+
+PRESETS = (
+    "qwen3-next-80b-a3b",
+    "qwen3.5-35b-a3b",
+    "nemotron-h-8b",
+    "nemotron-3-nano-30b-a3b",
+    "granite-4.0-h-small",
+    "jamba-1.5-mini",
+    "kimi-linear-48b-a3b",
+)
+#: (preset, state layers, (convolution's tokens * channels, matrices) of a layer in elements, bytes of a matrix's element)
+STATES = [
+    # 16 heads of Q and of K, 32 of V, each of 128; a matrix of 128 x 128 for each of V.
+    ("qwen3-next-80b-a3b", 36, 3 * (2 * 16 + 32) * 128, 32 * 128 * 128, 2),
+    # The same; its file asks for fp32.
+    ("qwen3.5-35b-a3b", 30, 3 * (2 * 16 + 32) * 128, 32 * 128 * 128, 4),
+    # 128 heads of 64, B and C of 8 groups of 128; vLLM takes fp32 for Nemotron-H.
+    ("nemotron-h-8b", 24, 3 * (128 * 64 + 2 * 8 * 128), 128 * 64 * 128, 4),
+    ("nemotron-3-nano-30b-a3b", 23, 3 * (64 * 64 + 2 * 8 * 128), 64 * 64 * 128, 4),
+    ("granite-4.0-h-small", 36, 3 * (128 * 64 + 2 * 128), 128 * 64 * 128, 2),
+    # 8,192 channels with 16 elements each.
+    ("jamba-1.5-mini", 28, 3 * 8192, 8192 * 16, 2),
+    # 32 heads of 128 for each of Q, K and V; vLLM takes fp32 for Kimi delta attention.
+    ("kimi-linear-48b-a3b", 20, 3 * (3 * 32 * 128), 32 * 128 * 128, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "conv", "matrices", "bytes_each"), STATES)
+def test_bytes_of_a_state_by_hand(name, layers, conv, matrices, bytes_each):
+    spec = model(name)
+    assert len(spec.state_layers) == layers
+    assert spec.mixer.state_bytes(1, "bf16") == conv * 2 + matrices * bytes_each
+    assert spec.state_bytes("bf16") == layers * (conv * 2 + matrices * bytes_each)
+
+
+def test_bytes_of_a_state_on_ranks():
+    """Qwen3-Next on 4 ranks: 4 + 4 + 8 heads of 128, 8 matrices of 128 x 128. Nemotron-H-8B on 8, Kimi on 4."""
+    qwen, nemotron, kimi = (model(name) for name in ("qwen3-next-80b-a3b", "nemotron-h-8b", "kimi-linear-48b-a3b"))
+    assert qwen.mixer.state_bytes(4) == 2 * 3 * 2048 + 2 * 8 * 128 * 128 == 274_432
+    assert nemotron.mixer.state_bytes(8) == 2 * 3 * (1024 + 256) + 4 * 16 * 64 * 128 == 531_968
+    assert kimi.mixer.state_bytes(4) == 2 * 3 * 3072 + 4 * 8 * 128 * 128 == 542_720
+    assert qwen.state_bytes("bf16", 4) == 36 * 274_432
+    # Stages of 24 layers, 18 of each with a state; of 52 layers, the first half of Nemotron's has 12 of 24.
+    assert qwen.state_bytes("bf16", 4, 2) == 18 * 274_432
+    assert nemotron.state_bytes("bf16", 8, 2) == 12 * 531_968
+
+
+def test_one_group_is_copied_to_every_rank():
+    """Granite on 4 ranks: 2,048 channels, and B and C of 128 whole."""
+    spec = model("granite-4.0-h-small")
+    assert spec.mixer.state_shapes(4) == ((3, 2048 + 256), (32, 64, 128))
+    assert spec.mixer.state_bytes(4) == 2 * 3 * 2304 + 2 * 32 * 64 * 128
+
+
+def test_number_formats_of_a_state_are_vllms():
+    """The convolution follows the model, the matrices follow it where no rule of the model's says otherwise."""
+    granite, nemotron, kimi = (model(name).mixer for name in PRESETS[4:5] + PRESETS[2:3] + PRESETS[6:])
+    assert granite.state_dtypes("bf16") == ("bf16", "bf16")
+    assert granite.state_dtypes("bf16", conv_dtype="fp32") == ("fp32", "fp32")
+    assert granite.state_dtypes("bf16", state_dtype="fp32") == ("bf16", "fp32")
+    assert nemotron.state_dtypes("bf16") == ("bf16", "fp32")
+    assert nemotron.state_dtypes("bf16", state_dtype="fp16") == ("bf16", "fp16")
+    assert kimi.state_dtypes("fp16") == ("fp16", "fp32")
+    assert granite.state_bytes(1, "bf16", state_dtype="fp32") - granite.state_bytes(1, "bf16") == 2 * 128 * 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "what"),
+    [
+        ("qwen3-next-80b-a3b", 32, "16 key heads"),
+        ("nemotron-h-8b", 16, "8 groups"),
+        ("nemotron-h-8b", 3, "128 heads"),
+        ("granite-4.0-h-small", 5, "128 heads"),
+        ("jamba-1.5-mini", 3, "8192 channels"),
+        ("kimi-linear-48b-a3b", 64, "32 heads of Kimi delta attention"),
+    ],
+)
+def test_ranks_that_cannot_divide_a_state_are_refused(name, ranks, what):
+    with pytest.raises(SettingError) as error:
+        model(name).state_bytes("bf16", ranks)
+    assert str(error.value) == f"tensor_parallel = {ranks}: must divide the {what} of the state of {name}"
+
+
+def test_a_token_counts_in_attention_layers_only():
+    """Bytes of a token by hand, 2 * KV heads * head size * 2 a layer; Kimi's latent vectors are 576 wide."""
+    for name, layers, each in (
+        ("qwen3-next-80b-a3b", 12, 2 * 2 * 256 * 2),
+        ("nemotron-h-8b", 4, 2 * 8 * 128 * 2),
+        ("jamba-1.5-mini", 4, 2 * 8 * 128 * 2),
+        ("kimi-linear-48b-a3b", 7, 576 * 2),
+    ):
+        spec = model(name)
+        assert spec.slot_bytes() == layers * each
+        assert spec.kv_bytes(1000) == 1000 * layers * each
+        # One of the stages may have one attention layer more.
+        assert spec.slot_bytes("fp16", 1, 2) == -(-layers // 2) * each
+
+
+def test_groups_are_of_layers_that_keep_something():
+    """Nemotron-H keeps nothing in its MLPs; the group of states keeps no token."""
+    spec = model("nemotron-h-8b")
+    states, attention = spec.kv_groups()
+    assert (states.span, states.num_layers) == (Span("state"), 24)
+    assert (attention.span, attention.layers) == (Span(), (7, 18, 29, 40))
+    assert spec.group_slot_bytes(states) == 0
+    assert spec.group_slot_bytes(attention) == spec.slot_bytes()
+    assert [Span(kind).held_tokens(10) for kind in ("state", "none", "full")] == [0, 0, 10]
+    assert (spec.num_mixers, spec.num_mlps) == (28, 24)
+    assert spec.mlp_width(0) == 0 and spec.mlp_width(1) == 2 * 21_504
+    qwen = model("qwen3-next-80b-a3b")
+    assert (qwen.num_mixers, qwen.num_mlps) == (48, 48)
+    assert qwen.attention_layers == tuple(range(3, 48, 4))
+
+
+def test_states_and_attention_share_blocks_as_vllm_forms_them():
+    """Qwen3-Next: a page of 544 tokens, 2,048 bytes each, is the least of whole blocks of 16 that holds a state."""
+    layers = cache_layers(model("qwen3-next-80b-a3b"), "bf16", dtype="bf16")
+    assert [layer.kind for layer in layers] == ["state", "state", "state", "full"] * 12
+    assert layers[0].state_bytes == 1_097_728
+    formed = form_kv_cache(layers, CacheSettings(max_model_len=262_144, max_num_batched_tokens=8192))
+    assert formed.block_size == -(-1_097_728 // (16 * 2048)) * 16 == 544
+    assert [(group.kind, len(group.layers)) for group in formed.groups] == [("state", 12)] * 3 + [("full", 12)]
+    # An MLP of Nemotron-H keeps nothing; latent vectors of Kimi are of 8 bits beside states of 16 and 32.
+    assert [layer.kind for layer in cache_layers(model("nemotron-h-8b"))][:6] == ["state"] * 4 + ["full", "state"]
+    kimi = cache_layers(model("kimi-linear-48b-a3b"), "fp8", 4, "bf16")
+    assert [layer.page_bytes(1) for layer in kimi[2:4]] == [542_720, 576]
+
+
+#: Parameters of the checkpoints on huggingface.co, the multi-token predictor aside; and of the GGUF conversions of Qwen3.5's text part
+#: and of Nemotron 3 Nano. Active ones as the model cards round them.
+PUBLISHED = {
+    "qwen3-next-80b-a3b": (81_324_862_720, None),
+    "qwen3.5-35b-a3b": (34_660_610_688, None),
+    "nemotron-3-nano-30b-a3b": (31_577_940_288, 3.5),
+    "granite-4.0-h-small": (32_207_337_984, 9),
+}
+
+
+@pytest.mark.parametrize(("name", "params", "active_billions"), [(name, *rest) for name, rest in PUBLISHED.items()])
+def test_parameters_are_the_published_ones(name, params, active_billions):
+    spec = model(name)
+    assert spec.num_params == params - (qwen3_next_predictor() if name == "qwen3-next-80b-a3b" else 0)
+    assert spec.weight_bytes("bf16") == 2 * spec.num_params
+    if active_billions:
+        assert spec.active_params / 1e9 == pytest.approx(active_billions, abs=0.5)
+
+
+def qwen3_next_predictor() -> int:
+    """Tensors of the layer that predicts a second token, as the checkpoint names them under ``mtp.``."""
+    attention = 2048 * (2 * 16 + 2 * 2) * 256 + 16 * 256 * 2048 + 2 * 256
+    experts = (512 + 1) * 3 * 2048 * 512 + (512 + 1) * 2048
+    # fc, norms of its two inputs, of its output, and the layer's two.
+    return 2 * 2048 * 2048 + attention + experts + 5 * 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "billions"),
+    [
+        # Rounded in the tables of the cards; exact by transformers' own classes (tests/real_vllm).
+        ("nemotron-h-8b", 8_100_852_736, 8.1),
+        ("jamba-1.5-mini", 51_570_323_328, 51.6),
+        ("kimi-linear-48b-a3b", 49_122_681_728, 49.1),
+    ],
+)
+def test_parameters_are_near_the_rounded_ones(name, params, billions):
+    assert model(name).num_params == params
+    assert params / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+def test_a_layer_of_qwen3_next_by_hand():
+    """Q, K, V and the output's gate, two gates of the state, 4 tokens of convolution, decays, a norm of a head."""
+    spec = model("qwen3-next-80b-a3b")
+    state, attention = (layer_matrices(spec, layer) for layer in (0, 3))
+    projections = 2048 * (2 * 2048 + 2 * 4096 + 2 * 32) + 4096 * 2048
+    assert sum(matrix.params for matrix in state[:3]) == projections + 4 * 8192
+    assert spec.mixer.vector_params(2048) == 32 + 32 + 128
+    # 16 query heads with a gate each, 2 of K and V, of 256.
+    assert sum(matrix.params for matrix in attention[:3]) == 2048 * (2 * 16 + 2 * 2) * 256 + 4096 * 2048
+    router, *experts = attention[3:]
+    assert router.params == 2048 * (512 + 1)
+    assert sum(matrix.params for matrix in experts) == (512 + 1) * 3 * 2048 * 512
+
+
+def test_ranks_divide_what_vllm_divides():
+    """Nemotron-H-8B repeats its norms only, Granite B and C of its one group and the routers besides."""
+    nemotron, granite = model("nemotron-h-8b"), model("granite-4.0-h-small")
+    repeated = 53 * 4096
+    assert 8 * nemotron.weight_bytes("bf16", 8) == 2 * (nemotron.num_params + 7 * repeated)
+    group = 2 * 128 * (4096 + 4 + 1)
+    repeated = 36 * group + 40 * 72 * 4096 + (2 * 40 + 1) * 4096
+    assert 4 * granite.weight_bytes("bf16", 4) == 2 * (granite.num_params + 3 * repeated)
+
+
+@given(st.sampled_from(PRESETS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]))
+def test_stages_hold_the_whole_model(name, ranks, pipeline):
+    spec = model(name)
+    whole, parts = stage_bytes(spec, ranks)[0], stage_bytes(spec, ranks, pipeline)
+    tied = spec.tied_embeddings and pipeline > 1
+    assert sum(parts) == whole + tied * 2 * spec.head_params(ranks)
+    assert whole == spec.weight_bytes("bf16", ranks)
+
+
+def test_convolutions_are_never_quantised():
+    spec = model("jamba-1.5-mini")
+    convolution = layer_matrices(spec, 0)[4]
+    assert (convolution.part, convolution.params) == ("convolution", 4 * 8192)
+    assert not any(form.covers(convolution) for form in QUANTIZATIONS.values())
+
+
+TINY = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+BAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16}
+KIMI = {
+    "model_type": "kimi_linear",
+    "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 64},
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a ``config.json`` with changed keys into a folder called tiny; returns its path."""
+
+    def write(**changes):
+        path = tmp_path / "tiny" / "config.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(TINY | changes))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "states", "mixer"),
+    [
+        (
+            {"model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+            (0, 1, 2),
+            GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128, conv_kernel=4),
+        ),
+        (
+            {"model_type": "qwen3_5_text", "full_attention_interval": 2, "linear_num_value_heads": 16},
+            (0, 2),
+            GatedDelta(key_heads=16, value_heads=16, key_dim=128, value_dim=128, conv_kernel=4),
+        ),
+        (
+            {"model_type": "granitemoehybrid", "num_local_experts": 0, **BAMBA, "layer_types": ["mamba"] * 3 + ["attention"]},
+            (0, 1, 2),
+            Mamba2(heads=8, head_dim=64, groups=1, state_size=16, conv_kernel=4),
+        ),
+        (
+            {"model_type": "bamba", "attn_layer_indices": [1], **BAMBA, "mamba_d_head": 64, "mamba_chunk_size": 128},
+            (0, 2, 3),
+            Mamba2(heads=8, head_dim=64, groups=1, state_size=16, conv_kernel=4, chunk=128),
+        ),
+        (
+            {"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 1},
+            (0, 1, 3),
+            Mamba(inner=512, state_size=16, dt_rank=16, conv_kernel=4),
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_n_groups": 2, "attention_head_dim": 64},
+            (0, 2),
+            Mamba2(heads=128, head_dim=64, groups=2, state_size=128, conv_kernel=4, chunk=128, state_dtype="fp32"),
+        ),
+        (
+            {"model_type": "nemotron_h", "layers_block_type": ["mamba", "mlp"], "num_hidden_layers": None, "mamba_ssm_cache_dtype": "auto"},
+            (0,),
+            Mamba2(heads=128, head_dim=64, groups=8, state_size=128, conv_kernel=4, chunk=128),
+        ),
+        (KIMI, (0, 1, 2), KimiDelta(heads=4, head_dim=64, conv_kernel=4)),
+        (
+            {"model_type": "mamba2", "num_heads": 8, "head_dim": 64, "n_groups": 1, "max_position_embeddings": None},
+            (0, 1, 2, 3),
+            Mamba2(heads=8, head_dim=64, groups=1, state_size=128, conv_kernel=4),
+        ),
+    ],
+)  # fmt: skip
+def test_families(config, changes, states, mixer):
+    spec = model(config(**changes))
+    assert spec.state_layers == states
+    assert spec.mixer == mixer
+
+
+def test_a_model_of_states_alone_keeps_no_token(config):
+    """Mamba-2 of 2.7B: 64 layers of 80 heads; ranks divide them, though there are no heads of attention."""
+    shape = {"hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80, "n_groups": 1, "vocab_size": 50_288}
+    spec = model(config(model_type="mamba2", head_dim=64, tie_word_embeddings=True, **shape))
+    layer = 2560 * (2 * 5120 + 2 * 128 + 80) + 5120 * 2560 + (4 + 1) * (5120 + 256) + 3 * 80 + 5120 + 2560
+    assert spec.num_params == 64 * layer + 50_288 * 2560 + 2560 == 2_702_599_680
+    assert spec.slot_bytes("bf16", 4) == spec.kv_bytes(10_000, "bf16", 4) == 0
+    assert spec.state_bytes("bf16", 4) == 64 * 2 * (3 * (1280 + 256) + 20 * 64 * 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"model_type": "falcon_h1", "mamba_d_state": 16},
+            "model_type = 'falcon_h1': has attention and Mamba side by side in every layer, which is not understood in tiny",
+        ),
+        (
+            {"model_type": "zamba2", "mamba_d_state": 16},
+            "model_type = 'zamba2': shares one block of attention among its layers, which is not understood in tiny",
+        ),
+        (
+            {"model_type": "llama", "mamba_d_state": 16},
+            "mamba_d_state = 16: a state-space layer of tiny keeps a state that is not a KV cache; "
+            "give a model with K and V in all layers",
+        ),
+        (
+            {"model_type": "qwen3_next", "layer_types": ["mamba"] * 4},
+            "layer_types = 'mamba': is not understood in tiny; one of full_attention, linear_attention",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "linear_num_value_heads": 24},
+            "linear_num_value_heads = 24: must be a multiple of the 16 key heads of tiny",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*X-"},
+            "hybrid_override_pattern = 'X': is not understood in tiny; one of M, *, -, E",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*-"},
+            "hybrid_override_pattern = 'M*-': must name the kind of each of the 4 layers of tiny",
+        ),
+        (
+            {"model_type": "nemotron_h"},
+            "hybrid_override_pattern = None: must name the kind of each of the 4 layers of tiny",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*ME", "moe_latent_size": 64},
+            "moe_latent_size = 64: experts on a latent vector are not understood in tiny",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_ssm_cache_dtype": "fp8"},
+            "mamba_ssm_cache_dtype = 'fp8': is not understood in tiny; one of auto, float32, float16, bfloat16",
+        ),
+        (
+            {"model_type": "bamba", "attn_layer_indices": [4], **BAMBA},
+            "attn_layer_indices = 4: must be one of the 4 layers of tiny",
+        ),
+        (
+            {"model_type": "bamba", **BAMBA, "mamba_d_head": 32},
+            "mamba_d_head = 32: must be mamba_expand * hidden_size / mamba_n_heads in tiny, 512 / 8",
+        ),
+        (
+            KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [0, 1, 2]}},
+            "kda_layers and full_attn_layers must name each of the 4 layers of tiny, from 1, once",
+        ),
+        (
+            KIMI | {"linear_attn_config": KIMI["linear_attn_config"] | {"use_full_rank_gate": True}},
+            "use_full_rank_gate = True: is not understood in tiny; Kimi Linear 48B has none",
+        ),
+        (
+            KIMI | {"routed_expert_hidden_size": 128},
+            "routed_expert_hidden_size = 128: is not understood in tiny; Kimi Linear 48B has none",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_its_key(config, changes, text):
+    with pytest.raises(SettingError) as error:
+        model(config(**changes))
+    assert str(error.value).endswith(text)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_pools_that_do_not_hold_states_refuse_them(name):
+    with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
+        paper_num_blocks(model(name), gpu("h200"), 4)
+    with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
+        attention_layers(model(name))
+    with pytest.raises(SettingError, match=f"model = '{name}': has layers with a fixed-size state"):
+        Launch(model=model(name), gpu=gpu("h200"), max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=8192)
