@@ -185,11 +185,15 @@ def _waste(content: Mapping[str, Any]) -> Table:
 
 
 def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("% of the KV pool, by KV group", "layers", "window", "live", "reserved", "block tail")
+    states = any("state" in group["mean_over_iterations_pct"] for group in content)
+    buckets = ["live", "reserved", "block_tail", *(["state"] if states else [])]
+    names = [bucket.replace("_", " ") for bucket in buckets]
+    table = _table("KV group, % of pool", "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]
-        held = (f"{shares[bucket]:.1f}" for bucket in ("live", "reserved", "block_tail"))
-        table.add_row(f"  {group['name']}", f"{group['layers']}", f"{group['window'] or '-'}", *held)
+        held = (f"{shares[bucket]:.1f}" if bucket in shares else "-" for bucket in buckets)
+        padding = f"{group['page_padding_pct']['mean_over_iterations']:.1f}"
+        table.add_row(f"  {group['name']}", f"{group['layers']}", f"{group['window'] or '-'}", *held, padding)
     return table
 
 

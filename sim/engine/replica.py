@@ -14,7 +14,8 @@ from ..policy import HYBRID, SHARING, Limits, Policy, Pool, Server, policy
 from ..policy.options import KvGroupOptions, Options, VllmV0Options, WatermarkOptions
 from ..policy.registry import allocator
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
-from ..spec.shape import refuse_states
+from ..spec.hybrid import state_layout
+from ..spec.kv_cache import CacheSettings
 from ..types.errors import SettingError
 from ..workload.content import PromptSource, Tokens
 from ..workload.dialogue import Dialogue
@@ -112,14 +113,18 @@ def build(
     """
     kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
     shape, card = model(settings.model), gpu(settings.gpu)
-    refuse_states(shape, "not simulated under this policy yet")
     deployment = _deployment(settings, shape)
     max_model_len = _max_model_len(settings, shape)
-    layout = None if grouped else _layout(kind, options, shape, max_model_len)
+    runs = None if workload is None else _runs_to_cache(settings, workload)
+    if shape.mixer:
+        layout: HybridLayout | None = _state_layout(settings, kind, shape, deployment, max_model_len, runs is not None)
+    else:
+        layout = None if grouped else _layout(kind, options, shape, max_model_len)
+    asked_size = layout.config.block_size if layout and layout.config else settings.block_size
     if grouped or layout:
         kind = (SHARING if grouped else HYBRID).get(kind, kind)
     server = Server(model=shape, gpu=card, deployment=deployment, tensor_parallel=ranks, layout=layout)
-    num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, settings.block_size)
+    num_blocks, size = kind.pool_size(server, options, settings.num_gpu_blocks_override, asked_size)
     held = num_blocks * size // max_model_len, max_model_len
     seqs, tokens = kind.step_limits(server, held, settings.max_num_seqs, settings.max_num_batched_tokens)
     limits = Limits(
@@ -135,7 +140,7 @@ def build(
         max_model_len=max_model_len,
         host_blocks=0 if layout else _host_blocks(options, shape, ranks, size, deployment),
         ids=settings.ids,
-        token_runs=None if workload is None else _runs_to_cache(settings, workload),
+        token_runs=runs,
         caches_prefixes=settings.enable_prefix_caching is not False,
         grouped=grouped,
         dialogue=dialogue,
@@ -150,7 +155,7 @@ def build(
         max_model_len=max_model_len,
         caches_prefixes=memory.cache_log is not None,
         layout=layout,
-        page_bytes=page_bytes(shape, layout, ranks, size, deployment) if layout else 0,
+        page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
 
 
@@ -197,13 +202,41 @@ def _layout(kind: type[Policy], options: Options, shape: ModelSpec, max_model_le
     return layout
 
 
+def _state_layout(
+    settings: Settings, kind: type[Policy], shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
+) -> HybridLayout:
+    """The KV groups of a model with states, with attention blocks raised to the size of a state's page."""
+    if not kind.serves_kv_groups:
+        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
+        raise SettingError("model", shape.name, remedy)
+    if isinstance(settings.policy_options, KvGroupOptions) and settings.policy_options.disable_hybrid_kv_cache_manager:
+        remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
+        raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
+    cache = CacheSettings(
+        max_model_len=max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens or max_model_len,
+        block_size=settings.block_size,
+        enable_prefix_caching=caches,
+    )
+    return state_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size)
+
+
+def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size: int, deployment: Deployment) -> int:
+    """Bytes of a page of KV groups on each rank; 0 without groups."""
+    if layout is None:
+        return 0
+    return layout.config.bytes_per_block if layout.config else page_bytes(shape, layout, ranks, size, deployment)
+
+
 def _page_groups(layout: HybridLayout, kind: type[Policy], limits: Limits, size: int) -> PageGroups:
     """The KV groups of the pool, in blocks of ``size`` tokens."""
     window = layout.window_tokens
     return PageGroups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
-        most_prompt_blocks=most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
+        states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
+        most_prompt_blocks=window
+        and most_prompt_blocks(window, kind.in_flight_tokens(limits), limits.max_model_len, size),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory import Window
 from ..memory.accounting.integrals import Accounts
+from ..memory.accounting.kv_groups import STATE
 
 #: The buckets of slots that a group holds.
 HELD = ("live", "reserved", "block_tail")
@@ -33,9 +34,9 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
             "padding_layers": layout.page_layers - group.num_layers,
             "window": group.span.tokens or None,
             "page_bytes": run.replica.page_bytes,
-            **_shares(windows[group.span.kind], kinds[group.span.kind]),
+            **_shares(windows[group.span.kind], kinds[group.span.kind], layout.page_padding(place)),
         }
-        for name, group in zip(layout.names, layout.groups, strict=True)
+        for place, (name, group) in enumerate(zip(layout.names, layout.groups, strict=True))
     ]
 
 
@@ -49,7 +50,7 @@ def group_buckets_at_rows(run: Run) -> dict[str, np.ndarray]:
     return {
         f"{name}.{bucket}": at_rows[group.span.kind][bucket] // kinds[group.span.kind]
         for name, group in zip(layout.names, layout.groups, strict=True)
-        for bucket in HELD
+        for bucket in ((STATE,) if group.span.kind == STATE else HELD)
     }
 
 
@@ -65,14 +66,20 @@ def _numbers(run: Run) -> Counter[str]:
     return Counter(run.log.groups.kinds)
 
 
-def _shares(window: Window, groups: int) -> dict[str, dict[str, float]]:
-    """Of one of so many groups."""
-    shares = {}
+def _shares(window: Window, groups: int, padding: float) -> dict[str, dict[str, float]]:
+    """Of one of so many groups: its buckets, and beside them how much of their pages it cannot use.
+
+    Args:
+        padding: Share of a page that the group cannot use.
+    """
+    held = (STATE,) if window.slot_steps.get(STATE) else HELD
+    shares: dict[str, dict[str, float]] = {}
     for name, slots in (("iterations", window.slot_steps), ("time", window.slot_ticks)):
         capacity = max(1, sum(slots.values()))
         one = {
             bucket: slots[bucket] // groups if slots[bucket] % groups == 0 else slots[bucket] / groups
-            for bucket in HELD
+            for bucket in held
         }
-        shares[f"mean_over_{name}_pct"] = {bucket: 100 * (one[bucket] / capacity) for bucket in HELD}
-    return shares
+        shares[f"mean_over_{name}_pct"] = {bucket: 100 * (one[bucket] / capacity) for bucket in held}
+    means = {name.removesuffix("_pct"): padding * sum(buckets.values()) for name, buckets in shares.items()}
+    return shares | {"page_padding_pct": means}

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..engine.run import Run
 from ..memory.accounting.integrals import BUCKETS, Window
+from ..memory.accounting.kv_groups import STATE
 from ..types.ticks import PER_SECOND
 from ..workload.workload import Workload
 from .gaps import Gaps
@@ -83,13 +84,19 @@ def waste(window: Window) -> dict[str, Any]:
         "num_steps": window.num_steps,
     }
     for name, share in means.items():
-        shares = {bucket: share(bucket) for bucket in BUCKETS}
+        states = [STATE] if STATE in window.slot_steps else []
+        shares = {bucket: share(bucket) for bucket in (*BUCKETS, *states)}
         result[f"mean_over_{name}_pct"] = {
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
-            "paper_view": percent(shares, PAPER_VIEW),
-            "popular_view": percent(shares, POPULAR_VIEW),
+            "paper_view": percent(_with_states(shares), PAPER_VIEW),
+            "popular_view": percent(_with_states(shares), POPULAR_VIEW),
         }
     return result
+
+
+def _with_states(shares: dict[str, float]) -> dict[str, float]:
+    """Both views know no states: what is computed, and needed, is live."""
+    return shares | {"live": shares["live"] + shares.get(STATE, 0.0)}
 
 
 def _throughput(workload: Workload, times: RequestTimes, end_ticks: int) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class OverGroups(Policy):
         blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
         groups = self.groups
         windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
-        return groups.full * blocks + windows + groups.states * np.minimum(blocks, 1)
+        # In the step that goes on from a state at the end of a block both are there.
+        return groups.full * blocks + windows + groups.states * np.minimum(blocks, 2 if groups.states_by_block else 1)
 
 
 def _victims(

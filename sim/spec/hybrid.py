@@ -17,8 +17,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 
-from .attention import KvGroup
-from .kv_cache import CacheSettings, attention_layers, form_kv_cache
+from ..types.errors import SettingError
+from .attention import NONE, KvGroup, Span
+from .kv_cache import CacheSettings, KvCacheConfig, attention_layers, cache_layers, form_kv_cache
 from .shape import ModelSpec
 
 
@@ -28,9 +29,11 @@ class HybridLayout:
 
     Attributes:
         groups: Those of the kind of the first layer first. Those of one kind take its layers by turns.
+        config: Blocks and pages of a model with states, where pages do not follow from layers alone.
     """
 
     groups: tuple[KvGroup, ...]
+    config: KvCacheConfig | None = None
 
     @property
     def window_tokens(self) -> int:
@@ -50,10 +53,25 @@ class HybridLayout:
     @property
     def names(self) -> tuple[str, ...]:
         """What the groups are called: their kind as ``layer_types`` of a ``config.json`` names it, and a number."""
-        kinds = [f"{group.span.kind}_attention" for group in self.groups]
+        kinds = [
+            f"{group.span.kind}_attention" if group.span.keeps_tokens else group.span.kind for group in self.groups
+        ]
         return tuple(
             f"{kind}.{kinds[:place].count(kind)}" if kinds.count(kind) > 1 else kind for place, kind in enumerate(kinds)
         )
+
+    def page_padding(self, place: int) -> float:
+        """Share of a page that the group at ``place`` cannot use: the end of a state's page, and layers that it lacks."""
+        if self.config:
+            return self.config.padding_bytes(self.config.groups[place]) / self.config.bytes_per_block
+        return 1 - self.groups[place].num_layers / self.page_layers
+
+    def block_bytes(self, model: ModelSpec, layers: Container[int]) -> int:
+        """Bytes of a page on a pipeline stage with some ``layers``, of a model with states."""
+        assert self.config
+        kept = (layer for layer in range(model.num_layers) if model.span(layer) != NONE)
+        places = {place for place, layer in enumerate(kept) if layer in layers}
+        return self.config.on_stage(places).bytes_per_block
 
     def largest(self, layers: Container[int]) -> KvGroup:
         """The group with most of some ``layers`` (those of a pipeline stage), and only those."""
@@ -79,3 +97,23 @@ def _formed(model: ModelSpec) -> tuple[KvGroup, ...]:
     """All groups; asked for often, as the search for the longest sequence that fits does."""
     settings = CacheSettings(max_model_len=model.max_model_len, max_num_batched_tokens=model.max_model_len)
     return tuple(KvGroup(group.span, group.layers) for group in form_kv_cache(attention_layers(model), settings).groups)
+
+
+def state_layout(model: ModelSpec, settings: CacheSettings, kv_dtype: str, tensor_parallel: int) -> HybridLayout:
+    """The groups of a model with states, as ``form_kv_cache`` forms them.
+
+    Raises:
+        SettingError: Blocks of its attention groups would have different sizes, which no memory here has.
+    """
+    config = form_kv_cache(cache_layers(model, kv_dtype, tensor_parallel), settings)
+    kept = [layer for layer in range(model.num_layers) if model.span(layer) != NONE]
+    groups = []
+    for group in config.groups:
+        kind = "full" if group.kind == "mla" else group.kind
+        if kind == "chunked" or (kind != "state" and group.block_size != config.block_size):
+            remedy = (
+                f"needs blocks of {group.block_size} tokens beside those of {config.block_size}, which is not simulated"
+            )
+            raise SettingError("model", model.name, remedy)
+        groups.append(KvGroup(Span(kind, group.span.tokens), tuple(kept[place] for place in group.layers)))
+    return HybridLayout(tuple(groups), config)

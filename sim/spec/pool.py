@@ -66,9 +66,10 @@ def paper_num_blocks(
     page, which spans the layers of the largest group only.
 
     Raises SettingError where the weights leave no slot, where a block is larger than what they leave, and for
-    models with layers that keep a state of fixed size, which a pool of blocks alone does not hold.
+    models with layers that keep a state of fixed size without their KV groups.
     """
-    refuse_states(model, "a pool of KV blocks alone does not hold it")
+    if hybrid is None or hybrid.config is None:
+        refuse_states(model, "a pool of KV blocks alone does not hold it")
     slots = _blocks_that_fit(model, gpu, num_gpus, 1, deployment, hybrid)
     if slots < 1:
         remedy = f"{model.name} leaves no KV blocks on {gpu.name}; use more or larger GPUs"
@@ -98,6 +99,9 @@ def _blocks_that_fit(
         taken = weights[number] + _rotary_bytes(model, layers) + _activation_bytes(model, num_gpus, layers, last)
         if number == 0 and last and not model.tied_embeddings:
             taken -= 2 * model.head_params(num_gpus)
+        if hybrid and hybrid.config:
+            fitting.append((usable - taken) // hybrid.block_bytes(model, layers))
+            continue
         groups = (hybrid.largest(layers),) if hybrid else model.kv_groups(layers)
         slot_bytes = sum(model.group_slot_bytes(group, deployment.kv_dtype, num_gpus) for group in groups)
         fitting.append((usable - taken) // (block_size * slot_bytes))
