@@ -131,7 +131,7 @@ def steps_of(run: Run) -> list[StepRow]:
 def buckets_at_rows(run: Run) -> list[dict[str, int]]:
     """The ledger in the first step of every row."""
     columns = {name: column.tolist() for name, column in run.accounts.at_rows().items()}
-    assert list(columns) == list(BUCKETS)
+    assert list(columns) == [*BUCKETS, *(["state"] if run.log.groups.states else [])]
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 

@@ -162,6 +162,20 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
     if windows:
         (config["sliding_window"],) = windows
         config["layer_types"] = [f"{layer.kind}_attention" for layer in layers]
+    states = [layer for layer in layers if layer.kind == "state"]
+    if states:
+        _, (_, values, keys) = states[0].state_shapes
+        config |= {
+            "model_type": "qwen3_5_text",
+            "head_dim": 16,
+            "layer_types": ["linear_attention" if layer in states else "full_attention" for layer in layers],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 1,
+            "linear_key_head_dim": keys,
+            "linear_value_head_dim": values,
+            "linear_conv_kernel_dim": 4,
+            "mamba_ssm_dtype": "float32",
+        }
     path = Path(_folder().name) / str(len(list(Path(_folder().name).iterdir()))) / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps(config))

@@ -229,7 +229,24 @@ def _in_windows(draw: random.Random, case: Case) -> Case:
     return replace(case, layers=layers, block_size=size, num_blocks=least + draw.choice([0, 0, 1, 5, 20, 100]))
 
 
+def states(seed: int) -> Case:
+    """Layers with a fixed-size state (gated delta nets) beside layers that keep every token, with and without a cache."""
+    draw = random.Random(f"states/{seed}")
+    case = draw.choice([prefixes, turns, chunks, mixed, tight])(seed)
+    # Of 8 key elements a head and so many value elements: blocks of 16 tokens hold a state, or are raised to 32.
+    values = draw.choice([8, 40, 80])
+    state = Layer("state", state_shapes=((16 + values, 3), (1, values, 8)), state_dtypes=("float16", "float32"))
+    kinds = {"f": Layer(), "s": state}
+    layers = tuple(kinds[letter] for letter in draw.choice(["sf", "ssf", "fs", "sfsf", "sssf", "ffs", "ssfssf"]))
+    size = 32 if values == 80 else 16
+    number = min(layers.count(kinds["f"]), layers.count(state))
+    pages = [-(-layers.count(kind) // number) for kind in kinds.values()]
+    least = pages[0] * -(-case.max_model_len // size) + 2 * pages[1] + 1
+    num_blocks = least + draw.choice([0, 0, 2, 5, 20, 100])
+    return replace(case, name=f"states/{seed}", layers=layers, block_size=16, num_blocks=num_blocks)
+
+
 #: Every kind of workload, by name.
 KINDS: dict[str, Callable[[int], Case]] = {
-    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached)
+    make.__name__: make for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states)
 }
