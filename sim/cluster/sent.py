@@ -58,6 +58,10 @@ class Sent:
         """Its output."""
         return self._known().output_runs(self.rows[request])
 
+    def is_unshared(self, request: int) -> bool:
+        """Whether no other request can begin with its first token."""
+        return self._known().is_unshared(self.rows[request])
+
     def _known(self) -> TokenRuns:
         if self._whole is None:
             raise SimulationFault("the contents of prompts are unknown")

@@ -232,7 +232,7 @@ def _start(
 
 def _cache_changes(level: CachedLevel | None) -> dict[str, np.ndarray]:
     """Comings and goings of cached slots, of a memory that logs them."""
-    return Table(CACHE_CHANGE).columns() if level is None else level.changes.columns()
+    return Table(CACHE_CHANGE).columns() if level is None else level.change_columns()
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:

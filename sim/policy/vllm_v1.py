@@ -8,7 +8,7 @@ from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..memory.prefix import BlockNames
+from ..memory.prefix import Chains
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -48,7 +48,7 @@ class VllmV1(Policy):
     def memory(self, pool: Pool) -> PagedMemory:
         usable = pool.num_blocks - self.null_blocks
         if pool.token_runs is not None:
-            return CachedMemory(usable, pool.block_size, BlockNames(pool.token_runs, pool.block_size))
+            return CachedMemory(usable, pool.block_size, Chains(pool.token_runs, pool.block_size), pool.ids)
         return ChunkedMemory(usable, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:

@@ -12,6 +12,7 @@ Requests share a prefix as far as their runs begin with the same tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -120,6 +121,9 @@ class Tokens(Protocol):
     def output_runs(self, request: int) -> tuple[Run, ...]:
         """Its output."""
 
+    def is_unshared(self, request: int) -> bool:
+        """Whether no other request can begin with its first token."""
+
 
 class PromptSource(Protocol):
     """Requests with prompts that may be known: a workload, or what a router sends to one replica."""
@@ -178,6 +182,18 @@ class TokenRuns:
     def output_runs(self, request: int) -> tuple[Run, ...]:
         """The output of a request, which goes on with the stream of what its prompt has of its own."""
         return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
+
+    def is_unshared(self, request: int) -> bool:
+        """Whether no other request can begin with its first token: nothing of it is known, nor does one go on from it."""
+        return self._unshared[request]
+
+    @cached_property
+    def _unshared(self) -> list[bool]:
+        before, count = np.array(self._before, dtype=np.int64), len(self._known)
+        follows = np.bincount(before[before >= 0], minlength=count) > 0
+        same = np.bincount(np.array(self._same_as, dtype=np.int64), minlength=count) != 1
+        unshared: list[bool] = (~follows & ~same & (np.array(self._known, dtype=np.int64) == 0)).tolist()
+        return unshared
 
     def _turn(self, request: int) -> tuple[Run, ...]:
         """Back through the session: what each turn added, as far as this prompt reaches."""

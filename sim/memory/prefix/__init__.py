@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from .hash_chain import HashChain, HashedBlockPool, lookup_blocks
-from .history import BlockHistory
+from .chains import Chain, Chains, Path
+from .free_queue import FreeIds, FreeQueue
+from .hash_chain import HashChain, lookup_blocks
+from .history import QueueHistory
 from .names import BlockNames
 from .radix import RadixNode, RadixTree, all_but_last, first_tokens
+from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
-    "BlockHistory",
     "BlockNames",
+    "BlockTable",
+    "Chain",
+    "Chains",
+    "Found",
+    "FreeIds",
+    "FreeQueue",
     "HashChain",
-    "HashedBlockPool",
+    "Path",
+    "QueueHistory",
     "RadixNode",
     "RadixTree",
+    "Segment",
+    "SegmentPool",
     "all_but_last",
     "first_tokens",
     "lookup_blocks",

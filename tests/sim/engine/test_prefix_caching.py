@@ -169,7 +169,8 @@ def test_what_is_said_of_the_cache():
     requests, content = of_pieces([0, 50, 1000, 2000, 3000], pieces, [0, 2, 20, 0, 0], [3, 2, 1, 1, 1])
     _, case, run = story(requests, content, 7)
     history = run.replica.memory.cache_log.history
-    assert [ticks.tolist() for ticks in history.observed_ticks(partial(ticks_of, run.log)).values()] == [
+    observed = history.observed_ticks(partial(ticks_of, run.log))
+    assert [np.repeat(ticks, blocks).tolist() for ticks, blocks in observed.values()] == [
         [1000, 776, 890, 1000, 1000, 2000],
         [1000, 776, 890, 890, 1000, 2000],
         [],
@@ -215,8 +216,8 @@ def test_a_waiting_request_is_let_in_by_a_block_that_a_running_one_fills():
 def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
     """The story above, and 1 forgets to publish what it fills while it decodes."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
-    with mock.patch("fragmeter.sim.memory.paged.cached.CachedTables._publish_last"):
-        with pytest.raises(SimulationFault, match="request 1 has filled block 1 and did not publish it"):
+    with mock.patch("fragmeter.sim.memory.prefix.SegmentPool._publish_filled"):
+        with pytest.raises(SimulationFault, match="block 1 of request 2 is full and was not published"):
             story(requests, content, 6)
 
 
@@ -246,7 +247,7 @@ class CacheWalk:
 
     def __init__(self, case: SharedCase, leap: bool) -> None:
         self.case, work = case, case.workload
-        settings = caching_settings(case, leap=leap)
+        settings = caching_settings(case, leap=leap, ids=True)
         replica = build(settings, case.cost, work)
         too_large = replica.policy.smallest_pool_blocks(work, replica.block_size) > replica.num_blocks
         self.env, self.memory = simpy.Environment(initial_time=0), replica.memory
@@ -267,15 +268,15 @@ class CacheWalk:
 
     def check_references(self) -> None:
         """Invariant 2: as many references as table entries, and in the queue just those blocks that have none."""
-        pool, tables = self.memory.tables.pool, self.memory.tables.tables
+        queue, tables = self.memory.pool.queue, self.memory.tables.tables
         named = Counter(block for table in tables.values() for block in table)
-        assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
-        assert sorted([*named, *pool.free_ids]) == list(range(pool.num_blocks))
+        assert self.memory.pool.num_shared == named.total() - len(named)
+        assert sorted([*named, *queue.free_ids]) == list(range(self.memory.num_blocks))
         assert all(len(set(table)) == len(table) for table in tables.values())
 
     def buckets(self) -> dict[str, int]:
         """Invariant 3 in passing: a block in two tables is full, at the same place of both."""
-        size, pool, state = self.case.pool.block_size, self.memory.tables.pool, self.engine.state
+        size, cached, state = self.case.pool.block_size, {*self.memory.cached_block_ids()}, self.engine.state
         places: dict[int, tuple[int, str]] = {}
         for sequence, table in self.memory.tables.tables.items():
             request = self.case.requests[sequence.index]
@@ -286,12 +287,12 @@ class CacheWalk:
                 bucket = classify_slot(i, computed, request.prompt_tokens + request.output_tokens, computed, end)
                 slot = table[i // size] * size + i % size
                 assert places.setdefault(slot, (i, bucket)) == (i, bucket)
-        slots = SlotMap(pool.num_blocks * size)
+        slots = SlotMap(self.memory.num_blocks * size)
         for slot, (_, bucket) in places.items():
             slots.put(slot, bucket)
-        for block in pool.free_ids:
+        for block in self.memory.pool.queue.free_ids:
             for slot in range(block * size, (block + 1) * size):
-                slots.put(slot, FREE if pool.hashes[block] is None else CACHED)
+                slots.put(slot, CACHED if block in cached else FREE)
         return slots.census()
 
 

@@ -1,0 +1,114 @@
+"""The contents of blocks, in chains: equal blocks with equal tokens before them are one place of one chain.
+
+A block is named by all tokens up to its end (vLLM: hash(parent hash, tokens)). The tokens of requests are runs
+(``workload.content``), and a trie over them numbers nothing block by block: a request that differs from all others from
+token ``t`` on opens a chain there, which has every token that follows, and a later one that differs from it opens another:
+
+    request 0    a a a a a a a a b b b b        chain 1 from token 0
+    request 1    a a a a a a a a c c c c        chain 1 up to token 8, chain 2 from token 8
+    blocks of 4  (1, 0) (1, 1) (1, 2)           and (1, 0) (1, 1) (2, 2)
+
+So a block's name is a chain and a place, and a request has a *path*: chains, each up to a block. A block that ends in one
+chain and begins in another belongs to that of its last token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...workload.content import Run, Tokens
+
+if TYPE_CHECKING:
+    from .segments import BlockTable, Segment
+
+_ROOT = 0
+#: Chains of a request's full blocks, each with the place at which it ends: the chain of place p is the first with a higher end.
+Path = list[tuple["Chain", int]]
+
+
+class Chain:
+    """The tokens of one request from where it differed from all requests before it.
+
+    Attributes:
+        number: Of its own, from 1.
+        runs: Its tokens; of two runs in a row the second does not go on where the first ends.
+        segments: Blocks that hold some of them and can be found, those published first in front.
+        author: Table of the sequence that decodes more of it, or None.
+    """
+
+    __slots__ = ("author", "number", "runs", "segments")
+
+    def __init__(self, number: int, runs: list[Run]) -> None:
+        self.number, self.runs = number, runs
+        self.segments: list[Segment] = []
+        self.author: BlockTable | None = None
+
+    def follow(self, runs: list[Run]) -> tuple[int, list[Run]]:
+        """How many tokens of ``runs`` are those with which the chain begins, and the runs that are left."""
+        common = 0
+        for place, (run, own) in enumerate(zip(runs, self.runs)):
+            if run != own:
+                stream, start, length = run
+                if own[:2] != (stream, start):
+                    return common, runs[place:]
+                if length <= own[2]:
+                    return common + length, runs[place + 1 :]
+                return common + own[2], [(stream, start + own[2], length - own[2]), *runs[place + 1 :]]
+            common += run[2]
+        return common, runs[len(self.runs) :]
+
+
+class Chains:
+    """The paths of requests.
+
+    Args:
+        tokens: Of the requests.
+        block_size: Tokens a block.
+    """
+
+    def __init__(self, tokens: Tokens, block_size: int) -> None:
+        self._tokens, self._block_size = tokens, block_size
+        #: By chain (its number) and token behind which a chain begins, and its first token.
+        self._children: dict[tuple[int, int, int, int], Chain] = {}
+        #: Whether no other request begins with a token of a request.
+        self.is_unshared = tokens.is_unshared
+
+    def path(self, request: int) -> Path:
+        """Of all blocks that a request fills to the end of its output."""
+        return self.path_of([*self._tokens.runs(request), *self._tokens.output_runs(request)])
+
+    def path_of(self, runs: list[Run]) -> Path:
+        """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
+        left, children, size = _joined(runs), self._children, self._block_size
+        path: Path = []
+        number, token, blocks = _ROOT, 0, 0
+        while left:
+            stream, start, _ = left[0]
+            chain = children.get((number, token, stream, start))
+            if chain is None:
+                chain = Chain(len(children) + 1, left)
+                children[number, token, stream, start] = chain
+                token += sum(length for _, _, length in left)
+                left = []
+            else:
+                common, left = chain.follow(left)
+                token += common
+            number = chain.number
+            if token // size > blocks:
+                blocks = token // size
+                path.append((chain, blocks))
+        return path
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """The same tokens in as few runs as there can be."""
+    joined: list[Run] = []
+    follows = None
+    for run in runs:
+        stream, start, length = run
+        if follows == (stream, start):
+            _, first, before = joined.pop()
+            run = stream, first, before + length
+        joined.append(run)
+        follows = stream, start + length
+    return joined
