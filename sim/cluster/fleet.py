@@ -68,7 +68,7 @@ class Fleet:
     def _split(self, choose: Router) -> list[Engine]:
         """Engines each of which knows beforehand what it will be sent."""
         for row in self._rows.tolist():
-            self._sent[choose.choose(row, (), 0)].rows.append(row)
+            self._sent[choose.choose(row, (), 0)].add(row)
         engines = []
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             own = part_of(self._workload, np.array(part.rows, dtype=np.int64))

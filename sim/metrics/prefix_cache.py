@@ -51,7 +51,7 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
     that completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
     ``prefix_cache`` is over the look-ups of all samples, as that of vLLM's log.
     """
-    index = log.look_ups.columns()["index"]
+    index = log.look_up_columns()["index"]
     _, hits, first = _look_ups(log)
     found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
     found[index[first]] = hits[first]
@@ -71,7 +71,7 @@ def _last_to_end(run: Run) -> np.ndarray:
 
 def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens known and tokens hit, one a look-up, and which of them are a sequence's first."""
-    columns = log.look_ups.columns()
+    columns = log.look_up_columns()
     _, first = np.unique(columns["index"], return_index=True)
     return columns["known_tokens"], columns["hit_tokens"], first
 

@@ -121,8 +121,9 @@ class Tokens(Protocol):
     def output_runs(self, request: int) -> tuple[Run, ...]:
         """Its output."""
 
-    def is_unshared(self, request: int) -> bool:
-        """Whether no other request can begin with its first token."""
+    @property
+    def unshared(self) -> list[bool]:
+        """Of each request whether no other can begin with its first token; grows as requests come."""
 
 
 class PromptSource(Protocol):
@@ -183,12 +184,9 @@ class TokenRuns:
         """The output of a request, which goes on with the stream of what its prompt has of its own."""
         return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
 
-    def is_unshared(self, request: int) -> bool:
-        """Whether no other request can begin with its first token: nothing of it is known, nor does one go on from it."""
-        return self._unshared[request]
-
     @cached_property
-    def _unshared(self) -> list[bool]:
+    def unshared(self) -> list[bool]:
+        """Of each request whether no other can begin with its first token: nothing of it is known, and none goes on from it."""
         before, count = np.array(self._before, dtype=np.int64), len(self._known)
         follows = np.bincount(before[before >= 0], minlength=count) > 0
         same = np.bincount(np.array(self._same_as, dtype=np.int64), minlength=count) != 1

@@ -83,11 +83,13 @@ class Strings:
 
     def __init__(self) -> None:
         self.strings: list[list[tuple[int, int, int]]] = []
+        self._unshared: list[bool] = []
 
     def add(self, prompt: list[tuple[int, int, int]]) -> int:
         """A request with such a prompt, and an output of its own."""
         own = 100 + len(self.strings)
         self.strings.append([*prompt, (own, 0, 40)])
+        self._unshared.append(not prompt)
         return len(self.strings) - 1
 
     def runs(self, request: int) -> list[tuple[int, int, int]]:
@@ -96,8 +98,9 @@ class Strings:
     def output_runs(self, request: int) -> list[tuple[int, int, int]]:
         return self.strings[request][-1:]
 
-    def is_unshared(self, request: int) -> bool:
-        return len(self.strings[request]) == 1
+    @property
+    def unshared(self) -> list[bool]:
+        return self._unshared
 
     def tokens(self, request: int) -> tuple[tuple[int, int], ...]:
         """One by one."""
@@ -151,7 +154,7 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         self.cached = self.blocks.num_cached
 
     def growing(self):
-        return [(one.table.taken, len(one.blocks), one.table.lag) for one in self.served if one.decodes]
+        return [(one.table.taken, len(one.blocks), one.lag) for one in self.served if one.decodes]
 
     def fill(self, one: Served, tokens: int) -> None:
         one.tokens = tokens
@@ -178,7 +181,9 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         self.fill(one, tokens)
         if tokens == one.known:
             one.decodes = True
-            self.pool.decode(one.table, tokens - self.step)
+            one.lag = tokens - self.step
+            if one.table.path is not None:
+                self.pool.decode(one.table, one.lag)
 
     # --- Operations ---
 
@@ -253,7 +258,8 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         self.blocks.release(one.blocks)
         self.settle(moment)
         returns = one.request if preempted else None
-        self.pool.release(one.table, len(one.blocks), one.tokens // self.size, moment, returns)
+        lag = one.lag if one.decodes else None
+        self.pool.release(one.table, len(one.blocks), one.tokens // self.size, moment, lag, returns)
         if preempted:
             self.returning.append((one.request, one.tokens + one.decodes if one.decodes else one.known))
 

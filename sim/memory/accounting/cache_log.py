@@ -57,13 +57,17 @@ class CacheLog(CachedLevel):
         history: Of a free queue, which has logs of its own in place of ``changes``; or None.
 
     Attributes:
-        look_ups: What each admission asked for and found.
+        look_ups: What each admission asked for and found, where no history has it.
     """
 
     def __init__(self, unit_slots: int, history: QueueHistory | None = None) -> None:
         super().__init__(unit_slots)
         self.look_ups = Table(LOOK_UP)
         self.history = history
+
+    def look_up_columns(self) -> dict[str, np.ndarray]:
+        """``LOOK_UP`` of every admission, as int64 columns."""
+        return self.look_ups.columns() if self.history is None else self.history.look_ups()
 
     def change_columns(self) -> dict[str, np.ndarray]:
         """See ``CachedLevel``."""

@@ -27,9 +27,9 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row
-from ..prefix import BlockTable, Chains, Found, FreeIds, Path, Segment, SegmentPool, lookup_blocks
+from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, Segment, SegmentPool, lookup_blocks
 from .chunked import ChunkedMemory
-from .paged import BlockTables, PagedTransaction
+from .paged import BlockTables, PagedMemory, PagedTransaction
 
 
 class CachedTransaction(PagedTransaction):
@@ -49,22 +49,28 @@ class CachedTransaction(PagedTransaction):
 
     def lacking(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
-        blocks = -(-sequence.start_tokens // self.block_size)
-        self.seeker, self.path = sequence, self.memory.path(sequence)
-        if self.path is None:
-            self.found = []
+        blocks, memory = -(-sequence.start_tokens // self.block_size), self.memory
+        self.seeker = sequence
+        # What was never computed and nobody shares is not looked up.
+        if memory.unshared[sequence.index] and not sequence.lost_tokens:
+            self.path, self.found = None, []
             return blocks
-        self.found = self.memory.find(sequence, self.path, self.left, self.decode_step)
+        self.path = memory.path(sequence)
+        self.found = [] if self.path is None else memory.find(sequence, self.path, self.left, self.decode_step)
         return blocks - sum(stop - first for segment, first, stop in self.found if segment.references)
 
     def enter(self, sequence: Sequence, budget: int) -> int:
         """See ``PagedTransaction``: what was found need not be computed."""
-        found = self.found
-        known = found[-1][2] * self.block_size if found else 0
-        self.left -= sum(stop - first for segment, first, stop in found if not segment.references)
-        sequence.computed_tokens = known
-        self.memory.enter(sequence, self.path, found, known)
+        memory, path = self.memory, self.path
         self.seeker = None
+        if path is None:
+            sequence.computed_tokens = 0
+            tokens = sequence.start_tokens
+            self.left -= memory.enter_alone(sequence, tokens if tokens <= budget else budget, self.decode_step)
+            return 0
+        found = self.found
+        sequence.computed_tokens = known = found[-1][2] * self.block_size if found else 0
+        self.left -= memory.enter(sequence, path, found, known, self.decode_step)
         self.extend(sequence, min(sequence.start_tokens, known + budget))
         return known
 
@@ -74,7 +80,9 @@ class CachedTransaction(PagedTransaction):
 
     def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
         """See ``PagedTransaction``: blocks that no other table names but those given up before."""
-        blocks, table = super().reclaimed(sequence, decode_step), self.memory.held[sequence]
+        blocks, table = super().reclaimed(sequence, decode_step), self.memory.held.get(sequence)
+        if table is None:
+            return blocks
         given_up = self.given_up = Counter() if self.given_up is None else self.given_up
         for segment in table.segments():
             given_up[segment] += 1
@@ -94,7 +102,8 @@ class CachedMemory(ChunkedMemory):
 
     Attributes:
         pool: The blocks and what they hold.
-        held: What each sequence on the device holds.
+        held: What each sequence on the device holds, but for those that share nothing and took the blocks of all that
+            they knew at once.
     """
 
     _transaction: CachedTransaction
@@ -104,15 +113,20 @@ class CachedMemory(ChunkedMemory):
         self.pool = SegmentPool(num_blocks, block_size, chains, ids=ids)
         self.pool.history.growing = self._growing
         self.held: dict[Sequence, BlockTable] = {}
+        # When those others took theirs.
+        self._alone: dict[Sequence, int] = {}
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
+        self.pool.history.alone = self._take_alone
+        # Whether a sequence that shares nothing is one record of the log, when it leaves.
+        self._leaves_alone = not ids and not self.pool.queue.unnamed_first
         if isinstance(self.pool.queue, FreeIds):
             self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
         self._transaction = CachedTransaction(self)
+        #: Of each sequence whether no other request can begin as it does.
+        self.unshared = chains.unshared
         # Of sequences that looked up and wait.
         self._paths: dict[Sequence, Path | None] = {}
-        #: Table entries beyond the first of a block, as ``free`` counts them.
-        self._shared = 0
         #: Decode steps that the running sequences have grown through.
         self._grown_until = 0
 
@@ -147,13 +161,33 @@ class CachedMemory(ChunkedMemory):
         self.pool.queue.reach(free)
         return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
 
-    def enter(self, sequence: Sequence, path: Path | None, found: Found, known: int) -> None:
-        """A sequence that waited gets a table of the blocks that it found, with ``known`` tokens."""
-        ids = None if self.tables is None else self.tables.tables.setdefault(sequence, [])
-        if path is not None:
-            del self._paths[sequence]
-        self.held[sequence] = self.pool.enter(path, found, at_row(self.cache_log.row), ids)
-        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, known))
+    def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
+        """A sequence that waited, and has nothing cached, gets a table for its first ``tokens``: how many blocks."""
+        blocks, now = -(-tokens // self.block_size), at_row(self.cache_log.row)
+        if self._leaves_alone and tokens == sequence.start_tokens:
+            self._alone[sequence] = now
+            return blocks
+        self.pool.history.takes.add(now, decode_step, blocks, sequence.index, sequence.start_tokens, 0)
+        self.held[sequence] = table = BlockTable(blocks, now)
+        if self.tables is not None:
+            self.tables.grow_until(decode_step + 1)
+            self.tables.hold(sequence, tokens)
+            table.ids = self.tables.tables[sequence]
+        return blocks
+
+    def enter(self, sequence: Sequence, path: Path, found: Found, known: int, decode_step: int) -> int:
+        """A sequence that waited gets a table of the blocks that it found, ``known`` tokens: how many of them were free."""
+        ids, pool, now = None, self.pool, at_row(self.cache_log.row)
+        if self.tables is not None:
+            ids = self.tables.tables.setdefault(sequence, [])
+        del self._paths[sequence]
+        shared = pool.num_shared
+        self.held[sequence] = pool.enter(path, found, now, ids)
+        shared = pool.num_shared - shared
+        # When it is admitted, all blocks of its tokens count as taken.
+        self.free += shared
+        pool.history.takes.add(now, decode_step, 0, sequence.index, sequence.start_tokens, known)
+        return known // self.block_size - shared
 
     def hold(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
         """Extend a table to ``tokens``, which are computed: full blocks are published. Returns the blocks that it takes."""
@@ -166,25 +200,17 @@ class CachedMemory(ChunkedMemory):
             self.pool.take(table, blocks, decode_step, at_row(self.cache_log.row))
         if table.path is not None:
             self.pool.publish(table, tokens // size, decode_step)
+            if tokens == sequence.start_tokens:
+                self.pool.decode(table, tokens - decode_step)
         return blocks
 
     # --- What the executor and the engine do ---
 
-    def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        super().prefill(sequence, decode_step)
-        self._count_shared_once()
-
-    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        super().admit(sequence, decode_step, padded_tokens, past)
-        self.pool.decode(self.held[sequence], sequence.start_tokens - decode_step)
-        self._count_shared_once()
-
     def stall(self, sequence: Sequence, decode_step: int) -> None:
-        self.pool.pause(self.held[sequence], sequence.held_tokens(decode_step) // self.block_size)
+        filled = sequence.held_tokens(decode_step) // self.block_size
+        table = self.held[sequence] = self._pop(sequence)
+        self.pool.pause(table, filled, sequence.lag)
         super().stall(sequence, decode_step)
-
-    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        self._release(list(leaving), decode_step, returns=False)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``ChunkedMemory``."""
@@ -194,44 +220,66 @@ class CachedMemory(ChunkedMemory):
                 self._drop(sequence, decode_step, after_step(decode_step), returns=True)
             else:
                 running.append(sequence)
-        self._release(running, decode_step, returns=True)
+        self.release(running, decode_step, returns=True)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``ChunkedMemory``; between two rows of the ledger."""
         self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
-    def _release(self, leaving: list[Sequence], decode_step: int, returns: bool) -> None:
-        """Running sequences leave; those that return are computed again."""
+    def release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool = False) -> None:
+        """See ``PagedMemory``; those that return are computed again."""
+        size, alone, queue = self.block_size, self._alone, self.pool.queue
+        append, pack = queue.freed.append, queue.freed.pack
         if self.tables is not None:
             self.tables.grow_until(decode_step)
-        pool, size, held = self.pool, self.block_size, self.held
+        if queue.unnamed_first:
+            queue.reach(self.free)
         # Also of victims: a sequence decoded in the step before.
-        now = after_step(decode_step)
-        if pool.queue.unnamed_first:
-            pool.queue.reach(self.free)
+        now, shared = after_step(decode_step), self.pool.num_shared
         for sequence in leaving:
-            tokens = decode_step - 1 + sequence.lag
-            index = sequence.index if returns else None
-            pool.release(held.pop(sequence), -(-tokens // size), tokens // size, now, index)
-        super().release(leaving, decode_step)
-        self._count_shared_once()
+            lag = sequence.lag
+            tokens = decode_step - 1 + lag
+            if sequence in alone and not returns:
+                # As below, in the one record that it comes to.
+                held, known = -(-tokens // size), sequence.start_tokens
+                born, mark = alone.pop(sequence), ALONE - sequence.index
+                append(pack(0, held, tokens // size, -(-known // size), born, lag, mark, now, known))
+                queue.end += held
+            else:
+                index = sequence.index if returns else None
+                self.pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, lag, index)
+        PagedMemory.release(self, leaving, decode_step)
+        self.free += self.pool.num_shared - shared
 
     def _drop(self, sequence: Sequence, decode_step: int, now: int, returns: bool) -> None:
         """A sequence that does not decode gives up its blocks."""
+        pool = self.pool
         if self.tables is not None:
             self.tables.grow_until(decode_step)
-        if self.pool.queue.unnamed_first:
-            self.pool.queue.reach(self.free)
-        filled = sequence.computed_tokens // self.block_size
+        if pool.queue.unnamed_first:
+            pool.queue.reach(self.free)
+        filled, shared = sequence.computed_tokens // self.block_size, pool.num_shared
         index = sequence.index if returns else None
-        self.pool.release(self.held.pop(sequence), self.partial[sequence], filled, now, index)
+        pool.release(self._pop(sequence), self.partial[sequence], filled, now, None, index)
         super().drop(sequence, decode_step)
-        self._count_shared_once()
+        self.free += pool.num_shared - shared
 
-    def _count_shared_once(self) -> None:
-        shared = self.pool.num_shared
-        self.free += shared - self._shared
-        self._shared = shared
+    def _pop(self, sequence: Sequence) -> BlockTable:
+        """The table of a sequence, which is kept no longer."""
+        born = self._alone.pop(sequence, None)
+        if born is None:
+            return self.held.pop(sequence)
+        self.pool.history.takes.add(*self._take_of(sequence, born))
+        return BlockTable(-(-sequence.start_tokens // self.block_size), born)
+
+    def _take_of(self, sequence: Sequence, born: int) -> tuple[int, ...]:
+        """What a sequence took that has no table, by ``history.TAKE``."""
+        known = sequence.start_tokens
+        return born, known - sequence.lag, -(-known // self.block_size), sequence.index, known, 0
+
+    def _take_alone(self) -> Iterator[tuple[int, ...]]:
+        """See ``QueueHistory``."""
+        return (self._take_of(sequence, born) for sequence, born in self._alone.items())
 
     def steps_unhelped(self, state: State, steps: int) -> int:
         """See ``ChunkedMemory``: publish the block that it would find next, which then needs no place of its own."""
@@ -257,15 +305,22 @@ class CachedMemory(ChunkedMemory):
         """See ``ChunkedMemory``; slots that are shared are live once."""
         self.cache_log.row += 1
         self._grown_until = state.decode_step + steps
-        live, held, tail = super().advance(state, steps)
-        return live - self._shared * self.block_size, held, tail
+        if self.partial:
+            live, held, tail = super().advance(state, steps)
+        else:
+            (live, held), tail = PagedMemory.advance(self, state, steps), 0
+        return live - self.pool.num_shared * self.block_size, held, tail
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""
-        for sequence, table in self.held.items():
-            if table.decodes:
-                blocks = self.partial.get(sequence) or -(-(self._grown_until - 1 + table.lag) // self.block_size)
-                yield table.taken, blocks, table.lag
+        size = self.block_size
+        taken = {sequence: table.taken for sequence, table in self.held.items()}
+        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self._alone}
+        for sequence, blocks in taken.items():
+            if sequence not in self.partial:
+                yield blocks, -(-(self._grown_until - 1 + sequence.lag) // size), sequence.lag
+            elif self.held[sequence].decodes:
+                yield blocks, self.partial[sequence], self.held[sequence].lag
 
     # --- Recordings ---
 
@@ -276,11 +331,8 @@ class CachedMemory(ChunkedMemory):
         size, until = self.block_size, self.tables.grown_until
         named = [np.flatnonzero(np.frombuffer(self.tables.pool.is_named, np.uint8))]
         for sequence, table in self.held.items():
-            full = table.published
-            if table.decodes and sequence not in self.partial:
-                full = (until - 1 + table.lag) // size
-            elif table.path is None:
-                full = sequence.computed_tokens // size
+            stalled = sequence in self.partial
+            full = (sequence.computed_tokens if stalled else until - 1 + sequence.lag) // size
             named.append(np.array(self.tables.tables[sequence][:full], dtype=np.int64))
         return np.concatenate(named)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .chains import Chain, Chains, Path
-from .free_queue import FreeIds, FreeQueue
+from .free_queue import ALONE, FreeIds, FreeQueue
 from .hash_chain import HashChain, lookup_blocks
 from .history import QueueHistory
 from .names import BlockNames
@@ -11,6 +11,7 @@ from .radix import RadixNode, RadixTree, all_but_last, first_tokens
 from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
+    "ALONE",
     "BlockNames",
     "BlockTable",
     "Chain",

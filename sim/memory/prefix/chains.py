@@ -70,8 +70,8 @@ class Chains:
         self._tokens, self._block_size = tokens, block_size
         #: By chain (its number) and token behind which a chain begins, and its first token.
         self._children: dict[tuple[int, int, int, int], Chain] = {}
-        #: Whether no other request begins with a token of a request.
-        self.is_unshared = tokens.is_unshared
+        #: Of each request whether no other begins with its first token.
+        self.unshared = tokens.unshared
 
     def path(self, request: int) -> Path:
         """Of all blocks that a request fills to the end of its output."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from array import array
 from heapq import heappop, heappush
+from struct import Struct
 
 import numpy as np
 
@@ -26,13 +27,38 @@ from ...types.errors import SimulationFault
 
 #: Columns of what was freed at once: places of a table from ``first`` up to ``stop``, of which those before ``named`` have a name.
 #: Places before ``grown_from`` were taken at ``born``, the others in the steps in which a sequence with ``lag`` takes them.
-FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "moment")
+#: ``touched`` is an index of touches, or ``UNTOUCHED``. Of a table that shared nothing, and took what it knew at once, it is
+#: ``ALONE`` less the request, which knew ``known_tokens``: no other log has what it took.
+FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "moment", "known_tokens")
 #: Columns of what was hit while it was free: the first place on the tape.
 HIT = ("place", "blocks", "moment")
 #: Columns of an unnamed block that was taken from the stack: blocks taken from the tape before it, and as in ``FREED``.
 UNSTACKED = ("before", "first", "grown_from", "born", "lag")
-#: In place of the index of touches: the blocks were never hit.
-UNTOUCHED = -1
+UNTOUCHED, ALONE = -1, -2
+
+
+class Log:
+    """Records of int64 fields, appended one by one and read as columns as often as somebody asks.
+
+    Attributes:
+        pack, append: Append a record, in two calls of which none is Python's: ``log.append(log.pack(...))``.
+    """
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields, self.records = fields, array("q")
+        self.pack, self.append = Struct(f"={len(fields)}q").pack, self.records.frombytes
+
+    def add(self, *record: int) -> None:
+        """Append a record of all fields."""
+        self.append(self.pack(*record))
+
+    def __len__(self) -> int:
+        return len(self.records) // len(self.fields)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All records as an int64 column a field."""
+        columns = np.array(self.records, dtype=np.int64).reshape(-1, len(self.fields)).T
+        return {name: np.ascontiguousarray(column) for name, column in zip(self.fields, columns, strict=True)}
 
 
 class FreeQueue:
@@ -45,15 +71,15 @@ class FreeQueue:
     Attributes:
         end: Blocks that were put on the tape so far.
         head: The first place on the tape that was not taken.
-        freed, hits, unstacked: Logs, by ``FREED``, ``HIT`` and ``UNSTACKED``, one record after the other.
+        freed, hits, unstacked: Logs, by ``FREED``, ``HIT`` and ``UNSTACKED``.
         touches: When blocks were hit, the last four times, of records with an index.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
         self.unnamed_first = unnamed_first
         self.end, self.head = num_blocks, 0
-        self.freed = array("q", (0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0))
-        self.hits, self.unstacked = array("q"), array("q")
+        self.freed, self.hits, self.unstacked = Log(FREED), Log(HIT), Log(UNSTACKED)
+        self.freed.add(0, num_blocks, 0, num_blocks, 0, 0, UNTOUCHED, 0, 0)
         self.touches: list[tuple[int, ...]] = []
         # Holes that the head has yet to reach, and blocks of those behind it and of all.
         self._holes: list[tuple[int, int]] = []
@@ -68,7 +94,7 @@ class FreeQueue:
     @property
     def num_taken(self) -> int:
         """Blocks that were taken so far, as far as the head is up to date."""
-        return self.head - self._passed + len(self.unstacked) // len(UNSTACKED)
+        return self.head - self._passed + len(self.unstacked)
 
     def reach(self, free: int) -> None:
         """So many blocks are free now: those that were taken since the last time are behind the head.
@@ -86,7 +112,7 @@ class FreeQueue:
         """Take so many blocks, from the stack and then from the tape; the parts of the tape."""
         stack, holes, parts, head = self._stack, self._holes, [], self.head
         while count and stack:
-            self.unstacked.extend((head - self._passed, *stack.pop()))
+            self.unstacked.add(head - self._passed, *stack.pop())
             count -= 1
         while count:
             stop = head + count
@@ -113,7 +139,7 @@ class FreeQueue:
             stop = max(first, named)
         place = self.end
         if first < stop:
-            self.freed.extend((first, stop, named, grown_from, born, lag, touched, moment))
+            self.freed.add(first, stop, named, grown_from, born, lag, touched, moment, 0)
             self.end += stop - first
         return place
 
@@ -125,7 +151,7 @@ class FreeQueue:
         """
         if place < self.head:
             raise SimulationFault("a block is hit that was taken since it was looked up")
-        self.hits.extend((place, blocks, moment))
+        self.hits.add(place, blocks, moment)
         heappush(self._holes, (place, blocks))
         self._hit += blocks
 

@@ -25,7 +25,6 @@ Source: vLLM, vllm/v1/core/kv_cache_metrics.py (``--kv-cache-metrics``).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import pairwise
@@ -33,11 +32,14 @@ from itertools import pairwise
 import numpy as np
 
 from ..accounting.moments import in_step
-from .free_queue import FREED, HIT, UNSTACKED, FreeQueue
+from .free_queue import ALONE, FreeQueue, Log
 
 KEPT_TOUCHES = 4
-#: Columns of blocks that a prefill took, and of those that a sequence took while it decoded: its blocks ``first`` to ``stop``.
-TAKE, GROWTH = ("moment", "decode_step", "blocks"), ("first", "stop", "lag")
+#: Columns of blocks that a prefill took, with its look-up if it is the first of a sequence, which else has no ``index``.
+TAKE = ("moment", "decode_step", "blocks", "index", "known_tokens", "hit_tokens")
+#: Columns of blocks that a sequence took while it decoded: its blocks ``first`` to ``stop``.
+GROWTH = ("first", "stop", "lag")
+NO_LOOK_UP = -1
 #: Values, and how many blocks have each.
 Observed = tuple[np.ndarray, np.ndarray]
 
@@ -46,14 +48,40 @@ class QueueHistory:
     """Logs of a free queue, and what follows from them.
 
     Attributes:
-        takes, growths: Logs, by ``TAKE`` and ``GROWTH``, one record after the other.
+        takes, growths: Logs, by ``TAKE`` and ``GROWTH``, but for tables that are ``ALONE``.
         growing: Growths of the sequences that decode now.
+        alone: What was taken by tables that will be ``ALONE``, by ``TAKE``.
     """
 
     def __init__(self, queue: FreeQueue, block_size: int) -> None:
-        self.takes, self.growths = array("q"), array("q")
+        self.takes, self.growths = Log(TAKE), Log(GROWTH)
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
+        self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
         self._queue, self._block_size = queue, block_size
+
+    def look_ups(self) -> dict[str, np.ndarray]:
+        """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
+        takes = self.all_takes()
+        looks = takes["index"] != NO_LOOK_UP
+        return {name: takes[name][looks] for name in TAKE[3:]}
+
+    def all_takes(self) -> dict[str, np.ndarray]:
+        """What prefills took, by ``TAKE`` and in the order of the rows."""
+        freed, now = self._queue.freed.columns(), Log(TAKE)
+        for take in self.alone():
+            now.add(*take)
+        alone = freed["touched"] <= ALONE
+        left = {
+            "moment": freed["born"],
+            "decode_step": freed["known_tokens"] - freed["lag"],
+            "blocks": freed["grown_from"],
+            "index": ALONE - freed["touched"],
+            "known_tokens": freed["known_tokens"],
+            "hit_tokens": freed["first"],
+        }
+        parts = self.takes.columns(), now.columns(), {name: column[alone] for name, column in left.items()}
+        order = np.argsort(np.concatenate([part["moment"] for part in parts]), kind="stable")
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in TAKE}
 
     def changes(self) -> dict[str, np.ndarray]:
         """Cached blocks that came (went, below 0), and when: int64 columns ``moment`` and ``blocks``."""
@@ -96,20 +124,29 @@ class _Past:
 
     def __init__(self, history: QueueHistory) -> None:
         queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
-        growths = _columns(array("q", [*history.growths, *(one for each in history.growing() for one in each)]), GROWTH)
-        self.moment, self.edges = self._takings(_columns(history.takes, TAKE), growths)
+        self.freed = freed = queue.freed.columns()
+        self.moment, self.edges = self._takings(history.all_takes(), self._growths(history))
+        # Where blocks go to the head it has to be known which of them were taken.
         queue.reach(queue.num_free + queue.num_taken - int(self.edges[-1]))
-        self.freed = freed = _columns(queue.freed, FREED)
-        hits = _columns(queue.hits, HIT)
+        hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
         order = np.argsort(hits["place"])
         self.hits = {name: column[order] for name, column in hits.items()}
-        self.unstacked = _columns(queue.unstacked, UNSTACKED)
         blocks = freed["stop"] - freed["first"]
         self._start = np.cumsum(blocks) - blocks
         self.named = np.clip(freed["named"] - freed["first"], 0, blocks)
         self._unnamed, self._named_before = blocks - self.named, np.cumsum(self.named) - self.named
         #: Blocks of holes before each one, and of all.
         self._skipped = np.concatenate([[0], np.cumsum(self.hits["blocks"])])
+
+    def _growths(self, history: QueueHistory) -> dict[str, np.ndarray]:
+        """What sequences took while they decoded, by ``GROWTH``."""
+        logged, now, freed = history.growths.columns(), Log(GROWTH), self.freed
+        for growth in history.growing():
+            now.add(*growth)
+        alone = freed["touched"] <= ALONE
+        growing = now.columns()
+        freed = freed | {"first": np.maximum(freed["first"], freed["grown_from"])}
+        return {name: np.concatenate([logged[name], growing[name], freed[name][alone]]) for name in GROWTH}
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """See ``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""
@@ -153,8 +190,8 @@ class _Past:
         grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
         single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
         bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
-        cuts = np.unique(np.concatenate([*bounds, self._place(self.edges), end]))
-        cuts = cuts[cuts <= end]
+        cuts = np.sort(np.concatenate([*bounds, self._place(self.edges), end]), kind="stable")
+        cuts = cuts[np.append(True, np.diff(cuts) > 0) & (cuts <= end)]
         blocks, place = np.diff(cuts), cuts[:-1]
         record = np.searchsorted(self._start, place, side="right") - 1
         hole = np.searchsorted(hits["place"], place, side="right")
@@ -189,15 +226,10 @@ class _Past:
             if of
             for since, until in pairwise(touches)
         ]
-        return np.where(hit, last[1 + index], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
+        return np.where(hit, last[np.maximum(0, 1 + index)], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
 
 
 def _born(columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray, block_size: int) -> np.ndarray:
     """When the blocks at places of tables were taken."""
     grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
     return np.where(place >= grown_from, in_step(place * block_size + 1 - lag), born)
-
-
-def _columns(log: array[int], names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    columns = np.array(log, dtype=np.int64).reshape(-1, len(names)).T
-    return {name: np.ascontiguousarray(column) for name, column in zip(names, columns, strict=True)}

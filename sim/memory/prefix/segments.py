@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from .chains import Chain, Chains, Path
 from .free_queue import UNTOUCHED, FreeIds, FreeQueue
-from .history import KEPT_TOUCHES, QueueHistory
+from .history import KEPT_TOUCHES, NO_LOOK_UP, QueueHistory
 
 #: Parts of segments: their places from one up to another.
 Found = list[tuple["Segment", int, int]]
@@ -68,25 +68,29 @@ class Segment:
 class BlockTable:
     """The blocks of one sequence.
 
+    Args:
+        taken, born: Blocks that it takes at first, and when.
+
     Attributes:
         path: Names of its blocks; None where no other request can have any of them.
         parts: What it hit and published: segments, each of which goes on with its next ones up to a place.
         published: Full blocks that were hit or published.
-        takes: What it took before it decodes: up to which place, and when.
         taken: Blocks that it had before it decodes.
-        lag: Of its sequence, once that decodes.
-        decodes: Whether it did.
+        takes: What it took before that: up to which place, and when.
+        decodes, lag: Whether its sequence did decode with a path, or before it was paused, and its lag.
         ids: Ids of the blocks, or None where they have none.
     """
 
-    __slots__ = ("decodes", "ids", "lag", "parts", "path", "published", "taken", "takes")
+    # Defaults of the class: most sequences share nothing, and their tables have to be cheap.
+    path: Path | None = None
+    parts: tuple[tuple[Segment, int], ...] = ()
+    published = lag = 0
+    decodes = False
+    ids: list[int] | None = None
 
-    def __init__(self, path: Path | None, ids: list[int] | None = None) -> None:
-        self.path, self.ids = path, ids
-        self.parts: list[tuple[Segment, int]] = []
-        self.takes: list[tuple[int, int]] = []
-        self.published = self.taken = self.lag = 0
-        self.decodes = False
+    def __init__(self, taken: int = 0, born: int = 0) -> None:
+        self.taken = taken
+        self.takes = [(taken, born)]
 
     def segments(self) -> list[Segment]:
         """Its segments, in the order of their places."""
@@ -143,7 +147,7 @@ class SegmentPool:
 
     def path(self, request: int) -> Path | None:
         """Names of a request's blocks; None where none of them can be in the cache, now or later, for another."""
-        if self._chains.is_unshared(request):
+        if self._chains.unshared[request]:
             return self._returning.get(request)
         return self._chains.path(request)
 
@@ -197,7 +201,9 @@ class SegmentPool:
         Raises:
             SimulationFault: Some of them were taken since.
         """
-        table = BlockTable(path, ids)
+        table = BlockTable()
+        table.path, table.ids, table.takes = path, ids, []
+        parts = []
         for segment, first, stop in found:
             # What was found in two parts may be in two segments by now.
             while segment.stop <= first and segment.next is not None:
@@ -214,15 +220,16 @@ class SegmentPool:
             segment.touches = (*segment.touches[1 - KEPT_TOUCHES :], now)
             if ids is not None and segment.ids is not None:
                 ids += segment.ids[first:stop]
-            table.parts.append((segment, stop))
+            parts.append((segment, stop))
             table.published = table.taken = stop
+        table.parts = tuple(parts)
         return table
 
     def take(self, table: BlockTable, blocks: int, decode_step: int, now: int) -> None:
         """A table takes blocks for a prefill in ``decode_step``."""
         table.taken += blocks
         table.takes.append((table.taken, now))
-        self.history.takes.extend((now, decode_step, blocks))
+        self.history.takes.add(now, decode_step, blocks, NO_LOOK_UP, 0, 0)
 
     def publish(self, table: BlockTable, stop: int, decode_step: int) -> None:
         """The blocks of a prefill before place ``stop`` are full, and may be hit from now on.
@@ -247,41 +254,50 @@ class SegmentPool:
             for first, last, born in table.spans(place, min(end, stop)):
                 segment = Segment(chain, first, last, born, table)
                 chain.segments.append(segment)
-                table.parts.append((segment, last))
+                table.parts += ((segment, last),)
             place = max(place, min(end, stop))
         table.published = stop
 
     def decode(self, table: BlockTable, lag: int) -> None:
-        """The sequence of a table decodes from now on: after step d it has ``d + lag`` tokens."""
+        """The sequence of a table with a path decodes from now on: after step d it has ``d + lag`` tokens."""
         table.lag, table.decodes = lag, True
         for chain, end in table.path or ():
             if end > table.published:
                 chain.author = table
 
-    def pause(self, table: BlockTable, filled: int) -> None:
-        """It decodes no more, with ``filled`` full blocks."""
+    def pause(self, table: BlockTable, filled: int, lag: int) -> None:
+        """The sequence of a table, with that lag, decodes no more and has ``filled`` full blocks."""
+        table.lag, table.decodes = lag, True
+        self._close(table, filled)
+
+    def _close(self, table: BlockTable, filled: int) -> None:
         if table.path is not None:
             self._publish(table, table.path, filled)
             for chain, _ in table.path:
                 if chain.author is table:
                     chain.author = None
 
-    def release(self, table: BlockTable, held: int, filled: int, now: int, returns: int | None = None) -> None:
+    def release(
+        self, table: BlockTable, held: int, filled: int, now: int, lag: int | None = None, returns: int | None = None
+    ) -> None:
         """The table is gone; blocks that no other names join the free queue, the last one first.
 
         Args:
             held: Its blocks.
             filled: Those that are full.
+            lag: Of the sequence, if it decoded until now.
             returns: The request, if it is to be computed again and may find them.
         """
+        if lag is not None:
+            table.lag, table.decodes = lag, True
         if table.decodes:
-            self.history.growths.extend((table.taken, held, table.lag))
+            self.history.growths.add(table.taken, held, table.lag)
         if table.path is None:
             if returns is None:
                 self._put(table, 0, held, filled, now)
                 return
             table.path = self._returning[returns] = [(Chain(0, []), _END)]
-        self.pause(table, filled)
+        self._close(table, filled)
         self._put(table, table.published, held, 0, now)
         queue = self.queue
         for segment in reversed(table.segments()):
