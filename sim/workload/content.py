@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -173,8 +174,7 @@ class TokenRuns:
         if self._before[request] >= 0:
             return self._turn(request)
         start, end = self._offsets[request], self._offsets[request + 1]
-        pieces = zip(self._ids[start:end], self._tokens[start:end], strict=True)
-        runs = [(piece, 0, tokens) for piece, tokens in pieces]
+        runs = [*zip(self._ids[start:end], repeat(0), self._tokens[start:end])]
         own = self._prompts[request] - self._known[request]
         if own:
             runs.append((_OWN + request, 0, own))

@@ -268,6 +268,16 @@ class SegmentPoolMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_equal(self):
         assert self.pool.num_shared == self.blocks.num_shared
+
+    @invariant()
+    def the_queue_is_the_same(self):
+        if self.has_ids:
+            self.pool.queue.reach(self.blocks.num_free)
+            assert self.pool.queue.free_ids == self.blocks.free_ids
+
+    @rule()
+    def read_the_history(self):
+        """In the middle of it, and once more at the end."""
         assert self.pool.history.evicted_blocks == self.blocks.evicted_blocks
         changes = self.pool.history.changes()
         found: Counter[int] = Counter()
@@ -276,18 +286,13 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         assert {moment: blocks for moment, blocks in found.items() if blocks} == {
             moment: blocks for moment, blocks in self.levels.items() if blocks
         }
-
-    @invariant()
-    def the_queue_is_the_same(self):
-        if self.has_ids:
-            self.pool.queue.reach(self.blocks.num_free)
-            assert self.pool.queue.free_ids == self.blocks.free_ids
-
-    @invariant()
-    def histories_are_equal(self):
         observed = self.pool.history.observed_ticks()
         for name, ticks in self.history.observed_ticks().items():
             found: Counter[int] = Counter()
             for value, blocks in zip(*(column.tolist() for column in observed[name]), strict=True):
                 found[value] += blocks
             assert found == Counter(ticks.tolist())
+
+    def teardown(self):
+        if hasattr(self, "pool"):
+            self.read_the_history()

@@ -14,6 +14,9 @@ chain and begins in another belongs to that of its last token.
 
 from __future__ import annotations
 
+from itertools import chain as chained
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ...workload.content import Run, Tokens
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from .segments import BlockTable, Segment
 
 _ROOT = 0
+_STREAM = itemgetter(0)
 #: Chains of a request's full blocks, each with the place at which it ends: the chain of place p is the first with a higher end.
 Path = list[tuple["Chain", int]]
 
@@ -31,31 +35,38 @@ class Chain:
 
     Attributes:
         number: Of its own, from 1.
-        runs: Its tokens; of two runs in a row the second does not go on where the first ends.
+        runs: Its tokens, as stream, start and length of one run after the other: a list of integers, which the collector of
+            cycles has no need to look into. Of two runs in a row the second does not go on where the first ends.
         segments: Blocks that hold some of them and can be found, those published first in front.
         author: Table of the sequence that decodes more of it, or None.
     """
 
     __slots__ = ("author", "number", "runs", "segments")
 
-    def __init__(self, number: int, runs: list[Run]) -> None:
+    def __init__(self, number: int, runs: list[int]) -> None:
         self.number, self.runs = number, runs
         self.segments: list[Segment] = []
         self.author: BlockTable | None = None
 
-    def follow(self, runs: list[Run]) -> tuple[int, list[Run]]:
+    def follow(self, runs: list[int]) -> tuple[int, list[int]]:
         """How many tokens of ``runs`` are those with which the chain begins, and the runs that are left."""
-        common = 0
-        for place, (run, own) in enumerate(zip(runs, self.runs)):
-            if run != own:
-                stream, start, length = run
-                if own[:2] != (stream, start):
-                    return common, runs[place:]
-                if length <= own[2]:
-                    return common + length, runs[place + 1 :]
-                return common + own[2], [(stream, start + own[2], length - own[2]), *runs[place + 1 :]]
-            common += run[2]
-        return common, runs[len(self.runs) :]
+        own = self.runs
+        # Runs that are the same: so many, or more; and no more than so many.
+        same, most = 0, min(len(runs), len(own)) // 3
+        while same < most:
+            half = (same + most + 1) // 2
+            if runs[3 * same : 3 * half] == own[3 * same : 3 * half]:
+                same = half
+            else:
+                most = half - 1
+        at = 3 * same
+        common = sum(runs[2:at:3])
+        if at == min(len(runs), len(own)) or runs[at : at + 2] != own[at : at + 2]:
+            return common, runs[at:]
+        stream, start, length = runs[at : at + 3]
+        if length <= own[at + 2]:
+            return common + length, runs[at + 3 :]
+        return common + own[at + 2], [stream, start + own[at + 2], length - own[at + 2], *runs[at + 3 :]]
 
 
 class Chains:
@@ -75,7 +86,8 @@ class Chains:
 
     def path(self, request: int) -> Path:
         """Of all blocks that a request fills to the end of its output."""
-        return self.path_of([*self._tokens.runs(request), *self._tokens.output_runs(request)])
+        tokens = self._tokens
+        return self.path_of([*tokens.runs(request), *tokens.output_runs(request)])
 
     def path_of(self, runs: list[Run]) -> Path:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""
@@ -83,12 +95,12 @@ class Chains:
         path: Path = []
         number, token, blocks = _ROOT, 0, 0
         while left:
-            stream, start, _ = left[0]
+            stream, start = left[:2]
             chain = children.get((number, token, stream, start))
             if chain is None:
                 chain = Chain(len(children) + 1, left)
                 children[number, token, stream, start] = chain
-                token += sum(length for _, _, length in left)
+                token += sum(left[2::3])
                 left = []
             else:
                 common, left = chain.follow(left)
@@ -100,15 +112,17 @@ class Chains:
         return path
 
 
-def _joined(runs: list[Run]) -> list[Run]:
-    """The same tokens in as few runs as there can be."""
-    joined: list[Run] = []
+def _joined(runs: list[Run]) -> list[int]:
+    """The same tokens in as few runs as there can be, as ``Chain.runs``."""
+    streams = [*map(_STREAM, runs)]
+    # Mostly there are none but the end of a prompt and the output.
+    first = next((place for place, (one, other) in enumerate(pairwise(streams)) if one == other), len(runs))
+    joined = [*chained.from_iterable(runs[:first])]
     follows = None
-    for run in runs:
-        stream, start, length = run
+    for stream, start, length in runs[first:]:
         if follows == (stream, start):
-            _, first, before = joined.pop()
-            run = stream, first, before + length
-        joined.append(run)
+            joined[-1] += length
+        else:
+            joined += (stream, start, length)
         follows = stream, start + length
     return joined

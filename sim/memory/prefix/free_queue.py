@@ -139,7 +139,8 @@ class FreeQueue:
             stop = max(first, named)
         place = self.end
         if first < stop:
-            self.freed.add(first, stop, named, grown_from, born, lag, touched, moment, 0)
+            freed = self.freed
+            freed.append(freed.pack(first, stop, named, grown_from, born, lag, touched, moment, 0))
             self.end += stop - first
         return place
 

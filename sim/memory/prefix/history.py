@@ -58,17 +58,29 @@ class QueueHistory:
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
         self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
         self._queue, self._block_size = queue, block_size
+        # The logs when nothing was held, by their lengths.
+        self._read: dict[tuple[int, ...], _Past] = {}
+
+    def _past(self) -> _Past:
+        """The logs as they are now, read once where nothing is held."""
+        growing, alone = [*self.growing()], [*self.alone()]
+        if growing or alone:
+            return _Past(self, growing, self._all_takes(alone))
+        lengths = tuple(map(len, (self.takes, self.growths, self._queue.freed, self._queue.hits)))
+        if lengths not in self._read:
+            self._read = {lengths: _Past(self, growing, self._all_takes(alone))}
+        return self._read[lengths]
 
     def look_ups(self) -> dict[str, np.ndarray]:
         """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
-        takes = self.all_takes()
+        takes = self._all_takes([*self.alone()])
         looks = takes["index"] != NO_LOOK_UP
         return {name: takes[name][looks] for name in TAKE[3:]}
 
-    def all_takes(self) -> dict[str, np.ndarray]:
-        """What prefills took, by ``TAKE`` and in the order of the rows."""
+    def _all_takes(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """What prefills took, by ``TAKE`` and in the order of the rows; ``held`` is what no log has yet."""
         freed, now = self._queue.freed.columns(), Log(TAKE)
-        for take in self.alone():
+        for take in held:
             now.add(*take)
         alone = freed["touched"] <= ALONE
         left = {
@@ -85,7 +97,7 @@ class QueueHistory:
 
     def changes(self) -> dict[str, np.ndarray]:
         """Cached blocks that came (went, below 0), and when: int64 columns ``moment`` and ``blocks``."""
-        past = _Past(self)
+        past = self._past()
         freed, hits = past.freed, past.hits
         moment = np.concatenate([freed["moment"], hits["moment"], past.moment])
         blocks = np.concatenate([past.named, -hits["blocks"], -np.diff(past.named_before(past.edges))])
@@ -94,7 +106,7 @@ class QueueHistory:
     @property
     def evicted_blocks(self) -> int:
         """Blocks that were taken while they could still be found."""
-        past = _Past(self)
+        past = self._past()
         return int(past.named_before(past.edges[-1:])[0])
 
     def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, Observed]:
@@ -103,7 +115,7 @@ class QueueHistory:
         Args:
             ticks_of: Turns moments (int64) into ticks.
         """
-        born, touched, taken, blocks, gaps = _Past(self).lives()
+        born, touched, taken, blocks, gaps = self._past().lives()
         born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
         since, until, of = gaps.T
         return {
@@ -122,10 +134,12 @@ class _Past:
         moment, edges: When blocks were taken, and the positions between which: int64 [takings], [takings + 1].
     """
 
-    def __init__(self, history: QueueHistory) -> None:
+    def __init__(
+        self, history: QueueHistory, growing: list[tuple[int, int, int]], takes: dict[str, np.ndarray]
+    ) -> None:
         queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
         self.freed = freed = queue.freed.columns()
-        self.moment, self.edges = self._takings(history.all_takes(), self._growths(history))
+        self.moment, self.edges = self._takings(takes, self._growths(history, growing))
         # Where blocks go to the head it has to be known which of them were taken.
         queue.reach(queue.num_free + queue.num_taken - int(self.edges[-1]))
         hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
@@ -138,15 +152,14 @@ class _Past:
         #: Blocks of holes before each one, and of all.
         self._skipped = np.concatenate([[0], np.cumsum(self.hits["blocks"])])
 
-    def _growths(self, history: QueueHistory) -> dict[str, np.ndarray]:
+    def _growths(self, history: QueueHistory, growing: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
         """What sequences took while they decoded, by ``GROWTH``."""
         logged, now, freed = history.growths.columns(), Log(GROWTH), self.freed
-        for growth in history.growing():
+        for growth in growing:
             now.add(*growth)
         alone = freed["touched"] <= ALONE
-        growing = now.columns()
         freed = freed | {"first": np.maximum(freed["first"], freed["grown_from"])}
-        return {name: np.concatenate([logged[name], growing[name], freed[name][alone]]) for name in GROWTH}
+        return {name: np.concatenate([logged[name], now.columns()[name], freed[name][alone]]) for name in GROWTH}
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """See ``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""

@@ -251,11 +251,15 @@ class SegmentPool:
         if stop <= place:
             return
         for chain, end in path:
+            if end <= place:
+                continue
             for first, last, born in table.spans(place, min(end, stop)):
                 segment = Segment(chain, first, last, born, table)
                 chain.segments.append(segment)
                 table.parts += ((segment, last),)
-            place = max(place, min(end, stop))
+            place = end
+            if place >= stop:
+                break
         table.published = stop
 
     def decode(self, table: BlockTable, lag: int) -> None:

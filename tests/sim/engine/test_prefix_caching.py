@@ -319,6 +319,50 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
         }
 
 
+@hypothesis_settings(max_examples=60)
+@given(case=shared_cases(), data=st.data())
+def test_nothing_changes_where_blocks_have_ids(case, data):
+    """With ids every table is kept and blocks are taken one by one; without, requests that share nothing have none."""
+    end = serve_cached(case).log.end_ticks
+    window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
+    without, with_ids = serve_cached(case, window), serve_cached(case, window, ids=True)
+    leaps.same(without, with_ids)
+    assert summary(without)["prefix_cache"] == summary(with_ids)["prefix_cache"]
+    assert requests_table(without).equals(requests_table(with_ids))
+
+
+@hypothesis_settings(max_examples=60)
+@given(case=shared_cases(), events=st.integers(1, 40))
+def test_what_is_known_of_a_run_that_is_stopped(case, events):
+    """While sequences hold blocks the logs say how many are cached, with ids and without."""
+    with_ids, without = stopped(case, events, ids=True), stopped(case, events, ids=False)
+    cached = {*with_ids.memory.cached_block_ids().tolist()}.intersection(with_ids.memory.pool.queue.free_ids)
+    changes = [engine.memory.pool.history.changes() for engine in (with_ids, without)]
+    assert changes[0]["blocks"].sum() == len(cached)
+    levels = [Counter() for _ in changes]
+    for level, change in zip(levels, changes):
+        for moment, blocks in zip(change["moment"].tolist(), change["blocks"].tolist()):
+            level[moment] += blocks
+    assert +levels[0] == +levels[1] and -levels[0] == -levels[1]
+    assert with_ids.memory.evicted_blocks == without.memory.evicted_blocks
+
+
+def stopped(case: SharedCase, events: int, ids: bool) -> Engine:
+    """An engine that ends with the step, or leap, that is under way after so many events."""
+    replica = build(caching_settings(case, ids=ids), case.cost, case.workload)
+    too_large = replica.policy.smallest_pool_blocks(case.workload, replica.block_size) > replica.num_blocks
+    env = simpy.Environment(initial_time=0)
+    source = OpenLoop(case.workload, too_large, replica.max_model_len)
+    engine = Engine(env, source, replica.policy, replica.memory, replica.cost)
+    for _ in range(events):
+        if engine.process.is_alive:
+            env.step()
+    engine.stop()
+    env.run()
+    replica.memory.settle(engine.state, 0)
+    return engine
+
+
 def turns(tmp_path):
     """A trace of four sessions that take turns."""
     rows = [
