@@ -21,7 +21,7 @@ from ..engine.replica import Replica, build
 from ..engine.run import Run, check_fits, finished, milestones, no_cycle_collection
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
-from ..memory.prefix import BlockNames
+from ..memory.prefix import Chains
 from ..policy.options import either
 from ..policy.registry import POLICIES, policy
 from ..types.errors import SettingError
@@ -179,7 +179,7 @@ def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: Token
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":
-        names_of = BlockNames(whole or workload.token_runs(), size).of_prompt
+        names_of = Chains(whole or workload.token_runs(), size).prompt_names
     most_blocks = replica.memory.capacity_slots // size
     return router(cluster.router, cluster.num_arriving, cluster, names_of, most_blocks)
 

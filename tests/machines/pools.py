@@ -122,8 +122,8 @@ class Served:
 class SegmentPoolMachine(RuleBasedStateMachine):
     """Requests prefill in chunks, decode step by step, are preempted and end, in segments and block by block.
 
-    The pool of segments is told of what decoding sequences take and fill only when a look-up, a release or an extension
-    makes it settle; the pool of blocks takes and publishes each in its step.
+    The pool of segments hears of what decoding sequences take and fill when a look-up, a release or an extension makes it
+    settle; the pool of blocks takes and publishes each in its step.
     """
 
     @initialize(setup=combined(range(1, 15), (1, 2, 3), EITHER, EITHER))
@@ -224,7 +224,7 @@ class SegmentPoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(not one.decodes for one in self.served))
     @rule(pick=picks, budget=st.integers(1, 9))
-    def go_on(self, pick, budget):
+    def continue_prefill(self, pick, budget):
         waiting = [one for one in self.served if not one.decodes]
         one = waiting[pick % len(waiting)]
         tokens = min(one.known, one.tokens + budget)

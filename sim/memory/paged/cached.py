@@ -51,7 +51,7 @@ class CachedTransaction(PagedTransaction):
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
         blocks, memory = -(-sequence.start_tokens // self.block_size), self.memory
         self.seeker = sequence
-        # What was never computed and nobody shares is not looked up.
+        # What was never computed and no other request shares is not looked up.
         if memory.unshared[sequence.index] and not sequence.lost_tokens:
             self.path, self.found = None, []
             return blocks
@@ -99,6 +99,7 @@ class CachedMemory(ChunkedMemory):
         block_size: Tokens a block.
         chains: Names of the blocks of every request.
         ids: See ``PagedMemory``.
+        unnamed_first: See ``SegmentPool``.
 
     Attributes:
         pool: The blocks and what they hold.
@@ -108,18 +109,19 @@ class CachedMemory(ChunkedMemory):
 
     _transaction: CachedTransaction
 
-    def __init__(self, num_blocks: int, block_size: int, chains: Chains, ids: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, chains: Chains, ids: bool = False, unnamed_first: bool = False
+    ) -> None:
         super().__init__(num_blocks, block_size)
-        self.pool = SegmentPool(num_blocks, block_size, chains, ids=ids)
-        self.pool.history.growing = self._growing
+        self.pool = SegmentPool(num_blocks, block_size, chains, unnamed_first, ids)
+        self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
         # When those others took theirs.
         self._alone: dict[Sequence, int] = {}
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
-        self.pool.history.alone = self._take_alone
         # Whether a sequence that shares nothing is one record of the log, when it leaves.
-        self._leaves_alone = not ids and not self.pool.queue.unnamed_first
+        self._leaves_alone = not ids and not unnamed_first
         if isinstance(self.pool.queue, FreeIds):
             self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
         self._transaction = CachedTransaction(self)

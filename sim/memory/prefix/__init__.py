@@ -6,13 +6,11 @@ from .chains import Chain, Chains, Path
 from .free_queue import ALONE, FreeIds, FreeQueue
 from .hash_chain import HashChain, lookup_blocks
 from .history import QueueHistory
-from .names import BlockNames
 from .radix import RadixNode, RadixTree, all_but_last, first_tokens
 from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
     "ALONE",
-    "BlockNames",
     "BlockTable",
     "Chain",
     "Chains",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .segments import BlockTable, Segment
 
 _ROOT = 0
+_PLACE_BITS = 32
 _STREAM = itemgetter(0)
 #: Chains of a request's full blocks, each with the place at which it ends: the chain of place p is the first with a higher end.
 Path = list[tuple["Chain", int]]
@@ -88,6 +89,14 @@ class Chains:
         """Of all blocks that a request fills to the end of its output."""
         tokens = self._tokens
         return self.path_of([*tokens.runs(request), *tokens.output_runs(request)])
+
+    def prompt_names(self, request: int) -> list[int]:
+        """A number for each block that the prompt of a request fills, in order: equal names, equal blocks."""
+        names: list[int] = []
+        for chain, stop in self.path_of([*self._tokens.runs(request)]):
+            first = chain.number << _PLACE_BITS
+            names += range(first + len(names), first + stop)
+        return names
 
     def path_of(self, runs: list[Run]) -> Path:
         """Of the blocks that a string of tokens fills; how it is cut into runs does not matter."""

@@ -7,8 +7,7 @@ a block that is hit leaves a hole:
                   ^ head     ^ end               free: 3 4 8 9
 
 So a block is still in the queue if its place is not before the head, and where the head is follows from the number of free
-blocks: nothing is evicted one by one, and blocks that were taken in a leap need not be known before somebody looks a block
-up. What was put on the tape, the holes, and when blocks were taken is logged, and ``history`` reads it when the run is over.
+blocks: nothing is evicted one by one, and blocks that were taken in a leap need not be known before the next look-up. What was put on the tape, the holes, and when blocks were taken is logged, and ``history`` reads it when the run is over.
 
 Where ``unnamed_first``, blocks without a name go to the head: they are a stack, which is taken from before the tape.
 
@@ -38,7 +37,7 @@ UNTOUCHED, ALONE = -1, -2
 
 
 class Log:
-    """Records of int64 fields, appended one by one and read as columns as often as somebody asks.
+    """Records of int64 fields, appended one by one and read as columns at any time.
 
     Attributes:
         pack, append: Append a record, in two calls of which none is Python's: ``log.append(log.pack(...))``.

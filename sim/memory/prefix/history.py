@@ -1,4 +1,4 @@
-"""What became of the blocks of a prefix cache, read from logs when somebody asks.
+"""What became of the blocks of a prefix cache, read from logs when a metric needs it.
 
 Blocks are taken from the free queue in the order of its tape (``free_queue``), and the moments at which they were taken are
 logged apart from it: by prefills one by one, by decoding sequences as (first block, last block, lag). Laid beside each

@@ -6,8 +6,8 @@
 A block's place in its chain is its place in every table that names it, as names stand for whole prefixes. A segment is cut
 in two where a request hits a part of it, and never put together again. A table is the segments that it hit and published,
 and what it took and has not published; what a sequence takes and fills while it decodes follows from the decode step, and
-is only written down (``BlockTable.publish``) when somebody looks its chain up, or when it ends. So a request that shares
-with nobody has no segment, unless it is preempted.
+becomes segments only when its chain is looked up, or when it ends. So a request that shares with no other has no segment,
+unless it is preempted.
 
 Free segments lie in the queue (``free_queue``), which says how much of each is left: the last place is taken first.
 
@@ -120,13 +120,14 @@ class BlockTable:
 class SegmentPool:
     """The blocks of a prefix cache.
 
-    Counts of free blocks are the caller's, who brings ``queue`` up to date (``FreeQueue.reach``) before a look-up.
+    The caller counts free blocks, and brings ``queue`` up to date (``FreeQueue.reach``) before a look-up; with
+    ``unnamed_first`` also before a release.
 
     Args:
         num_blocks: Usable blocks; vLLM's null block is not among them.
         block_size: Tokens a block.
         chains: Names of the blocks of requests.
-        unnamed_first: Whether blocks without a name are freed to the head of the queue.
+        unnamed_first: Whether blocks without a name are freed to the head of the queue, and not to its tail.
         ids: Whether blocks have ids.
 
     Attributes:

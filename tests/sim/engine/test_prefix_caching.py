@@ -22,6 +22,7 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.memory import CachedMemory
 from fragmeter.sim.memory.accounting.moments import ticks_of
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
@@ -319,10 +320,16 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
         }
 
 
+@pytest.mark.parametrize("unnamed_first", [False, True])
 @hypothesis_settings(max_examples=60)
 @given(case=shared_cases(), data=st.data())
-def test_nothing_changes_where_blocks_have_ids(case, data):
+def test_nothing_changes_where_blocks_have_ids(unnamed_first, case, data):
     """With ids every table is kept and blocks are taken one by one; without, requests that share nothing have none."""
+    with mock.patch("fragmeter.sim.policy.vllm_v1.CachedMemory", partial(CachedMemory, unnamed_first=unnamed_first)):
+        same_with_ids(case, data)
+
+
+def same_with_ids(case, data):
     end = serve_cached(case).log.end_ticks
     window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
     without, with_ids = serve_cached(case, window), serve_cached(case, window, ids=True)

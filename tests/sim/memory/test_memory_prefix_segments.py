@@ -137,7 +137,7 @@ def test_of_two_blocks_of_one_name_the_first_is_found_and_the_other_remains():
     assert pool.look_up(path, 2, 0) == [(tables[1].segments()[0], 0, 2)]
 
 
-def test_a_request_that_nobody_shares_has_a_segment_only_when_it_comes_again():
+def test_a_request_that_no_other_shares_has_a_segment_only_when_it_comes_again():
     strings = Strings()
     pool = SegmentPool(9, 4, Chains(strings, 4))
     request = strings.add([])
