@@ -131,7 +131,7 @@ class SegmentPoolMachine(RuleBasedStateMachine):
         num_blocks, self.size, self.unnamed_first, self.has_ids = setup
         self.strings = Strings()
         chains = Chains(self.strings, self.size)
-        self.pool = SegmentPool(num_blocks, self.size, chains, self.unnamed_first, self.has_ids)
+        self.pool = SegmentPool(num_blocks, self.size, chains, in_step, self.unnamed_first, self.has_ids)
         self.pool.history.growing = self.growing
         self.history = BlockHistory()
         self.blocks = HashedBlockPool(num_blocks, self.history, self.unnamed_first)

@@ -26,7 +26,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from ..accounting.moments import after_step, at_row
+from ..accounting.moments import after_step, at_row, in_step
 from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, Segment, SegmentPool, lookup_blocks
 from .chunked import ChunkedMemory
 from .paged import BlockTables, PagedMemory, PagedTransaction
@@ -113,7 +113,7 @@ class CachedMemory(ChunkedMemory):
         self, num_blocks: int, block_size: int, chains: Chains, ids: bool = False, unnamed_first: bool = False
     ) -> None:
         super().__init__(num_blocks, block_size)
-        self.pool = SegmentPool(num_blocks, block_size, chains, unnamed_first, ids)
+        self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids)
         self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
         self.held: dict[Sequence, BlockTable] = {}
         # When those others took theirs.

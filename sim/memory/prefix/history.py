@@ -31,7 +31,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..accounting.moments import in_step
 from .free_queue import ALONE, FreeQueue, Log
 
 KEPT_TOUCHES = 4
@@ -51,9 +50,11 @@ class QueueHistory:
         takes, growths: Logs, by ``TAKE`` and ``GROWTH``, but for tables that are ``ALONE``.
         growing: Growths of the sequences that decode now.
         alone: What was taken by tables that will be ``ALONE``, by ``TAKE``.
+        in_step: The moments at which decode steps (int64) start, as the caller numbers moments.
     """
 
-    def __init__(self, queue: FreeQueue, block_size: int) -> None:
+    def __init__(self, queue: FreeQueue, block_size: int, in_step: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.in_step = in_step
         self.takes, self.growths = Log(TAKE), Log(GROWTH)
         self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
         self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
@@ -138,6 +139,7 @@ class _Past:
         self, history: QueueHistory, growing: list[tuple[int, int, int]], takes: dict[str, np.ndarray]
     ) -> None:
         queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
+        self._in_step = history.in_step
         self.freed = freed = queue.freed.columns()
         self.moment, self.edges = self._takings(takes, self._growths(history, growing))
         # Where blocks go to the head it has to be known which of them were taken.
@@ -173,7 +175,7 @@ class _Past:
         steps = np.flatnonzero(grown)
         order = np.argsort(np.concatenate([2 * steps, 2 * takes["decode_step"] + 1]), kind="stable")
         blocks = np.concatenate([grown[steps], takes["blocks"]])[order]
-        return np.concatenate([in_step(steps), takes["moment"]])[order], np.concatenate([[0], np.cumsum(blocks)])
+        return np.concatenate([self._in_step(steps), takes["moment"]])[order], np.concatenate([[0], np.cumsum(blocks)])
 
     @cached_property
     def _stacked(self) -> np.ndarray:
@@ -197,7 +199,7 @@ class _Past:
 
     def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """When blocks were born, last touched (or born) and taken anew, how many were so; and (touch, next touch, blocks)."""
-        freed, hits, size = self.freed, self.hits, self._size
+        freed, hits = self.freed, self.hits
         end = self._place(self.edges[-1:])
         # Each block that was taken in decoding has a birth of its own.
         grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
@@ -212,11 +214,11 @@ class _Past:
         # The first record is of blocks that were never taken before.
         kept = (record > 0) & ~in_hole
         blocks, place, record, hole = blocks[kept], place[kept], record[kept], hole[kept]
-        born = _born(freed, record, freed["stop"][record] - 1 - place + self._start[record], size)
+        born = self._born(freed, record, freed["stop"][record] - 1 - place + self._start[record])
         from_tape = place - self._skipped[hole]
         position = from_tape + np.searchsorted(self.unstacked["before"], from_tape, side="right")
         touched, gaps = self._touched(record, blocks, born)
-        stacked = _born(self.unstacked, slice(None), self.unstacked["first"], size)
+        stacked = self._born(self.unstacked, slice(None), self.unstacked["first"])
         taken = self.moment[np.searchsorted(self.edges, np.append(position, self._stacked), side="right") - 1]
         return (
             np.append(born, stacked),
@@ -241,8 +243,7 @@ class _Past:
         ]
         return np.where(hit, last[np.maximum(0, 1 + index)], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
 
-
-def _born(columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray, block_size: int) -> np.ndarray:
-    """When the blocks at places of tables were taken."""
-    grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
-    return np.where(place >= grown_from, in_step(place * block_size + 1 - lag), born)
+    def _born(self, columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray) -> np.ndarray:
+        """When the blocks at places of tables were taken."""
+        grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
+        return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)

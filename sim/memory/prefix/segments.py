@@ -17,7 +17,9 @@ that was taken the next one, by passing through the segments of the chain in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
 
 from .chains import Chain, Chains, Path
 from .free_queue import UNTOUCHED, FreeIds, FreeQueue
@@ -127,6 +129,7 @@ class SegmentPool:
         num_blocks: Usable blocks; vLLM's null block is not among them.
         block_size: Tokens a block.
         chains: Names of the blocks of requests.
+        in_step: See ``QueueHistory``.
         unnamed_first: Whether blocks without a name are freed to the head of the queue, and not to its tail.
         ids: Whether blocks have ids.
 
@@ -137,10 +140,16 @@ class SegmentPool:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, chains: Chains, unnamed_first: bool = False, ids: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        chains: Chains,
+        in_step: Callable[[np.ndarray], np.ndarray],
+        unnamed_first: bool = False,
+        ids: bool = False,
     ) -> None:
         self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first)
-        self.history = QueueHistory(self.queue, block_size)
+        self.history = QueueHistory(self.queue, block_size, in_step)
         self.num_shared = 0
         self._block_size, self._chains = block_size, chains
         # Of unshared requests that were preempted, and may find what they left.

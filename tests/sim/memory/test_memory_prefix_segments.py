@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fragmeter.sim.memory.accounting.moments import in_step
 from fragmeter.sim.memory.prefix import Chains, FreeIds, FreeQueue, SegmentPool
 from fragmeter.sim.types.errors import SimulationFault
 from machines.pools import Strings
@@ -101,7 +102,7 @@ def served(pool: SegmentPool, request: int, blocks: int, now: int):
 
 
 def test_a_segment_is_cut_where_another_request_goes_on_otherwise():
-    pool = SegmentPool(20, 1, Chains(runs_of("abcdef", "abcx", "abcdef"), 1))
+    pool = SegmentPool(20, 1, Chains(runs_of("abcdef", "abcx", "abcdef"), 1), in_step)
     first, _ = served(pool, 0, 6, 0)
     second, found = served(pool, 1, 4, 4)
     assert found == [3] and pool.num_shared == 3
@@ -116,7 +117,7 @@ def test_a_segment_is_cut_where_another_request_goes_on_otherwise():
 
 def test_of_two_blocks_of_one_name_the_first_is_found_and_the_other_remains():
     """Five blocks; 0 and 1 compute the same two."""
-    pool = SegmentPool(5, 1, Chains(runs_of("ab", "ab", "ab"), 1))
+    pool = SegmentPool(5, 1, Chains(runs_of("ab", "ab", "ab"), 1), in_step)
     tables = []
     for request in range(2):
         table = pool.enter(pool.path(request), [], 0)
@@ -139,7 +140,7 @@ def test_of_two_blocks_of_one_name_the_first_is_found_and_the_other_remains():
 
 def test_a_request_that_no_other_shares_has_a_segment_only_when_it_comes_again():
     strings = Strings()
-    pool = SegmentPool(9, 4, Chains(strings, 4))
+    pool = SegmentPool(9, 4, Chains(strings, 4), in_step)
     request = strings.add([])
     assert pool.path(request) is None
     table = pool.enter(None, [], 0)
