@@ -121,7 +121,7 @@ class CachedMemory(ChunkedMemory):
         self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
         # Whether a sequence that shares nothing is one record of the log, when it leaves.
-        self._leaves_alone = not ids and not unnamed_first
+        self._leaves_alone = not ids
         if isinstance(self.pool.queue, FreeIds):
             self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
         self._transaction = CachedTransaction(self)
@@ -243,10 +243,13 @@ class CachedMemory(ChunkedMemory):
             tokens = decode_step - 1 + lag
             if sequence in alone and not returns:
                 # As below, in the one record that it comes to.
-                held, known = -(-tokens // size), sequence.start_tokens
-                born, mark = alone.pop(sequence), ALONE - sequence.index
-                append(pack(0, held, tokens // size, -(-known // size), born, lag, mark, now, known))
-                queue.end += held
+                stop, named, known = -(-tokens // size), tokens // size, sequence.start_tokens
+                born, taken, mark = alone.pop(sequence), -(-known // size), ALONE - sequence.index
+                if queue.unnamed_first and named < stop:
+                    queue.stack.append((named, taken, born, lag))
+                    stop, named = named, stop
+                append(pack(0, stop, named, taken, born, lag, mark, now, known))
+                queue.end += stop
             else:
                 index = sequence.index if returns else None
                 self.pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, lag, index)

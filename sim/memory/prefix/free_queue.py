@@ -27,7 +27,8 @@ from ...types.errors import SimulationFault
 #: Columns of what was freed at once: places of a table from ``first`` up to ``stop``, of which those before ``named`` have a name.
 #: Places before ``grown_from`` were taken at ``born``, the others in the steps in which a sequence with ``lag`` takes them.
 #: ``touched`` is an index of touches, or ``UNTOUCHED``. Of a table that shared nothing, and took what it knew at once, it is
-#: ``ALONE`` less the request, which knew ``known_tokens``: no other log has what it took.
+#: ``ALONE`` less the request, which knew ``known_tokens``: no other log has what it took, up to ``named`` if that is more than
+#: ``stop``, as the last block went to the head of the queue.
 FREED = ("first", "stop", "named", "grown_from", "born", "lag", "touched", "moment", "known_tokens")
 #: Columns of what was hit while it was free: the first place on the tape.
 HIT = ("place", "blocks", "moment")
@@ -72,6 +73,7 @@ class FreeQueue:
         head: The first place on the tape that was not taken.
         freed, hits, unstacked: Logs, by ``FREED``, ``HIT`` and ``UNSTACKED``.
         touches: When blocks were hit, the last four times, of records with an index.
+        stack: Blocks that were freed to the head: place in the table, and when they were taken, as in ``FREED``.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
@@ -83,12 +85,12 @@ class FreeQueue:
         # Holes that the head has yet to reach, and blocks of those behind it and of all.
         self._holes: list[tuple[int, int]] = []
         self._passed = self._hit = 0
-        self._stack: list[tuple[int, int, int, int]] = []
+        self.stack: list[tuple[int, int, int, int]] = []
 
     @property
     def num_free(self) -> int:
         """Blocks that are free, if all that were taken are behind the head."""
-        return self.end - self._hit - self.head + self._passed + len(self._stack)
+        return self.end - self._hit - self.head + self._passed + len(self.stack)
 
     @property
     def num_taken(self) -> int:
@@ -109,7 +111,7 @@ class FreeQueue:
 
     def _take(self, count: int) -> list[tuple[int, int]]:
         """Take so many blocks, from the stack and then from the tape; the parts of the tape."""
-        stack, holes, parts, head = self._stack, self._holes, [], self.head
+        stack, holes, parts, head = self.stack, self._holes, [], self.head
         while count and stack:
             self.unstacked.add(head - self._passed, *stack.pop())
             count -= 1
@@ -134,7 +136,7 @@ class FreeQueue:
         See ``FREED``. With ``unnamed_first`` the head must be up to date where a block has no name.
         """
         if self.unnamed_first and named < stop:
-            self._stack += [(place, grown_from, born, lag) for place in range(max(first, named), stop)]
+            self.stack += [(place, grown_from, born, lag) for place in range(max(first, named), stop)]
             stop = max(first, named)
         place = self.end
         if first < stop:

@@ -160,7 +160,10 @@ class _Past:
         for growth in growing:
             now.add(*growth)
         alone = freed["touched"] <= ALONE
-        freed = freed | {"first": np.maximum(freed["first"], freed["grown_from"])}
+        freed = freed | {
+            "first": np.maximum(freed["first"], freed["grown_from"]),
+            "stop": np.maximum(freed["stop"], freed["named"]),
+        }
         return {name: np.concatenate([logged[name], now.columns()[name], freed[name][alone]]) for name in GROWTH}
 
     def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
