@@ -109,6 +109,7 @@ benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py
 	$(BIN)/python benchmarks/policy_speed.py
 	$(BIN)/python benchmarks/prefix_cache_speed.py
+	$(BIN)/python benchmarks/prefix_cache_speed.py --unshared
 
 docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction

@@ -24,7 +24,7 @@ from ..engine.run import Run, check_fits, edges, finished, milestones, no_cycle_
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
 from ..memory.accounting.ledger import Table
-from ..memory.prefix import BlockNames
+from ..memory.prefix import Chains
 from ..policy.options import either
 from ..policy.registry import POLICIES, policy
 from ..spec import model
@@ -84,7 +84,7 @@ class Fleet:
     def _split(self, choose: Router) -> list[Engine]:
         """Engines with requests that are assigned in advance."""
         for row in self._rows.tolist():
-            self._sent[choose.choose(row, (), 0)].rows.append(row)
+            self._sent[choose.choose(row, (), 0)].add(row)
         engines = []
         for number, (part, replica) in enumerate(zip(self._sent, self._replicas, strict=True)):
             own = part_of(self._workload, np.array(part.rows, dtype=np.int64))
@@ -295,7 +295,7 @@ def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: Token
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":
-        names_of = BlockNames(whole or workload.token_runs(), size).of_prompt
+        names_of = Chains(whole or workload.token_runs(), size).prompt_names
     most_blocks = replica.memory.capacity_slots // size
     return router(cluster.router, cluster.num_arriving, cluster, names_of, most_blocks)
 

@@ -33,18 +33,25 @@ class Sent:
 
     Attributes:
         rows: Their rows in the workload.
+        unshared: Of each whether no other can begin with its first token; False where contents are unknown.
     """
 
     def __init__(self, workload: Workload, whole: TokenRuns | None) -> None:
         self.rows: list[int] = []
+        self.unshared: list[bool] = []
         self.may_share_prefixes = workload.may_share_prefixes
         self._whole = whole
 
     def number(self, row: int, sequence: Sequence) -> Sequence:
         """Number the sequence of an arriving request."""
         sequence.index = sequence.order = len(self.rows)
-        self.rows.append(row)
+        self.add(row)
         return sequence
+
+    def add(self, row: int) -> None:
+        """The request of a row comes next."""
+        self.rows.append(row)
+        self.unshared.append(self._whole is not None and self._whole.unshared[row])
 
     def token_runs(self) -> Sent:
         """Itself: it has the methods of ``TokenRuns``."""

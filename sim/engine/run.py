@@ -14,9 +14,8 @@ import simpy
 
 from ..cost import StepCost
 from ..memory import Memory
-from ..memory.accounting.cache_log import CachedLevel
 from ..memory.accounting.integrals import Accounts, Window
-from ..memory.accounting.ledger import CACHE_CHANGE, Ledger, Table
+from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.run_log import RunLog
 from ..types import ticks
 from ..types.errors import UserError
@@ -140,7 +139,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
         pinned_slots=memory.pinned_slots,
         end_ticks=end_ticks,
         groups=memory.groups,
-        cache_changes=_cache_changes(memory.cached_level),
+        cached_level=memory.cached_level,
     )
 
 
@@ -228,11 +227,6 @@ def _start(
     for observer in observers:
         observer.run_started(engine, refused)
     return _Started(replica, engine, source, needed)
-
-
-def _cache_changes(level: CachedLevel | None) -> dict[str, np.ndarray]:
-    """Changes of the number of cached slots, if the memory logs them."""
-    return Table(CACHE_CHANGE).columns() if level is None else level.changes.columns()
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
-from ..types.exact import total
+from ..types.exact import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
 #: Upper bounds of vLLM's histograms of KV-cache residency, in ms (vllm/v1/metrics/loggers.py).
@@ -39,7 +39,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
         "preempted_queried_tokens": total(known) - queried_tokens,
         "preempted_hit_tokens": total(hits) - hit_tokens,
         "evicted_blocks": run.replica.memory.evicted_blocks,
-        **{name: _histogram(ticks) for name, ticks in observed.items()},
+        **{name: _histogram(*of) for name, of in observed.items()},
     }
 
 
@@ -51,7 +51,7 @@ def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:
     completes it (vllm/v1/engine/output_processor.py, ``RequestState``; parallel_sampling.py). The hit rate of
     ``prefix_cache`` is over the look-ups of all samples, as in vLLM's log.
     """
-    index = log.look_ups.columns()["index"]
+    index = log.look_up_columns()["index"]
     _, hits, first = _look_ups(log)
     found = np.zeros(int(run.workload.num_sequences.sum()), dtype=np.int64)
     found[index[first]] = hits[first]
@@ -70,20 +70,29 @@ def _last_to_end(run: Run) -> np.ndarray:
 
 
 def _look_ups(log: CacheLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Known tokens and hit tokens of each look-up, and whether it is the first of its sequence."""
-    columns = log.look_ups.columns()
+    """Tokens known and tokens hit, one a look-up, and which of them are a sequence's first."""
+    columns = log.look_up_columns()
     _, first = np.unique(columns["index"], return_index=True)
     return columns["known_tokens"], columns["hit_tokens"], first
 
 
-def _histogram(observed_ticks: np.ndarray) -> dict[str, Any]:
-    """Cumulative counts up to each bound, as in Prometheus, with mean and median in seconds."""
-    count, ordered = len(observed_ticks), np.sort(observed_ticks)
-    upto = np.searchsorted(ordered, np.array(RESIDENCY_BUCKETS_MS) * PER_MS, side="right")
+def _histogram(ticks: np.ndarray, blocks: np.ndarray) -> dict[str, Any]:
+    """Counts up to each bound, as Prometheus has them, with mean and median in seconds.
+
+    Args:
+        ticks: What was observed, int64.
+        blocks: Of how many blocks each, int64.
+    """
+    order = np.argsort(ticks, kind="stable")
+    ordered, upto = ticks[order], np.append(0, np.cumsum(blocks[order]))
+    count = int(upto[-1])
+    counts = upto[np.searchsorted(ordered, np.array(RESIDENCY_BUCKETS_MS) * PER_MS, side="right")]
     bounds = [f"{bound / 1_000:g}" for bound in RESIDENCY_BUCKETS_MS]
+    # Of an even number of blocks the two in the middle.
+    middle = ordered[np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right") - 1] if count else ordered
     return {
         "count": count,
-        "mean": total(ordered) / PER_SECOND / count if count else None,
-        "median": float(np.median(ordered)) / PER_SECOND if count else None,
-        "buckets": dict(zip([*bounds, "+Inf"], [*upto.tolist(), count], strict=True)),
+        "mean": dot(ticks, blocks) / PER_SECOND / count if count else None,
+        "median": float(np.median(middle)) / PER_SECOND if count else None,
+        "buckets": dict(zip([*bounds, "+Inf"], [*counts.tolist(), count], strict=True)),
     }

@@ -17,7 +17,6 @@ import numpy as np
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..memory.prefix import BlockNames
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -46,8 +45,7 @@ class OverGroups(Policy):
         self.groups = groups
 
     def memory(self, pool: Pool) -> PagedMemory:
-        names = None if pool.token_runs is None else BlockNames(pool.token_runs, pool.block_size)
-        return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids, names)
+        return HybridMemory(pool.num_blocks - self.null_blocks, pool.block_size, self.groups, pool.ids)
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which a sequence could find no page, and to that in which the head could find its own."""

@@ -89,6 +89,7 @@ class TokenBudget(Policy):
         tokens = min(partial.start_tokens - partial.computed_tokens, budget)
         blocks = transaction.chunk_blocks(partial, tokens)
         if blocks > transaction.free:
+            transaction.preempt(partial)
             return StepPlan(preempted=(partial,), steady=False, wakes=False)
         transaction.free -= blocks
         transaction.extend(partial, partial.computed_tokens + tokens)

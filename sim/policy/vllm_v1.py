@@ -11,7 +11,7 @@ from ..memory.paged.cached import CachedMemory
 from ..memory.paged.chunked import ChunkedMemory
 from ..memory.paged.hybrid import HybridMemory
 from ..memory.paged.paged import PagedMemory, PagedTransaction
-from ..memory.prefix import BlockNames
+from ..memory.prefix import Chains
 from ..spec.launch import batch_defaults
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -64,10 +64,12 @@ class VllmV1(OverGroups, TokenBudget):
 
     def memory(self, pool: Pool) -> PagedMemory:
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
-        names = None if pool.token_runs is None else BlockNames(pool.token_runs, size)
+        chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
         if not self._is_plain:
-            return HybridMemory(usable, size, self.groups, pool.ids, names)
-        return ChunkedMemory(usable, size, ids=pool.ids) if names is None else CachedMemory(usable, size, names)
+            return HybridMemory(usable, size, self.groups, pool.ids, chains)
+        if chains is None:
+            return ChunkedMemory(usable, size, ids=pool.ids)
+        return CachedMemory(usable, size, chains, pool.ids, unnamed_first=True)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The running sequences, the waiting sequences."""

@@ -12,6 +12,8 @@ Two requests share a prefix as far as their runs name the same tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -121,6 +123,10 @@ class Tokens(Protocol):
     def output_runs(self, request: int) -> tuple[Run, ...]:
         """Its output."""
 
+    @property
+    def unshared(self) -> list[bool]:
+        """Of each request whether no other can begin with its first token; grows as requests come."""
+
 
 class PromptSource(Protocol):
     """Requests with possibly known prompts: a workload, or the requests that a router sends to one replica."""
@@ -169,8 +175,7 @@ class TokenRuns:
         if self._before[request] >= 0:
             return self._turn(request)
         start, end = self._offsets[request], self._offsets[request + 1]
-        pieces = zip(self._ids[start:end], self._tokens[start:end], strict=True)
-        runs = [(piece, 0, tokens) for piece, tokens in pieces]
+        runs = [*zip(self._ids[start:end], repeat(0), self._tokens[start:end])]
         own = self._prompts[request] - self._known[request]
         if own:
             runs.append((_OWN + request, 0, own))
@@ -179,6 +184,15 @@ class TokenRuns:
     def output_runs(self, request: int) -> tuple[Run, ...]:
         """The output of a request; it continues the stream of the prompt's own tokens."""
         return ((_OWN + request, self._prompts[request] - self._known[request], self._outputs[request]),)
+
+    @cached_property
+    def unshared(self) -> list[bool]:
+        """Of each request whether no other can begin with its first token: nothing of it is known, and none goes on from it."""
+        before, count = np.array(self._before, dtype=np.int64), len(self._known)
+        follows = np.bincount(before[before >= 0], minlength=count) > 0
+        same = np.bincount(np.array(self._same_as, dtype=np.int64), minlength=count) != 1
+        unshared: list[bool] = (~follows & ~same & (np.array(self._known, dtype=np.int64) == 0)).tolist()
+        return unshared
 
     def _turn(self, request: int) -> tuple[Run, ...]:
         """Back through the session: what each turn added, as far as this prompt reaches."""

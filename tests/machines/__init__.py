@@ -1,6 +1,6 @@
 """Random operations on every allocator, each against a simple model that shares no code with it.
 
-    pools         blocks with reference counts, and vLLM's with hashes
+    pools         blocks with reference counts, and vLLM's with hashes against its own rule block by block
     radix         SGLang's tree
     radix_memory  the pool over it
     arenas        where contiguous pieces are placed
@@ -28,7 +28,7 @@ from .dialogue import DialogueMachine
 from .dialogue_copies import DialogueCopyMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
-from .pools import HashedPoolMachine, PoolMachine
+from .pools import PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
@@ -39,7 +39,7 @@ __all__ = ["MACHINES"]
 #: By the allocator's class; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
-    "HashedBlockPool": HashedPoolMachine,
+    "SegmentPool": SegmentPoolMachine,
     "RadixTree": RadixMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,

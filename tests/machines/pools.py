@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
-from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fragmeter.sim.memory import BlockPool
-from fragmeter.sim.memory.prefix import BlockHistory, HashChain, HashedBlockPool
+from fragmeter.sim.memory.accounting.moments import after_step, at_row, in_step
+from fragmeter.sim.memory.prefix import Chains, SegmentPool, lookup_blocks
 from fragmeter.sim.types.errors import SimulationFault
+from oracle.hashed_pool import BlockHistory, HashedBlockPool
 
-from .draws import combined, picks
+from .draws import EITHER, combined, picks
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -76,103 +78,221 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == len(self.stack)
 
 
-class HashedPoolMachine(RuleBasedStateMachine):
-    """Requests come, fill their blocks one by one and go; the model keeps lists and the whole log of every block."""
+class Strings:
+    """What requests are made of, as ``workload.content.Tokens``: one string of runs each, to the end of its output."""
 
-    @initialize(num_blocks=st.integers(1, 12))
-    def fill(self, num_blocks):
+    def __init__(self) -> None:
+        self.strings: list[list[tuple[int, int, int]]] = []
+        self._unshared: list[bool] = []
+
+    def add(self, prompt: list[tuple[int, int, int]]) -> int:
+        """A request with such a prompt, and an output of its own."""
+        own = 100 + len(self.strings)
+        self.strings.append([*prompt, (own, 0, 40)])
+        self._unshared.append(not prompt)
+        return len(self.strings) - 1
+
+    def runs(self, request: int) -> list[tuple[int, int, int]]:
+        return self.strings[request][:-1]
+
+    def output_runs(self, request: int) -> list[tuple[int, int, int]]:
+        return self.strings[request][-1:]
+
+    @property
+    def unshared(self) -> list[bool]:
+        return self._unshared
+
+    def tokens(self, request: int) -> tuple[tuple[int, int], ...]:
+        """One by one."""
+        return tuple(
+            (stream, place) for stream, start, length in self.strings[request] for place in range(start, start + length)
+        )
+
+
+class Served:
+    """One sequence on the device, in both pools."""
+
+    def __init__(self, request: int, table, ids: list[int], blocks: list[int], tokens: int, known: int) -> None:
+        self.request, self.table, self.ids, self.blocks = request, table, ids, blocks
+        #: Tokens computed, those that a prefill has to compute, and blocks published of ``blocks``.
+        self.tokens, self.known, self.published = tokens, known, 0
+        self.decodes = False
+
+
+class SegmentPoolMachine(RuleBasedStateMachine):
+    """Requests prefill in chunks, decode step by step, are preempted and end, in segments and block by block.
+
+    The pool of segments hears of what decoding sequences take and fill when a look-up, a release or an extension makes it
+    settle; the pool of blocks takes and publishes each in its step.
+    """
+
+    @initialize(setup=combined(range(1, 15), (1, 2, 3), EITHER, EITHER))
+    def start(self, setup):
+        num_blocks, self.size, self.unnamed_first, self.has_ids = setup
+        self.strings = Strings()
+        chains = Chains(self.strings, self.size)
+        self.pool = SegmentPool(num_blocks, self.size, chains, in_step, self.unnamed_first, self.has_ids)
+        self.pool.history.growing = self.growing
         self.history = BlockHistory()
-        self.pool = HashedBlockPool(num_blocks, self.history)
-        self.chain = HashChain()
-        self.queue = list(range(num_blocks))
-        self.names: dict[int, tuple[int, ...]] = {}  # block -> contents up to and with it, first published first
-        self.log: dict[int, list[tuple[str, int]]] = {}
-        self.tables: list[tuple[list[int], list[int], int]] = []  # blocks, contents, how many are published
-        self.ended: list[tuple[list[tuple[str, int]], int]] = []
-        self.now = self.queried = self.hit = self.evicted = 0
+        self.blocks = HashedBlockPool(num_blocks, self.history, self.unnamed_first)
+        self.numbers: dict[tuple, int] = {}
+        self.served: list[Served] = []
+        self.returning: list[tuple[int, int]] = []
+        self.step = self.row = 0
+        #: Cached blocks by moment, as they were when it was over.
+        self.levels: Counter[int] = Counter()
+        self.cached = 0
 
-    def found(self, contents):
-        """By search: the block first published under each beginning of ``contents``, until there is none."""
-        blocks = []
-        for end in range(1, len(contents) + 1):
-            same = [block for block, name in self.names.items() if name == tuple(contents[:end])]
-            if not same:
-                break
-            blocks.append(same[0])
-        return blocks
+    # --- What both are asked ---
 
-    @rule(request=combined(range(1, 7), range(64), range(4)))
+    def name(self, request: int, place: int) -> int:
+        prefix = self.strings.tokens(request)[: (place + 1) * self.size]
+        return self.numbers.setdefault(prefix, len(self.numbers))
+
+    def settle(self, moment: int) -> None:
+        self.levels[moment] += self.blocks.num_cached - self.cached
+        self.cached = self.blocks.num_cached
+
+    def growing(self):
+        return [(one.table.taken, len(one.blocks), one.lag) for one in self.served if one.decodes]
+
+    def fill(self, one: Served, tokens: int) -> None:
+        one.tokens = tokens
+        for place in range(one.published, tokens // self.size):
+            self.blocks.publish(one.blocks[place], self.name(one.request, place))
+        one.published = tokens // self.size
+
+    def take(self, one: Served, count: int, moment: int) -> None:
+        taken = self.blocks.take(count, moment)
+        one.blocks += taken
+        if self.has_ids:
+            one.ids += self.pool.queue.take_many(count)
+            assert one.ids == one.blocks
+        self.settle(moment)
+
+    def prefill(self, one: Served, tokens: int) -> None:
+        """Compute up to so many tokens."""
+        moment = at_row(self.row)
+        missing = -(-tokens // self.size) - len(one.blocks)
+        if missing:
+            self.take(one, missing, moment)
+            self.pool.take(one.table, missing, self.step, moment)
+        self.pool.publish(one.table, tokens // self.size, self.step)
+        self.fill(one, tokens)
+        if tokens == one.known:
+            one.decodes = True
+            one.lag = tokens - self.step
+            if one.table.path is not None:
+                self.pool.decode(one.table, one.lag)
+
+    # --- Operations ---
+
+    @rule(request=combined(range(4), range(1, 6), range(3), range(1, 5), range(1, 20)))
     def come(self, request):
-        """With contents of two kinds, so that they often begin alike."""
-        length, bits, later = request
-        contents = [bits >> place & 1 for place in range(length)]
-        self.now += later
-        hits = self.found(contents[:-1])
-        names = self.chain.extend(contents)
-        assert self.pool.lookup(names[:-1]) == hits
-        rest, left = len(contents) - len(hits), [block for block in self.queue if block not in hits]
-        if rest > len(left):
-            trial = deepcopy(self.pool)
-            trial.take_cached(hits, len(contents) - 1, self.now)
-            with pytest.raises(SimulationFault, match=f"{rest} blocks are taken and {len(left)} are free"):
-                trial.take(rest, self.now)
-            return
-        self.pool.take_cached(hits, len(contents) - 1, self.now)
-        new = self.pool.take(rest, self.now)
-        assert new == left[:rest]
-        self.queue = left[rest:]
-        self.queried, self.hit = self.queried + len(contents) - 1, self.hit + len(hits)
-        for block in hits:
-            self.log[block].append(("hit", self.now))
-        for block in new:
-            self.evicted += self.names.pop(block, None) is not None
-            if block in self.log:
-                self.ended.append((self.log[block], self.now))
-            self.log[block] = [("taken", self.now)]
-        self.tables.append(([*hits, *new], contents, len(hits)))
+        """With one or two pieces of two kinds, cut anywhere, or a prompt of its own; perhaps in chunks."""
+        kind, first, second, length, budget = request
+        prompt = [[], [(1, 0, first)], [(2, 0, first)], [(1, 0, first), (second, 0, length)]][kind]
+        if self.returning and kind == 3 and second == 2:
+            index, known = self.returning.pop()
+        else:
+            index = self.strings.add(prompt)
+            known = sum(run[2] for run in prompt) or length
+        self.look_up(index, known, budget)
 
-    @precondition(lambda self: self.tables)
-    @rule(pick=picks)
-    def publish_one(self, pick):
-        place = pick % len(self.tables)
-        blocks, contents, published = self.tables[place]
-        if published == len(blocks):
-            with pytest.raises(SimulationFault, match="second time"):
-                self.pool.publish(blocks[-1], 0)
+    def look_up(self, index: int, known: int, budget: int) -> None:
+        most = lookup_blocks(known, self.size)
+        path = self.pool.path(index)
+        self.pool.queue.reach(self.blocks.num_free)
+        found = [] if path is None else self.pool.look_up(path, most, self.step)
+        hits = self.blocks.lookup(self.name(index, place) for place in range(most))
+        assert (found[-1][2] if found else 0) == len(hits)
+        if (
+            -(-known // self.size) - sum(self.blocks.reference_counts[block] > 0 for block in hits)
+            > self.blocks.num_free
+        ):
+            self.returning.append((index, known))
             return
-        block, name = blocks[published], tuple(contents[: published + 1])
-        self.pool.publish(block, self.chain.extend(name)[-1])
-        self.names[block] = name
-        self.tables[place] = (blocks, contents, published + 1)
+        moment, ids = at_row(self.row), [] if self.has_ids else None
+        self.blocks.take_cached(hits, most, moment)
+        self.settle(moment)
+        table = self.pool.enter(path, found, moment, ids)
+        assert not self.has_ids or ids == hits
+        one = Served(index, table, ids, list(hits), len(hits) * self.size, known)
+        one.published = len(hits)
+        self.served.append(one)
+        self.prefill(one, min(known, one.tokens + budget))
 
-    @precondition(lambda self: self.tables)
-    @rule(pick=picks)
-    def go(self, pick):
-        blocks, _, _ = self.tables.pop(pick % len(self.tables))
-        self.pool.release(blocks)
-        for block in blocks[::-1]:
-            if not any(block in other for other, _, _ in self.tables):
-                self.queue.append(block)
+    @precondition(lambda self: any(not one.decodes for one in self.served))
+    @rule(pick=picks, budget=st.integers(1, 9))
+    def continue_prefill(self, pick, budget):
+        waiting = [one for one in self.served if not one.decodes]
+        one = waiting[pick % len(waiting)]
+        tokens = min(one.known, one.tokens + budget)
+        if -(-tokens // self.size) - len(one.blocks) <= self.blocks.num_free:
+            self.pool.queue.reach(self.blocks.num_free)
+            self.row += 1
+            self.prefill(one, tokens)
+
+    @rule(steps=st.integers(1, 5))
+    def decode(self, steps):
+        """In each step the running sequences take a block where theirs are full, as long as there is one for each."""
+        self.row += 1
+        for _ in range(steps):
+            step = self.step + 1
+            full = [one for one in self.served if one.decodes and not one.tokens % self.size]
+            if len(full) > self.blocks.num_free or any(one.tokens > 20 for one in self.served):
+                return
+            self.step = step
+            for one in full:
+                self.take(one, 1, in_step(step))
+            for one in self.served:
+                if one.decodes:
+                    self.fill(one, one.tokens + 1)
+
+    @precondition(lambda self: self.served)
+    @rule(pick=picks, preempted=st.booleans())
+    def go(self, pick, preempted):
+        one = self.served.pop(pick % len(self.served))
+        self.pool.queue.reach(self.blocks.num_free)
+        moment = after_step(self.step + 1)
+        self.blocks.release(one.blocks)
+        self.settle(moment)
+        returns = one.request if preempted else None
+        lag = one.lag if one.decodes else None
+        self.pool.release(one.table, len(one.blocks), one.tokens // self.size, moment, lag, returns)
+        if preempted:
+            self.returning.append((one.request, one.tokens + one.decodes if one.decodes else one.known))
+
+    # --- What has to be equal ---
 
     @invariant()
-    def all_is_equal(self):
-        """Invariant 2, and every figure by its definition."""
-        for block, count in enumerate(self.pool.reference_counts):
-            assert count == sum(table.count(block) for table, _, _ in self.tables)
-        assert self.pool.free_ids == tuple(self.queue)
-        assert self.pool.num_free == len(self.queue)
-        assert self.pool.num_entries == sum(len(table) for table, _, _ in self.tables)
-        assert self.pool.num_shared == sum(max(0, count - 1) for count in self.pool.reference_counts)
-        assert self.pool.num_cached == sum(block in self.names for block in self.queue)
-        assert {block for block, name in enumerate(self.pool.hashes) if name is not None} == set(self.names)
-        figures = (self.pool.queried_blocks, self.pool.hit_blocks, self.pool.evicted_blocks)
-        assert figures == (self.queried, self.hit, self.evicted)
+    def counts_are_equal(self):
+        assert self.pool.num_shared == self.blocks.num_shared
 
     @invariant()
-    def histories_are_what_the_logs_say(self):
-        touches = [[when for what, when in log if what == "hit"][-4:] for log, _ in self.ended]
-        assert [column.tolist() for column in self.history.observed_ticks().values()] == [
-            [end - log[0][1] for log, end in self.ended],
-            [end - log[-1][1] for log, end in self.ended],
-            [later - earlier for times in touches for earlier, later in pairwise(times)],
-        ]
+    def the_queue_is_the_same(self):
+        if self.has_ids:
+            self.pool.queue.reach(self.blocks.num_free)
+            assert self.pool.queue.free_ids == self.blocks.free_ids
+
+    @rule()
+    def read_the_history(self):
+        """In the middle of it, and once more at the end."""
+        assert self.pool.history.evicted_blocks == self.blocks.evicted_blocks
+        changes = self.pool.history.changes()
+        found: Counter[int] = Counter()
+        for moment, blocks in zip(changes["moment"].tolist(), changes["blocks"].tolist(), strict=True):
+            found[moment] += blocks
+        assert {moment: blocks for moment, blocks in found.items() if blocks} == {
+            moment: blocks for moment, blocks in self.levels.items() if blocks
+        }
+        observed = self.pool.history.observed_ticks()
+        for name, ticks in self.history.observed_ticks().items():
+            found: Counter[int] = Counter()
+            for value, blocks in zip(*(column.tolist() for column in observed[name]), strict=True):
+                found[value] += blocks
+            assert found == Counter(ticks.tolist())
+
+    def teardown(self):
+        if hasattr(self, "pool"):
+            self.read_the_history()

@@ -21,6 +21,13 @@ class VllmV1(IterationSystem):
         if limits.max_num_batched_tokens < self.max_num_seqs:
             budget = limits.max_num_batched_tokens
             raise ValueError(f"max_num_batched_tokens = {budget} for {self.max_num_seqs} sequences")
+        # Of all blocks, the null block among them.
+        self._watermark = int(limits.watermark_fraction * pool.num_blocks)
+
+    @property
+    def must_stay_free(self) -> int:
+        """Blocks that an admission leaves, unless nothing runs."""
+        return self._watermark if self.running else 0
 
     def decide(self) -> None:
         budget = self._catch_up(self.limits.max_num_batched_tokens)
@@ -41,7 +48,7 @@ class VllmV1(IterationSystem):
     def _admit(self, budget: int) -> None:
         while self.waiting and budget and len(self.running) < self.max_num_seqs:
             tokens = known(self.waiting[0])
-            if self.blocks_for(tokens) > len(self.free):
+            if self.blocks_for(tokens) + self.must_stay_free > len(self.free):
                 break
             chunk = min(tokens, budget)
             self.admit(chunk)

@@ -2,7 +2,8 @@
 
 A block that is full has a name: all tokens of its sequence up to its end. An admitted sequence takes over the blocks
 that are named as its own tokens are, first to last, until one is missing; never its last token. Blocks in no table lie
-in a queue: taken from its head, which ends their name, given back to its tail, the end of a table first.
+in a queue: taken from its head, which ends their name, given back to its tail, the end of a table first; without a name
+to its head, the end of the table in front.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class CachingVllmV1(VllmV1):
 
     def release(self, sequence: Sequence) -> None:
         table = self.tables.pop(sequence)
-        self.free += [block for block in reversed(table) if not any(block in other for other in self.tables.values())]
+        freed = [block for block in reversed(table) if not any(block in other for other in self.tables.values())]
+        unnamed = [block for block in freed if block not in self.named]
+        self.free = unnamed + self.free + [block for block in freed if block in self.named]
         del self.computed[sequence]
         self.decoding.discard(sequence)
 
@@ -67,7 +70,7 @@ class CachingVllmV1(VllmV1):
             sequence = self.waiting[0]
             found = self.find(sequence)
             in_tables = [block for block in found if block not in self.free]
-            if self.blocks_for(known(sequence)) - len(in_tables) > len(self.free):
+            if self.blocks_for(known(sequence)) - len(in_tables) + self.must_stay_free > len(self.free):
                 break
             self.waiting.pop(0)
             self.running.append(sequence)

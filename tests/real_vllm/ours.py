@@ -93,7 +93,7 @@ class Log(Observer):
                 scheduled=tuple(scheduled),
                 preempted=tuple(sorted(sequence.index for sequence in plan.preempted)),
                 free=memory.num_blocks - len(used),
-                cached=tuple(sorted(int(block) + 1 for block in memory.cached_block_ids())),
+                cached=tuple(sorted({int(block) + 1 for block in memory.cached_block_ids()})),
                 hits=self._hits(plan),
                 evicted=evicted - self._evicted,
                 tables=tables,
@@ -120,7 +120,7 @@ class Log(Observer):
             begun = [sequence.index for sequence in plan.admitted if not sequence.computed_tokens]
             begun += [sequence.index for sequence, tokens in plan.chunks if sequence.computed_tokens == tokens]
             return tuple((index, 0) for index in begun)
-        columns = log.look_ups.columns()
+        columns = log.look_up_columns()
         new = slice(self._looked_up, None)
         hits = tuple(zip(columns["index"][new].tolist(), columns["hit_tokens"][new].tolist(), strict=True))
         self._looked_up = len(columns["index"])

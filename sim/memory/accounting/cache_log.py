@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..prefix import BlockHistory
+import numpy as np
+
+from ..prefix import QueueHistory
 from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row
 
@@ -33,6 +35,10 @@ class CachedLevel:
             self.changes.append((moment, (cached - self._cached) * self._unit_slots))
             self._cached = cached
 
+    def change_columns(self) -> dict[str, np.ndarray]:
+        """``changes`` as int64 columns."""
+        return self.changes.columns()
+
     def enter_row(self, cached: int) -> None:
         """So many are cached in the row that is entered, from its start on."""
         self.settle(cached, at_row(self.row))
@@ -48,13 +54,24 @@ class CacheLog(CachedLevel):
 
     Args:
         unit_slots: See ``CachedLevel``.
-        history: Records how long blocks are kept, or None.
+        history: Of a free queue, which has logs of its own in place of ``changes``; or None.
 
     Attributes:
-        look_ups: What each admission asked for and found.
+        look_ups: What each admission asked for and found, where no history has it.
     """
 
-    def __init__(self, unit_slots: int, history: BlockHistory | None = None) -> None:
+    def __init__(self, unit_slots: int, history: QueueHistory | None = None) -> None:
         super().__init__(unit_slots)
         self.look_ups = Table(LOOK_UP)
         self.history = history
+
+    def look_up_columns(self) -> dict[str, np.ndarray]:
+        """``LOOK_UP`` of every admission, as int64 columns."""
+        return self.look_ups.columns() if self.history is None else self.history.look_ups()
+
+    def change_columns(self) -> dict[str, np.ndarray]:
+        """See ``CachedLevel``."""
+        if self.history is None:
+            return super().change_columns()
+        changes = self.history.changes()
+        return {"moment": changes["moment"], "slots": changes["blocks"] * self._unit_slots}

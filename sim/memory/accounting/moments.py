@@ -12,12 +12,15 @@ and when the run is over the run log says which ticks and which iteration that w
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
 from .run_log import RunLog
 
 _KINDS = 4
 _AT_ROW, _IN_STEP, _AFTER_STEP, _AFTER_ROW = range(_KINDS)
+_Steps = TypeVar("_Steps", int, np.ndarray)
 
 
 def at_row(row: int) -> int:
@@ -30,8 +33,8 @@ def after_row(row: int) -> int:
     return row * _KINDS + _AFTER_ROW
 
 
-def in_step(decode_step: int) -> int:
-    """The start of ``decode_step``."""
+def in_step(decode_step: _Steps) -> _Steps:
+    """The start of ``decode_step``, or of each of several."""
     return decode_step * _KINDS + _IN_STEP
 
 

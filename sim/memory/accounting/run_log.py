@@ -6,15 +6,18 @@ functions of time say when a step starts and ends, exactly, from the row it lies
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...types.sequence import NOT_DECODING, SWAPPED_IN
 from .kv_groups import PageGroups
 from .ledger import CACHE_CHANGE, DERIVED, LEAP, METER, Ledger, Table
+
+if TYPE_CHECKING:
+    from .cache_log import CachedLevel
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,7 @@ class RunLog:
         pinned_slots: Slots that are live whether a sequence runs or not.
         end_ticks: When the run was over.
         groups: KV groups that share the pool.
-        cache_changes: int64 columns, how many slots in no table keep their contents or their mapping.
+        cached_level: When slots in no table came to keep their contents or their mapping, or ceased to; None where none do.
     """
 
     rows: dict[str, np.ndarray]
@@ -52,7 +55,7 @@ class RunLog:
     pinned_slots: int
     end_ticks: int
     groups: PageGroups = PageGroups()
-    cache_changes: dict[str, np.ndarray] = field(default_factory=lambda: Table(CACHE_CHANGE).columns())
+    cached_level: CachedLevel | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, **facts: Any) -> RunLog:
@@ -62,6 +65,11 @@ class RunLog:
         evictions["residency"] = _evicted_residency(evictions, residencies)
         others = {name: getattr(ledger, name).columns() for name in ("chunks", "copies", "host")}
         return cls(rows=_complete(rows, residencies), residencies=residencies, evictions=evictions, **others, **facts)
+
+    @cached_property
+    def cache_changes(self) -> dict[str, np.ndarray]:
+        """Columns of ``cached_level``, of a run that goes on no more."""
+        return Table(CACHE_CHANGE).columns() if self.cached_level is None else self.cached_level.change_columns()
 
     @cached_property
     def row_step(self) -> np.ndarray:

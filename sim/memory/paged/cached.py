@@ -10,15 +10,14 @@ names, and a block in two tables is held once. In a step the running take and pu
 enters, and the first to enter before the next: grants take effect at once, so that the next look-up sees
 what they evicted and published. The plan that follows carries out the rest.
 
-Growth takes blocks from the head of the queue, cached ones among them, in the middle of a leap. Tables
-grow when they are looked at, step by step, so the log still has the step of each change.
+Contents are segments of blocks (``prefix.segments``). What running sequences take, and what that evicts, follows from the
+counts when a sequence looks up something that may be cached; the log has the step of each change when the run is over.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -28,239 +27,377 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
-from ..prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
-from ..prefix.names import run_of
+from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, Segment, SegmentPool, lookup_blocks
 from .chunked import ChunkedMemory
-from .paged import BlockTables, PagedTransaction
+from .paged import BlockTables, PagedMemory, PagedTransaction
 
 
 class CachedTransaction(PagedTransaction):
     """As ``PagedTransaction``; grants are made at once."""
 
-    __slots__ = ("found", "given_up", "seeker")
+    __slots__ = ("found", "given_up", "left", "path", "seeker")
     memory: CachedMemory
-    #: The sequence that looked up last and was not granted, and what was found.
+    #: Blocks that are free after the running sequences took theirs, and after the grants so far.
+    left: int
+    #: The sequence that looked up last and was not granted, the names of its blocks, and what was found.
     seeker: Sequence | None
-    found: list[int]
-    given_up: Counter[int]
-
-    def begin(self, decode_step: int) -> None:
-        """Nothing is granted yet in ``decode_step``."""
-        self.decode_step = decode_step
-        self.seeker, self.found, self.given_up = None, [], Counter()
+    path: Path | None
+    found: Found
+    #: How many of the sequences asked for so far name each segment; None before the first.
+    given_up: Counter[Segment] | None
 
     def look_up(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``."""
-        tables = self.memory.tables
-        tables.grow_until(self.decode_step + 1)
-        self.seeker, self.found = sequence, tables.look_up(sequence)
-        return len(self.found) * self.block_size
+        memory = self.memory
+        self.seeker = sequence
+        # What was never computed and no other request shares is not looked up.
+        if memory.unshared[sequence.index] and not sequence.lost_tokens:
+            self.path, self.found = None, []
+            return 0
+        self.path = memory.path(sequence)
+        self.found = [] if self.path is None else memory.find(sequence, self.path, self.left, self.decode_step)
+        return self.found[-1][2] * self.block_size if self.found else 0
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``: all but the blocks that it finds in tables. What lies free it takes, too."""
-        references = self.memory.tables.pool.reference_counts
-        held = sum(references[block] > 0 for block in self.found)
-        return super().lacking(sequence, tokens) - held
+        blocks = -(-sequence.start_tokens // self.block_size)
+        return blocks - sum(stop - first for segment, first, stop in self.found if segment.references)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
-        self.free -= blocks
-        sequence.computed_tokens = known = len(self.found) * self.block_size
-        self.memory.tables.enter(sequence, self.found)
+        memory, path = self.memory, self.path
         self.seeker = None
+        self.free -= blocks
+        if path is None:
+            sequence.computed_tokens = 0
+            self.left -= memory.enter_alone(sequence, tokens, self.decode_step)
+            return
+        found = self.found
+        sequence.computed_tokens = known = found[-1][2] * self.block_size if found else 0
+        self.left -= memory.enter(sequence, path, found, known, self.decode_step)
         self.extend(sequence, known + tokens)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
-        self.memory.tables.grow_until(self.decode_step + 1)
-        self.memory.tables.hold(sequence, tokens)
+        self.left -= self.memory.hold(sequence, tokens, self.decode_step)
 
     def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
         """See ``PagedTransaction``: blocks that no other table names but those given up before."""
-        table, given_up = self.memory.tables.tables[sequence], self.given_up
-        references = self.memory.tables.pool.reference_counts
-        given_up.update(table)
-        return sum(references[block] == given_up[block] for block in table)
+        blocks, table = super().reclaimed(sequence, decode_step), self.memory.held.get(sequence)
+        if table is None:
+            return blocks
+        given_up = self.given_up = Counter() if self.given_up is None else self.given_up
+        for segment in table.segments():
+            given_up[segment] += 1
+            if segment.references > given_up[segment]:
+                blocks -= segment.stop - segment.first
+        return blocks
+
+    # Where the running sequences go one by one.
+
+    def preempt(self, sequence: Sequence) -> None:
+        """See ``PagedTransaction``."""
+        memory, before = self.memory, self.memory.free
+        memory.give_way(sequence, self.free, self.decode_step)
+        self.free += memory.free - before
 
 
 class CachedMemory(ChunkedMemory):
-    """As ``ChunkedMemory``, with real block ids always.
+    """As ``ChunkedMemory``, with a prefix cache.
 
     Args:
         num_blocks: Blocks of the device pool, without vLLM's null block.
         block_size: Tokens a block.
-        names: Of the blocks of every request.
+        chains: Names of the blocks of every request.
+        ids: See ``PagedMemory``.
+        unnamed_first: See ``SegmentPool``.
+
+    Attributes:
+        pool: The blocks and what they hold.
+        held: What each sequence on the device holds, but for those that share nothing and took the blocks of all that
+            they knew at once.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, names: BlockNames) -> None:
+    _transaction: CachedTransaction
+
+    def __init__(
+        self, num_blocks: int, block_size: int, chains: Chains, ids: bool = False, unnamed_first: bool = False
+    ) -> None:
         super().__init__(num_blocks, block_size)
-        self.cache_log: CacheLog = CacheLog(block_size, BlockHistory())
+        self.pool = SegmentPool(num_blocks, block_size, chains, in_step, unnamed_first, ids)
+        self.pool.history.growing, self.pool.history.alone = self._growing, self._take_alone
+        self.held: dict[Sequence, BlockTable] = {}
+        # When those others took theirs.
+        self._alone: dict[Sequence, int] = {}
+        self.cache_log: CacheLog = CacheLog(block_size, self.pool.history)
         self.cached_level = self.cache_log
-        self.tables: CachedTables = CachedTables(num_blocks, block_size, names, self.cache_log)
-        self._transaction: CachedTransaction = CachedTransaction(self)
-        #: Table entries beyond the first of a block, as ``free`` counts them.
-        self._shared = 0
+        # Whether a sequence that shares nothing is one record of the log, when it leaves.
+        self._leaves_alone = not ids
+        if isinstance(self.pool.queue, FreeIds):
+            self.tables: CachedTables | None = CachedTables(self.pool.queue, block_size)
+        self._transaction = CachedTransaction(self)
+        #: Of each sequence whether no other request can begin as it does.
+        self.unshared = chains.unshared
+        # Of sequences that looked up and wait.
+        self._paths: dict[Sequence, Path | None] = {}
+        # Those that gave way while the coming step was decided.
+        self._gone: set[Sequence] = set()
+        #: Decode steps that the running sequences have grown through.
+        self._grown_until = 0
 
     @property
     def evicted_blocks(self) -> int:
         """Blocks that were taken while they could still be found."""
-        return self.tables.pool.evicted_blocks
+        return self.pool.history.evicted_blocks
 
     def transaction(self, decode_step: int) -> CachedTransaction:
-        self.tables.grow_until(decode_step)
-        super().transaction(decode_step)
-        self._transaction.begin(decode_step)
-        return self._transaction
+        transaction = self._transaction
+        if self.tables is not None:
+            self.tables.grow_until(decode_step)
+        transaction.free = free = self.free
+        transaction.need = need = self._phases[decode_step % self.block_size]
+        transaction.left, transaction.decode_step = free - need, decode_step
+        transaction.seeker = transaction.given_up = None
+        return transaction
 
-    def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        super().prefill(sequence, decode_step)
-        self._count_shared_once()
+    # --- What a transaction grants ---
 
-    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        super().admit(sequence, decode_step, padded_tokens, past)
-        self._count_shared_once()
+    def path(self, sequence: Sequence) -> Path | None:
+        """Names of the blocks of a waiting sequence; None where nothing of it can be cached."""
+        path = self._paths.get(sequence)
+        if path is None and (path := self.pool.path(sequence.index)) is not None:
+            self._paths[sequence] = path
+        return path
 
-    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        super().release(leaving, decode_step)
-        self._count_shared_once()
-        # Also of victims: a sequence decoded in the step before.
-        self.cache_log.settle(self.tables.pool.num_cached, after_step(decode_step))
+    def find(self, sequence: Sequence, path: Path, free: int, decode_step: int) -> Found:
+        """The longest cached prefix of what a waiting sequence knows, without its last token; ``free`` blocks are free."""
+        if self.tables is not None:
+            self.tables.grow_until(decode_step + 1)
+        self.pool.queue.reach(free)
+        return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
+
+    def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
+        """A sequence that waited, and has nothing cached, gets a table for its first ``tokens``: how many blocks."""
+        blocks, now = -(-tokens // self.block_size), at_row(self.cache_log.row)
+        if self._leaves_alone and tokens == sequence.start_tokens:
+            self._alone[sequence] = now
+            return blocks
+        self.pool.history.takes.add(now, decode_step, blocks, sequence.index, sequence.start_tokens, 0)
+        self.held[sequence] = table = BlockTable(blocks, now)
+        if self.tables is not None:
+            self.tables.grow_until(decode_step + 1)
+            self.tables.hold(sequence, tokens)
+            table.ids = self.tables.tables[sequence]
+        return blocks
+
+    def enter(self, sequence: Sequence, path: Path, found: Found, known: int, decode_step: int) -> int:
+        """A sequence that waited gets a table of the blocks that it found, ``known`` tokens: how many of them were free."""
+        ids, pool, now = None, self.pool, at_row(self.cache_log.row)
+        if self.tables is not None:
+            ids = self.tables.tables.setdefault(sequence, [])
+        del self._paths[sequence]
+        shared = pool.num_shared
+        self.held[sequence] = pool.enter(path, found, now, ids)
+        shared = pool.num_shared - shared
+        # When it is admitted, all blocks of its tokens count as taken.
+        self.free += shared
+        pool.history.takes.add(now, decode_step, 0, sequence.index, sequence.start_tokens, known)
+        return known // self.block_size - shared
+
+    def hold(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
+        """Extend a table to ``tokens``, which are computed: full blocks are published. Returns the blocks that it takes."""
+        table, size = self.held[sequence], self.block_size
+        blocks = -(-tokens // size) - table.taken
+        if self.tables is not None:
+            self.tables.grow_until(decode_step + 1)
+            self.tables.hold(sequence, tokens)
+        if blocks:
+            self.pool.take(table, blocks, decode_step, at_row(self.cache_log.row))
+        if table.path is not None:
+            self.pool.publish(table, tokens // size, decode_step)
+            if tokens == sequence.start_tokens:
+                self.pool.decode(table, tokens - decode_step)
+        return blocks
+
+    # --- What the executor and the engine do ---
+
+    def stall(self, sequence: Sequence, decode_step: int) -> None:
+        filled = sequence.held_tokens(decode_step) // self.block_size
+        table = self.held[sequence] = self._pop(sequence)
+        self.pool.pause(table, filled, sequence.lag)
+        super().stall(sequence, decode_step)
+
+    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+        """See ``ChunkedMemory``."""
+        running, gone = [], self._gone
+        self._gone = set()
+        for sequence in (each for each in preempted if each not in gone):
+            if sequence in self.partial:
+                self._drop(sequence, decode_step, after_step(decode_step), returns=True)
+            else:
+                running.append(sequence)
+        if running:
+            self.release(running, decode_step, returns=True)
+
+    def give_way(self, sequence: Sequence, free: int, decode_step: int) -> None:
+        """A sequence is preempted before the plan of the step is carried out; ``free`` blocks are free before it."""
+        self._gone.add(sequence)
+        if sequence in self.partial:
+            self._drop(sequence, decode_step, after_step(decode_step), returns=True, free=free)
+        else:
+            self.release((sequence,), decode_step, returns=True, free=free)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``ChunkedMemory``; between two rows of the ledger."""
+        self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
+
+    def release(
+        self, leaving: Iterable[Sequence], decode_step: int, returns: bool = False, free: int | None = None
+    ) -> None:
+        """See ``PagedMemory``; those that return are computed again.
+
+        Args:
+            free: Blocks that are free before; None where the running sequences have taken none in this step.
+        """
+        size, alone, queue = self.block_size, self._alone, self.pool.queue
+        append, pack = queue.freed.append, queue.freed.pack
+        if self.tables is not None:
+            self.tables.grow_until(decode_step)
+        if queue.unnamed_first:
+            queue.reach(self.free if free is None else free)
+        # Also of victims: a sequence decoded in the step before.
+        now, shared = after_step(decode_step), self.pool.num_shared
+        for sequence in leaving:
+            lag = sequence.lag
+            tokens = decode_step - 1 + lag
+            if sequence in alone and not returns:
+                # As below, in the one record that it comes to.
+                stop, named, known = -(-tokens // size), tokens // size, sequence.start_tokens
+                born, taken, mark = alone.pop(sequence), -(-known // size), ALONE - sequence.index
+                if queue.unnamed_first and named < stop:
+                    queue.stack.append((named, taken, born, lag))
+                    stop, named = named, stop
+                append(pack(0, stop, named, taken, born, lag, mark, now, known))
+                queue.end += stop
+            else:
+                index = sequence.index if returns else None
+                self.pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, lag, index)
+        PagedMemory.release(self, leaving, decode_step)
+        self.free += self.pool.num_shared - shared
+
+    def _drop(self, sequence: Sequence, decode_step: int, now: int, returns: bool, free: int | None = None) -> None:
+        """A sequence that does not decode gives up its blocks."""
+        pool = self.pool
+        if self.tables is not None:
+            self.tables.grow_until(decode_step)
+        if pool.queue.unnamed_first:
+            pool.queue.reach(self.free if free is None else free)
+        filled, shared = sequence.computed_tokens // self.block_size, pool.num_shared
+        index = sequence.index if returns else None
+        pool.release(self._pop(sequence), self.partial[sequence], filled, now, None, index)
         super().drop(sequence, decode_step)
-        self._count_shared_once()
-        self.cache_log.settle(self.tables.pool.num_cached, at_row(self.cache_log.row))
+        self.free += pool.num_shared - shared
 
-    def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``: blocks with a hash."""
-        named = self.tables.pool.is_named
-        # What lies beyond the last one is not looked at.
-        return np.flatnonzero(np.frombuffer(named, np.uint8, named.rfind(1) + 1))
+    def _pop(self, sequence: Sequence) -> BlockTable:
+        """The table of a sequence, which is kept no longer."""
+        born = self._alone.pop(sequence, None)
+        if born is None:
+            return self.held.pop(sequence)
+        self.pool.history.takes.add(*self._take_of(sequence, born))
+        return BlockTable(-(-sequence.start_tokens // self.block_size), born)
 
-    def _count_shared_once(self) -> None:
-        shared = self.tables.pool.num_shared
-        self.free += shared - self._shared
-        self._shared = shared
+    def _take_of(self, sequence: Sequence, born: int) -> tuple[int, ...]:
+        """What a sequence took that has no table, by ``history.TAKE``."""
+        known = sequence.start_tokens
+        return born, known - sequence.lag, -(-known // self.block_size), sequence.index, known, 0
+
+    def _take_alone(self) -> Iterator[tuple[int, ...]]:
+        """See ``QueueHistory``."""
+        return (self._take_of(sequence, born) for sequence, born in self._alone.items())
 
     def steps_unhelped(self, state: State, steps: int) -> int:
         """See ``ChunkedMemory``: publish the block that it would find next, which then needs no place of its own."""
-        seeker, place = self._transaction.seeker, len(self._transaction.found)
-        author = seeker and self.tables.author_of(seeker, place)
+        transaction = self._transaction
+        if transaction.seeker is None or transaction.path is None:
+            return steps
+        place = transaction.found[-1][2] if transaction.found else 0
+        author = self._author_of(transaction.seeker, transaction.path, place)
         if author is None:
             return steps
         until = (place + 1) * self.block_size - author.lag - state.decode_step
         if until < 1:
-            raise SimulationFault(f"request {author.index} has filled block {place} and did not publish it")
+            raise SimulationFault(f"block {place} of request {transaction.seeker.index} is full and was not published")
         return min(steps, until)
+
+    def _author_of(self, seeker: Sequence, path: Path, place: int) -> BlockTable | None:
+        """The table of the sequence that will publish, while it decodes, the block at ``place`` of a waiting one."""
+        if place >= lookup_blocks(seeker.start_tokens, self.block_size):
+            return None
+        return next(chain.author for chain, stop in path if place < stop)
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``ChunkedMemory``; slots that are shared are live once."""
         self.cache_log.row += 1
-        live, held, tail = super().advance(state, steps)
-        return live - self._shared * self.block_size, held, tail
+        self._grown_until = state.decode_step + steps
+        if self.partial:
+            live, held, tail = super().advance(state, steps)
+        else:
+            (live, held), tail = PagedMemory.advance(self, state, steps), 0
+        return live - self.pool.num_shared * self.block_size, held, tail
+
+    def _growing(self) -> Iterator[tuple[int, int, int]]:
+        """See ``QueueHistory``."""
+        size, until = self.block_size, self._grown_until
+        if self.tables is not None:
+            # Tables with ids may have grown through the step that is being decided.
+            until = max(until, self.tables.grown_until)
+        taken = {sequence: table.taken for sequence, table in self.held.items()}
+        taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self._alone}
+        for sequence, blocks in taken.items():
+            if sequence not in self.partial:
+                yield blocks, -(-(until - 1 + sequence.lag) // size), sequence.lag
+            elif self.held[sequence].decodes:
+                yield blocks, self.partial[sequence], self.held[sequence].lag
+
+    # --- Recordings ---
+
+    def cached_block_ids(self) -> np.ndarray:
+        """See ``Memory``: blocks with a hash."""
+        if self.tables is None:
+            return super().cached_block_ids()
+        size, until = self.block_size, self.tables.grown_until
+        named = [np.flatnonzero(np.frombuffer(self.tables.pool.is_named, np.uint8))]
+        for sequence, table in self.held.items():
+            stalled = sequence in self.partial
+            full = (sequence.computed_tokens if stalled else until - 1 + sequence.lag) // size
+            named.append(np.array(self.tables.tables[sequence][:full], dtype=np.int64))
+        return np.concatenate(named)
 
 
 class CachedTables(BlockTables):
-    """Tables over a pool with free blocks that are found by their names.
+    """Ids of the blocks in tables; what is free is in the queue of the memory's pool.
 
     Args:
-        num_blocks, block_size: Size of the pool.
-        names: Of the blocks of every request.
-        log: Records blocks that are taken, hit and evicted.
+        queue: That queue.
+        block_size: Tokens a block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, names: BlockNames, log: CacheLog) -> None:
-        super().__init__(num_blocks, 0, block_size)
-        # No kind of ``BlockPool``, as it takes blocks at a moment; whatever takes some is overridden here.
-        self.pool: HashedBlockPool = HashedBlockPool(num_blocks, log.history)  # type: ignore[assignment]
-        self._log = log
-        self._all_names = names
-        # Of the blocks that each will have filled when it is done.
-        self._names: dict[Sequence, list[int]] = {}
-        # Sequences that publish blocks which end in a run while they decode.
-        self._authors: dict[int, Sequence] = {}
+    def __init__(self, queue: FreeIds, block_size: int) -> None:
+        super().__init__(0, 0, block_size)
+        # No kind of ``BlockPool``: tables only take from it, and what they give back joins it block by block.
+        self.pool: FreeIds = queue  # type: ignore[assignment]
 
-    def look_up(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest cached prefix of what a waiting sequence knows, without its last token."""
-        names = self._names_of(sequence)
-        return self.pool.lookup(islice(names, lookup_blocks(sequence.start_tokens, self._block_size)))
-
-    def _names_of(self, sequence: Sequence) -> list[int]:
-        names = self._names.get(sequence)
-        if names is None:
-            names = self._names[sequence] = self._all_names.of(sequence.index)
-        return names
-
-    def enter(self, sequence: Sequence, found: list[int]) -> None:
-        """A sequence that waited gets a table of the blocks that it found."""
-        known, size = sequence.start_tokens, self._block_size
-        moment = at_row(self._log.row)
-        self.pool.take_cached(found, lookup_blocks(known, size), moment)
-        self.tables[sequence] = found
-        self._log.look_ups.append((sequence.index, known, len(found) * size))
-        self._log.settle(self.pool.num_cached, moment)
-
-    def hold(self, sequence: Sequence, tokens: int) -> None:
-        """Extend a table to ``tokens``, which are computed: full blocks are published."""
-        table, names, pool = self.tables[sequence], self._names[sequence], self.pool
-        held = len(table)
-        # All blocks of a table are published but the last one, if it is not full.
-        published = held - (held > 0 and pool.hashes[table[-1]] is None)
-        missing = -(-tokens // self._block_size) - held
-        if missing > 0:
-            moment = at_row(self._log.row)
-            table += pool.take(missing, moment)
-            self._log.settle(pool.num_cached, moment)
-        for place in range(published, tokens // self._block_size):
-            pool.publish(table[place], names[place])
-
-    def join(self, sequence: Sequence, phase: int) -> None:
-        super().join(sequence, phase)
-        names = self._names[sequence]
-        if names:
-            self._authors[run_of(names[-1])] = sequence
-
-    def grow_until(self, decode_step: int) -> None:
-        """See ``BlockTables``; in each step the blocks that it fills are published."""
-        start, members, size = self._grown_until, self._members, self._block_size
-        if decode_step <= start:
-            return
-        for step in range(start, decode_step + 1):
-            growing = members[step % size]
-            # A sequence that takes a block in a step filled one in the step before.
-            if growing and step > start:
-                self._publish_last(growing)
-            if growing and step < decode_step:
-                self._take(growing, in_step(step))
-        self._grown_until = decode_step
-
-    def _publish_last(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            table = self.tables[sequence]
-            self.pool.publish(table[-1], self._names[sequence][len(table) - 1])
-
-    def _take(self, sequences: list[Sequence], moment: int) -> None:
-        """A block each."""
-        for sequence, block in zip(sequences, self.pool.take(len(sequences), moment), strict=True):
-            self.tables[sequence].append(block)
-        self._log.settle(self.pool.num_cached, moment)
-
-    def leave(self, sequence: Sequence, phase: int) -> None:
-        super().leave(sequence, phase)
-        self._forget(sequence)
+    @property
+    def grown_until(self) -> int:
+        """Decode step up to which tables have grown."""
+        return self._grown_until
 
     def drop(self, sequence: Sequence) -> None:
-        super().drop(sequence)
-        self._forget(sequence)
+        del self.tables[sequence]
 
-    def _forget(self, sequence: Sequence) -> None:
-        names = self._names.pop(sequence)
-        if names:
-            self._authors.pop(run_of(names[-1]), None)
+    def append(self, sequence: Sequence) -> None:
+        self.tables[sequence] += self.pool.take_many(1)
 
-    def author_of(self, seeker: Sequence, place: int) -> Sequence | None:
-        """The sequence that will publish, while it decodes, the block at ``place`` of a waiting one."""
-        if place >= lookup_blocks(seeker.start_tokens, self._block_size):
-            return None
-        return self._authors.get(run_of(self._names[seeker][place]))
+    def leave(self, sequence: Sequence, phase: int) -> None:
+        self.park(sequence, phase)
+        del self.tables[sequence]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups, skipped_blocks
-from ..prefix import BlockHistory, BlockNames, HashedBlockPool, lookup_blocks
+from ..prefix import Chains, HashedBlockPool, lookup_blocks
 
 #: In place of a block that was given back, as vLLM's null block: an entry keeps its place in the table.
 NULL_BLOCK = None
@@ -46,33 +46,13 @@ class Found(NamedTuple):
     blocks: int
 
 
-class GroupPool(HashedBlockPool):
-    """As ``HashedBlockPool``, with the times that the history needs from outside, and vLLM 0.33's free queue: blocks
-    without a hash go to its head, those with one to its tail."""
-
-    def __init__(self, num_blocks: int, cache: GroupCache, history: BlockHistory | None) -> None:
-        super().__init__(num_blocks, history)
-        self._cache = cache
-
-    def take_many(self, count: int) -> list[int]:
-        """``count`` blocks from the head of the free queue."""
-        return self.take(count, self._cache.moment)
-
-    def release(self, table: list[int]) -> None:  # type: ignore[override]
-        """Entries of one table are gone, the last one first."""
-        super().release(table)
-        for block in table:
-            if not self.reference_counts[block] and not self.is_named[block]:
-                self._free.move_to_end(block, last=False)
-
-
 class GroupCache:
     """What the groups publish, and look-ups find.
 
     Args:
         num_blocks, block_size: Size of the pool.
         groups: The KV groups that share it.
-        names: Of the blocks of every request.
+        chains: Names of the blocks of every request.
 
     Attributes:
         pool: The blocks.
@@ -81,12 +61,12 @@ class GroupCache:
         shared: Table entries beyond the first of each block, of groups of each kind.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, names: BlockNames) -> None:
-        self.log = CacheLog(block_size, BlockHistory())
+    def __init__(self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains) -> None:
+        self.log = CacheLog(block_size)
         self.moment = 0
         self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
-        self.pool = GroupPool(num_blocks, self, self.log.history)
-        self._groups, self._size, self._all_names = groups, block_size, names
+        self.pool = HashedBlockPool(num_blocks)
+        self._groups, self._size, self._chains = groups, block_size, chains
         self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
         # Blocks that are needed before a token: by a window, and of a state.
         self._needed = {SLIDING: -(-(groups.window_tokens - 1) // block_size), STATE: 1}
@@ -156,7 +136,7 @@ class GroupCache:
     def _names_of(self, sequence: Sequence) -> list[int]:
         names = self._names.get(sequence)
         if names is None:
-            names = self._names[sequence] = self._all_names.of(sequence.index)
+            names = self._names[sequence] = self._chains.names(sequence.index)
         return names
 
     def to_take(self, found: Found) -> int:
@@ -182,12 +162,10 @@ class GroupCache:
     def enter(self, sequence: Sequence, found: Found) -> None:
         """A sequence that waited begins with what it found."""
         references = self.pool.reference_counts
-        queried = lookup_blocks(sequence.start_tokens, self._size)
         for kind, table in zip(self._groups.kinds, found.tables, strict=True):
             blocks = [block for block in table if block is not NULL_BLOCK]
             self.shared[kind] += sum(references[block] > 0 for block in blocks)
-            self.pool.take_cached(blocks, queried, self.moment)
-            queried = 0
+            self.pool.take_cached(blocks)
         self._published[sequence] = found.blocks
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 

@@ -35,7 +35,7 @@ from ...types.state import State
 from ..accounting.kv_groups import SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_step
-from ..prefix import BlockNames
+from ..prefix import Chains
 from .group_cache import Found, GroupCache
 from .hybrid_tables import HybridTables
 from .paged import PagedMemory, PagedTransaction
@@ -231,7 +231,7 @@ class HybridMemory(PagedMemory):
         block_size: Tokens a page, of the layers of one group.
         groups: The groups that share it.
         ids: Whether to keep block tables, one a sequence and group.
-        names: Of the blocks of every request, where prefixes are to be cached.
+        chains: Names of the blocks of every request, where prefixes are to be cached.
 
     Attributes:
         cache: The prefix cache, or None.
@@ -243,7 +243,7 @@ class HybridMemory(PagedMemory):
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, groups: PageGroups, ids: bool = False, names: BlockNames | None = None
+        self, num_blocks: int, block_size: int, groups: PageGroups, ids: bool = False, chains: Chains | None = None
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.groups = groups
@@ -260,8 +260,8 @@ class HybridMemory(PagedMemory):
         elif groups.states:
             self.meter += ("states",)
         self.cache: GroupCache | None = None
-        if names is not None:
-            self.cache = GroupCache(num_blocks, block_size, groups, names)
+        if chains is not None:
+            self.cache = GroupCache(num_blocks, block_size, groups, chains)
             self.cache_log = self.cached_level = self.cache.log
             self.meter += ("shared", "shared_in_windows", "shared_states")
         # Table entries beyond the first of a block, as ``free`` counts them.

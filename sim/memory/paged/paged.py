@@ -135,6 +135,7 @@ class PagedTransaction:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
         self.free += self.reclaimed(sequence, self.decode_step)
         if self.memory.tables:
+            self.memory.tables.grow_until(self.decode_step)
             self.memory.tables.drop(sequence)
 
     def end_of_running(self) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from .hash_chain import HashChain, HashedBlockPool, lookup_blocks
-from .history import BlockHistory
-from .names import BlockNames
+from .chains import Chain, Chains, Path
+from .free_queue import ALONE, FreeIds, FreeQueue
+from .hash_chain import HashChain, lookup_blocks
+from .hashed_pool import HashedBlockPool
+from .history import QueueHistory
 from .radix import RadixNode, RadixTree, all_but_last, first_tokens
+from .segments import BlockTable, Found, Segment, SegmentPool
 
 __all__ = [
-    "BlockHistory",
-    "BlockNames",
+    "ALONE",
+    "BlockTable",
+    "Chain",
+    "Chains",
+    "Found",
+    "FreeIds",
+    "FreeQueue",
     "HashChain",
     "HashedBlockPool",
+    "Path",
+    "QueueHistory",
     "RadixNode",
     "RadixTree",
+    "Segment",
+    "SegmentPool",
     "all_but_last",
     "first_tokens",
     "lookup_blocks",

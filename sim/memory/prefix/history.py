@@ -1,6 +1,14 @@
-"""How long blocks are kept: what vLLM's KV-cache residency metrics observe.
+"""What became of the blocks of a prefix cache, read from logs when a metric needs it.
 
-A block is born when it is taken, touched when a request hits it, and logged when it is taken anew:
+Blocks are taken from the free queue in the order of its tape (``free_queue``), and the moments at which they were taken are
+logged apart from it: by prefills one by one, by decoding sequences as (first block, last block, lag). Laid beside each
+other they say when each block was taken anew:
+
+    tape, without holes     | request 3's 40 blocks      | request 1's 17  | request 4's 8 ...
+    taken                   | 25, row 7    | 3, step 90  | 1, step 91 | 60, row 8       ...
+
+From that follow the levels of the cached blocks, evictions, and what vLLM's KV-cache residency metrics observe. A block is born
+when it is taken, touched when a request hits it, and logged when it is taken anew:
 
     take        hit    hit            hit                 taken anew
      |-----------|------|--------------|---------------------|
@@ -17,56 +25,228 @@ Source: vLLM, vllm/v1/core/kv_cache_metrics.py (``--kv-cache-metrics``).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
+from .free_queue import ALONE, FreeQueue, Log
+
 KEPT_TOUCHES = 4
-_LIFE = 3
+#: Columns of blocks that a prefill took, with its look-up if it is the first of a sequence, which else has no ``index``.
+TAKE = ("moment", "decode_step", "blocks", "index", "known_tokens", "hit_tokens")
+#: Columns of blocks that a sequence took while it decoded: its blocks ``first`` to ``stop``.
+GROWTH = ("first", "stop", "lag")
+NO_LOOK_UP = -1
+#: Values, and how many blocks have each.
+Observed = tuple[np.ndarray, np.ndarray]
 
 
-class BlockHistory:
-    """What was observed of blocks that were taken anew, in the order in which they were.
+class QueueHistory:
+    """Logs of a free queue, and what follows from them.
 
-    Times are numbers of the caller, which says in the end which ticks they are.
+    Attributes:
+        takes, growths: Logs, by ``TAKE`` and ``GROWTH``, but for tables that are ``ALONE``.
+        growing: Growths of the sequences that decode now.
+        alone: What was taken by tables that will be ``ALONE``, by ``TAKE``.
+        in_step: The moments at which decode steps (int64) start, as the caller numbers moments.
     """
 
-    def __init__(self) -> None:
-        # (born, last touch or birth, taken anew) a block, and (touch, next touch) a gap, one after the other.
-        self._lives, self._gaps = array("q"), array("q")
-        self._born_at: dict[int, int] = {}
-        self._touches: dict[int, tuple[int, ...]] = {}
+    def __init__(self, queue: FreeQueue, block_size: int, in_step: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.in_step = in_step
+        self.takes, self.growths = Log(TAKE), Log(GROWTH)
+        self.growing: Callable[[], Iterable[tuple[int, int, int]]] = tuple
+        self.alone: Callable[[], Iterable[tuple[int, ...]]] = tuple
+        self._queue, self._block_size = queue, block_size
+        # The logs when nothing was held, by their lengths.
+        self._read: dict[tuple[int, ...], _Past] = {}
 
-    def taken(self, blocks: Iterable[int], now: int) -> None:
-        """``blocks`` are born; their lives before are logged."""
-        born_at, touched, tell = self._born_at, self._touches, self._lives.extend
-        for block in blocks:
-            before = born_at.get(block)
-            if before is not None:
-                touches = touched.pop(block, (before,))
-                tell((before, touches[-1], now))
-                for gap in zip(touches, touches[1:], strict=False):
-                    self._gaps.extend(gap)
-            born_at[block] = now
+    def _past(self) -> _Past:
+        """The logs as they are now, read once where nothing is held."""
+        growing, alone = [*self.growing()], [*self.alone()]
+        if growing or alone:
+            return _Past(self, growing, self._all_takes(alone))
+        lengths = tuple(map(len, (self.takes, self.growths, self._queue.freed, self._queue.hits)))
+        if lengths not in self._read:
+            self._read = {lengths: _Past(self, growing, self._all_takes(alone))}
+        return self._read[lengths]
 
-    def touched(self, blocks: Iterable[int], now: int) -> None:
-        """A request hits ``blocks``."""
-        touches = self._touches
-        for block in blocks:
-            touches[block] = (*touches[block][1 - KEPT_TOUCHES :], now) if block in touches else (now,)
+    def look_ups(self) -> dict[str, np.ndarray]:
+        """The look-ups that led to an admission, by row: int64 columns ``index``, ``known_tokens`` and ``hit_tokens``."""
+        takes = self._all_takes([*self.alone()])
+        looks = takes["index"] != NO_LOOK_UP
+        return {name: takes[name][looks] for name in TAKE[3:]}
 
-    def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, np.ndarray]:
-        """The observations, int64 each, by vLLM's names of the metrics.
+    def _all_takes(self, held: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """What prefills took, by ``TAKE`` and in the order of the rows; ``held`` is what no log has yet."""
+        freed, now = self._queue.freed.columns(), Log(TAKE)
+        for take in held:
+            now.add(*take)
+        alone = freed["touched"] <= ALONE
+        left = {
+            "moment": freed["born"],
+            "decode_step": freed["known_tokens"] - freed["lag"],
+            "blocks": freed["grown_from"],
+            "index": ALONE - freed["touched"],
+            "known_tokens": freed["known_tokens"],
+            "hit_tokens": freed["first"],
+        }
+        parts = self.takes.columns(), now.columns(), {name: column[alone] for name, column in left.items()}
+        order = np.argsort(np.concatenate([part["moment"] for part in parts]), kind="stable")
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in TAKE}
+
+    def changes(self) -> dict[str, np.ndarray]:
+        """Cached blocks that came (went, below 0), and when: int64 columns ``moment`` and ``blocks``."""
+        past = self._past()
+        freed, hits = past.freed, past.hits
+        moment = np.concatenate([freed["moment"], hits["moment"], past.moment])
+        blocks = np.concatenate([past.named, -hits["blocks"], -np.diff(past.named_before(past.edges))])
+        return {"moment": moment[blocks != 0], "blocks": blocks[blocks != 0]}
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks that were taken while they could still be found."""
+        past = self._past()
+        return int(past.named_before(past.edges[-1:])[0])
+
+    def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, Observed]:
+        """The observations by vLLM's names of the metrics, int64 each: values, and how many blocks have each.
 
         Args:
-            ticks_of: Turns the caller's times (int64) into ticks.
+            ticks_of: Turns moments (int64) into ticks.
         """
-        lives = ticks_of(np.array(self._lives, dtype=np.int64)).reshape(-1, _LIFE)
-        gaps = ticks_of(np.array(self._gaps, dtype=np.int64)).reshape(-1, 2)
-        born_at, touched_at, taken_at = lives.T
+        born, touched, taken, blocks, gaps = self._past().lives()
+        born, touched, taken = (ticks_of(moments) for moments in (born, touched, taken))
+        since, until, of = gaps.T
         return {
-            "vllm:kv_block_lifetime_seconds": taken_at - born_at,
-            "vllm:kv_block_idle_before_evict_seconds": taken_at - touched_at,
-            "vllm:kv_block_reuse_gap_seconds": gaps[:, 1] - gaps[:, 0],
+            "vllm:kv_block_lifetime_seconds": (taken - born, blocks),
+            "vllm:kv_block_idle_before_evict_seconds": (taken - touched, blocks),
+            "vllm:kv_block_reuse_gap_seconds": (ticks_of(until) - ticks_of(since), of),
         }
+
+
+class _Past:
+    """The logs as columns. A *position* counts blocks in the order in which they were taken, a *place* is one on the tape.
+
+    Attributes:
+        freed, hits, unstacked: Columns of the queue's logs; hits in the order of the tape.
+        named: Blocks of each record of ``freed`` that have a name.
+        moment, edges: When blocks were taken, and the positions between which: int64 [takings], [takings + 1].
+    """
+
+    def __init__(
+        self, history: QueueHistory, growing: list[tuple[int, int, int]], takes: dict[str, np.ndarray]
+    ) -> None:
+        queue, self._size, self._touches = history._queue, history._block_size, history._queue.touches
+        self._in_step = history.in_step
+        self.freed = freed = queue.freed.columns()
+        self.moment, self.edges = self._takings(takes, self._growths(history, growing))
+        # Where blocks go to the head it has to be known which of them were taken.
+        queue.reach(queue.num_free + queue.num_taken - int(self.edges[-1]))
+        hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
+        order = np.argsort(hits["place"])
+        self.hits = {name: column[order] for name, column in hits.items()}
+        blocks = freed["stop"] - freed["first"]
+        self._start = np.cumsum(blocks) - blocks
+        self.named = np.clip(freed["named"] - freed["first"], 0, blocks)
+        self._unnamed, self._named_before = blocks - self.named, np.cumsum(self.named) - self.named
+        #: Blocks of holes before each one, and of all.
+        self._skipped = np.concatenate([[0], np.cumsum(self.hits["blocks"])])
+
+    def _growths(self, history: QueueHistory, growing: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
+        """What sequences took while they decoded, by ``GROWTH``."""
+        logged, now, freed = history.growths.columns(), Log(GROWTH), self.freed
+        for growth in growing:
+            now.add(*growth)
+        alone = freed["touched"] <= ALONE
+        freed = freed | {
+            "first": np.maximum(freed["first"], freed["grown_from"]),
+            "stop": np.maximum(freed["stop"], freed["named"]),
+        }
+        return {name: np.concatenate([logged[name], now.columns()[name], freed[name][alone]]) for name in GROWTH}
+
+    def _takings(self, takes: dict[str, np.ndarray], growths: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """See ``moment`` and ``edges``. In a step the running sequences take blocks before prefills do."""
+        size = self._size
+        start = growths["first"] * size + 1 - growths["lag"]
+        stop = start + np.maximum(0, growths["stop"] - growths["first"]) * size
+        lines = 1 + int(stop.max(initial=0)) // size
+        # From its first step on each takes a block every block size: sums down the columns of lines of so many steps.
+        marks = np.bincount(start, minlength=lines * size) - np.bincount(stop, minlength=lines * size)
+        grown = marks.reshape(lines, size).cumsum(axis=0).ravel()
+        steps = np.flatnonzero(grown)
+        order = np.argsort(np.concatenate([2 * steps, 2 * takes["decode_step"] + 1]), kind="stable")
+        blocks = np.concatenate([grown[steps], takes["blocks"]])[order]
+        return np.concatenate([self._in_step(steps), takes["moment"]])[order], np.concatenate([[0], np.cumsum(blocks)])
+
+    @cached_property
+    def _stacked(self) -> np.ndarray:
+        """Position of each block that was taken from the stack."""
+        return self.unstacked["before"] + np.arange(len(self.unstacked["before"]))
+
+    def _place(self, position: np.ndarray) -> np.ndarray:
+        """Of the block of the tape that is taken at each position, or next, if a block of the stack is."""
+        from_tape = position - np.searchsorted(self._stacked, position)
+        before = np.searchsorted(self.hits["place"] - self._skipped[:-1], from_tape, side="right")
+        return from_tape + self._skipped[before]
+
+    def named_before(self, position: np.ndarray) -> np.ndarray:
+        """Blocks with a name among those taken before each position."""
+        place = self._place(position)
+        record = np.searchsorted(self._start, place, side="right") - 1
+        named = np.maximum(0, place - self._start[record] - self._unnamed[record])
+        holes = self._skipped[np.searchsorted(self.hits["place"], place, side="right")]
+        # A place is never in a hole, so the holes before it are passed whole.
+        return self._named_before[record] + np.minimum(named, self.named[record]) - holes
+
+    def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """When blocks were born, last touched (or born) and taken anew, how many were so; and (touch, next touch, blocks)."""
+        freed, hits = self.freed, self.hits
+        end = self._place(self.edges[-1:])
+        # Each block that was taken in decoding has a birth of its own.
+        grown = np.maximum(0, freed["stop"] - np.maximum(freed["first"], freed["grown_from"]))
+        single = np.repeat(self._start - np.cumsum(grown) + grown, grown) + np.arange(grown.sum())
+        bounds = (self._start, self._start + grown, single, hits["place"], hits["place"] + hits["blocks"])
+        cuts = np.sort(np.concatenate([*bounds, self._place(self.edges), end]), kind="stable")
+        cuts = cuts[np.append(True, np.diff(cuts) > 0) & (cuts <= end)]
+        blocks, place = np.diff(cuts), cuts[:-1]
+        record = np.searchsorted(self._start, place, side="right") - 1
+        hole = np.searchsorted(hits["place"], place, side="right")
+        in_hole = np.append(0, hits["place"] + hits["blocks"])[hole] > place
+        # The first record is of blocks that were never taken before.
+        kept = (record > 0) & ~in_hole
+        blocks, place, record, hole = blocks[kept], place[kept], record[kept], hole[kept]
+        born = self._born(freed, record, freed["stop"][record] - 1 - place + self._start[record])
+        from_tape = place - self._skipped[hole]
+        position = from_tape + np.searchsorted(self.unstacked["before"], from_tape, side="right")
+        touched, gaps = self._touched(record, blocks, born)
+        stacked = self._born(self.unstacked, slice(None), self.unstacked["first"])
+        taken = self.moment[np.searchsorted(self.edges, np.append(position, self._stacked), side="right") - 1]
+        return (
+            np.append(born, stacked),
+            np.append(touched, stacked),
+            taken,
+            np.append(blocks, np.ones_like(stacked)),
+            gaps,
+        )
+
+    def _touched(self, record: np.ndarray, blocks: np.ndarray, born: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """When blocks of records were last touched, or born; and the gaps before that, int64 [gaps, 3]."""
+        index = self.freed["touched"][record]
+        last = np.array([0, *(touches[-1] for touches in self._touches)], dtype=np.int64)
+        hit = index >= 0
+        count = np.zeros(len(self._touches), dtype=np.int64)
+        np.add.at(count, index[hit], blocks[hit])
+        gaps = [
+            (since, until, of)
+            for touches, of in zip(self._touches, count.tolist(), strict=True)
+            if of
+            for since, until in pairwise(touches)
+        ]
+        return np.where(hit, last[np.maximum(0, 1 + index)], born), np.array(gaps, dtype=np.int64).reshape(-1, 3)
+
+    def _born(self, columns: dict[str, np.ndarray], record: np.ndarray | slice, place: np.ndarray) -> np.ndarray:
+        """When the blocks at places of tables were taken."""
+        grown_from, born, lag = (columns[name][record] for name in ("grown_from", "born", "lag"))
+        return np.where(place >= grown_from, self._in_step(place * self._size + 1 - lag), born)

@@ -66,7 +66,7 @@ def test_leap_and_step_are_the_same_bits_where_prefixes_are_cached(policy, case,
 
 
 def look_ups(run) -> list[list[int]]:
-    return [column.tolist() for column in run.replica.memory.cache_log.look_ups.columns().values()]
+    return [column.tolist() for column in run.replica.memory.cache_log.look_up_columns().values()]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

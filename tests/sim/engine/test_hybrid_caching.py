@@ -54,7 +54,7 @@ def serve(case: SharedCase, groups: Groups, **switches) -> Run:
 
 def look_ups(run: Run) -> list[tuple[int, int, int]]:
     """(request, tokens known, tokens found) of every admission."""
-    return [*zip(*(column.tolist() for column in run.replica.memory.cache_log.look_ups.columns().values()))]
+    return [*zip(*(column.tolist() for column in run.replica.memory.cache_log.look_up_columns().values()))]
 
 
 @hypothesis_settings(max_examples=80)

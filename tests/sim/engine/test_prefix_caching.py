@@ -22,6 +22,7 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.memory import CachedMemory
 from fragmeter.sim.memory.accounting.moments import ticks_of
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
@@ -43,7 +44,7 @@ from shared_prefixes import (
 
 def look_ups(run: Run) -> list[tuple[int, int, int]]:
     """(request, tokens known, tokens found) of every admission."""
-    return [*zip(*(column.tolist() for column in run.replica.memory.cache_log.look_ups.columns().values()))]
+    return [*zip(*(column.tolist() for column in run.replica.memory.cache_log.look_up_columns().values()))]
 
 
 def check(case: SharedCase) -> None:
@@ -53,7 +54,7 @@ def check(case: SharedCase) -> None:
     assert schedulers.log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     for run in (stepped, leapt):
         schedulers.same_requests(run, outcome)
-        assert look_ups(run) == oracle.look_ups
+        assert sorted(look_ups(run)) == sorted(oracle.look_ups)
         assert run.replica.memory.evicted_blocks == oracle.evicted
 
 
@@ -89,7 +90,7 @@ def story(requests, content, num_blocks: int, **limits) -> tuple[list[str], Shar
     outcome, oracle = expected(case)
     for run in (serve_cached(case, leap=False), serve_cached(case)):
         schedulers.same_requests(run, outcome)
-        assert look_ups(run) == oracle.look_ups
+        assert sorted(look_ups(run)) == sorted(oracle.look_ups)
     stepped = serve_cached(case, leap=False)
     assert schedulers.log_of(stepped) == [(step.start_ticks, step.ticks, step.buckets) for step in outcome.steps]
     return log(outcome), case, run
@@ -98,9 +99,9 @@ def story(requests, content, num_blocks: int, **limits) -> tuple[list[str], Shar
 def test_two_share_a_prefix_and_another_comes_after_eviction():
     """Six usable blocks of four. 0 and 1 begin with the same ten tokens, 3 and 4 with the first eight of them.
 
-    110: 1 finds two full blocks, the half one it computes itself. At 344 both are done: of the blocks 0 to 4, given
-         back as 2, 4, 3, 1, 0, only 4 is not full; 5 was never taken.
-    1000: 2 takes 5, 2, 4, 3 and 1. Block 0 residencies.
+    110: 1 finds two full blocks, the half one it computes itself. At 344 both are done: of the blocks 0 to 4 only 4 is not
+         full, and goes to the head of the queue, before 5, which was never taken; the others to its tail, as 2, 3, 1, 0.
+    1000: 2 takes 4, 5, 2, 3 and 1. Block 0 stays.
     2000: 3 knows eight tokens and finds four; it takes block 1 from the head of the queue.
     3000: 4 knows the same eight, and both blocks of them are there. It still finds but one, as the second would cover
           its last token."""
@@ -162,16 +163,17 @@ def test_of_several_samples_a_request_has_the_cached_tokens_of_the_last(policy, 
 
 
 def test_what_is_said_of_the_cache():
-    """The story above. 2 takes four blocks anew: of 2 (born 0), 4 (224), 3 (110) and 1 (0, hit at 110). 3 takes 1 and 4
-    takes 3, both born at 1000. A request that is done counts as it was admitted first."""
+    """The story above. 2 takes four blocks anew: 4 (born 224), 2 (0), 3 (110) and 1 (0, hit at 110). 3 takes 1 and 4
+    takes 3, both born at 1000. A request that is done counts as it was admitted first. What had no name is listed last."""
     shared = (7, 10)
     pieces = [[shared], [shared], [], [(7, 8)], [(7, 8)]]
     requests, content = of_pieces([0, 50, 1000, 2000, 3000], pieces, [0, 2, 20, 0, 0], [3, 2, 1, 1, 1])
     _, case, run = story(requests, content, 7)
     history = run.replica.memory.cache_log.history
-    assert [ticks.tolist() for ticks in history.observed_ticks(partial(ticks_of, run.log)).values()] == [
-        [1000, 776, 890, 1000, 1000, 2000],
-        [1000, 776, 890, 890, 1000, 2000],
+    observed = history.observed_ticks(partial(ticks_of, run.log))
+    assert [np.repeat(ticks, blocks).tolist() for ticks, blocks in observed.values()] == [
+        [1000, 890, 1000, 1000, 2000, 776],
+        [1000, 890, 890, 1000, 2000, 776],
         [],
     ]
     cache = summary(run)["prefix_cache"]
@@ -215,23 +217,24 @@ def test_a_waiting_request_is_let_in_by_a_block_that_a_running_one_fills():
 def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
     """The story above, and 1 forgets to publish what it fills while it decodes."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
-    with mock.patch("fragmeter.sim.memory.paged.cached.CachedTables._publish_last"):
-        with pytest.raises(SimulationFault, match="request 1 has filled block 1 and did not publish it"):
+    with mock.patch("fragmeter.sim.memory.prefix.SegmentPool._publish_filled"):
+        with pytest.raises(SimulationFault, match="block 1 of request 2 is full and was not published"):
             story(requests, content, 6)
 
 
 def test_a_victim_frees_only_what_no_other_table_holds():
     """Seven usable blocks: one each for 0, 1 and 2, three for 3, of which 4, admitted in the same step, finds two and
     takes one more. At 122 0, 1 and 2 want a block each. 4 gives up one; the two that it shares are held by 3, which
-    has to go as well. At 252 3 finds the first block of the two again, and 4 the second too, which 3 computes."""
+    has to go as well. At 252 3 finds the first block of the two again, and 4 the second too, which 3 computes. What they
+    take besides are blocks without a name: the full ones of 0, 1 and 2 stay cached."""
     pieces = [[], [], [], [(7, 8)], [(7, 8)]]
     requests, content = of_pieces([0] * 5, pieces, [4, 4, 4, 1, 1], [2, 2, 2, 3, 3])
     lines, case, run = story(requests, content, 8)
     assert lines == [
         "0+122 | run 0 1 2 3 4 | prefill 0:4 1:4 2:4 3:9 4:1 | live 22 reserved 6",
         "122+130 | run 0 1 2 | preempt 4 3 | decode 0 1 2 | live 15 reserved 3 block_tail 6 cached 4",
-        "252+108 | run 3 4 | prefill 3:6 4:2 | live 12 reserved 4 cached 8 free 4",
-        "360+120 | run 3 4 | decode 3 4 | live 14 reserved 2 cached 8 free 4",
+        "252+108 | run 3 4 | prefill 3:6 4:2 | live 12 reserved 4 cached 12",
+        "360+120 | run 3 4 | decode 3 4 | live 14 reserved 2 cached 12",
     ]
     results = summary(run)
     assert results["work"]["tokens"]["recomputed"] == 5 + 1
@@ -246,7 +249,7 @@ class CacheWalk:
 
     def __init__(self, case: SharedCase, leap: bool) -> None:
         self.case, work = case, case.workload
-        settings = caching_settings(case, leap=leap)
+        settings = caching_settings(case, leap=leap, ids=True)
         replica = build(settings, case.cost, work)
         too_large = replica.policy.smallest_pool_blocks(work, replica.block_size) > replica.num_blocks
         self.env, self.memory = simpy.Environment(initial_time=0), replica.memory
@@ -267,15 +270,15 @@ class CacheWalk:
 
     def check_references(self) -> None:
         """Invariant 2: as many references as table entries, and in the queue just those blocks that have none."""
-        pool, tables = self.memory.tables.pool, self.memory.tables.tables
+        queue, tables = self.memory.pool.queue, self.memory.tables.tables
         named = Counter(block for table in tables.values() for block in table)
-        assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
-        assert sorted([*named, *pool.free_ids]) == list(range(pool.num_blocks))
+        assert self.memory.pool.num_shared == named.total() - len(named)
+        assert sorted([*named, *queue.free_ids]) == list(range(self.memory.num_blocks))
         assert all(len(set(table)) == len(table) for table in tables.values())
 
     def buckets(self) -> dict[str, int]:
         """Invariant 3 in passing: a block in two tables is full, at the same place of both."""
-        size, pool, state = self.case.pool.block_size, self.memory.tables.pool, self.engine.state
+        size, cached, state = self.case.pool.block_size, {*self.memory.cached_block_ids()}, self.engine.state
         places: dict[int, tuple[int, str]] = {}
         for sequence, table in self.memory.tables.tables.items():
             request = self.case.requests[sequence.index]
@@ -286,12 +289,12 @@ class CacheWalk:
                 bucket = classify_slot(i, computed, request.prompt_tokens + request.output_tokens, computed, end)
                 slot = table[i // size] * size + i % size
                 assert places.setdefault(slot, (i, bucket)) == (i, bucket)
-        slots = SlotMap(pool.num_blocks * size)
+        slots = SlotMap(self.memory.num_blocks * size)
         for slot, (_, bucket) in places.items():
             slots.put(slot, bucket)
-        for block in pool.free_ids:
+        for block in self.memory.pool.queue.free_ids:
             for slot in range(block * size, (block + 1) * size):
-                slots.put(slot, FREE if pool.hashes[block] is None else CACHED)
+                slots.put(slot, CACHED if block in cached else FREE)
         return slots.census()
 
 
@@ -316,6 +319,56 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
         assert window.slot_ticks == {
             bucket: sum(buckets[bucket] * (until - at) for at, until, _, buckets in walked) for bucket in BUCKETS
         }
+
+
+@pytest.mark.parametrize("unnamed_first", [False, True])
+@hypothesis_settings(max_examples=60)
+@given(case=shared_cases(), data=st.data())
+def test_nothing_changes_where_blocks_have_ids(unnamed_first, case, data):
+    """With ids every table is kept and blocks are taken one by one; without, requests that share nothing have none."""
+    with mock.patch("fragmeter.sim.policy.vllm_v1.CachedMemory", partial(CachedMemory, unnamed_first=unnamed_first)):
+        same_with_ids(case, data)
+
+
+def same_with_ids(case, data):
+    end = serve_cached(case).log.end_ticks
+    window = tuple(sorted(data.draw(st.lists(st.integers(0, end + 1000), min_size=2, max_size=2, unique=True))))
+    without, with_ids = serve_cached(case, window), serve_cached(case, window, ids=True)
+    leaps.same(without, with_ids)
+    assert summary(without)["prefix_cache"] == summary(with_ids)["prefix_cache"]
+    assert requests_table(without).equals(requests_table(with_ids))
+
+
+@hypothesis_settings(max_examples=60)
+@given(case=shared_cases(), events=st.integers(1, 40))
+def test_what_is_known_of_a_run_that_is_stopped(case, events):
+    """While sequences hold blocks the logs say how many are cached, with ids and without."""
+    with_ids, without = stopped(case, events, ids=True), stopped(case, events, ids=False)
+    cached = {*with_ids.memory.cached_block_ids().tolist()}.intersection(with_ids.memory.pool.queue.free_ids)
+    changes = [engine.memory.pool.history.changes() for engine in (with_ids, without)]
+    assert changes[0]["blocks"].sum() == len(cached)
+    levels = [Counter() for _ in changes]
+    for level, change in zip(levels, changes):
+        for moment, blocks in zip(change["moment"].tolist(), change["blocks"].tolist()):
+            level[moment] += blocks
+    assert +levels[0] == +levels[1] and -levels[0] == -levels[1]
+    assert with_ids.memory.evicted_blocks == without.memory.evicted_blocks
+
+
+def stopped(case: SharedCase, events: int, ids: bool) -> Engine:
+    """An engine that ends with the step, or leap, that is under way after so many events."""
+    replica = build(caching_settings(case, ids=ids), case.cost, case.workload)
+    too_large = replica.policy.smallest_pool_blocks(case.workload, replica.block_size) > replica.num_blocks
+    env = simpy.Environment(initial_time=0)
+    source = OpenLoop(case.workload, too_large, replica.max_model_len)
+    engine = Engine(env, source, replica.policy, replica.memory, replica.cost)
+    for _ in range(events):
+        if engine.process.is_alive:
+            env.step()
+    engine.stop()
+    env.run()
+    replica.memory.settle(engine.state, 0)
+    return engine
 
 
 def turns(tmp_path):

@@ -83,7 +83,7 @@ class TestStories:
     def test_the_same_prompt_goes_on_from_the_state(self):
         work = workload([0, 10_000], [[(0, 40)], [(0, 40)]], [0, 0], [2, 2])
         run = simulate(chosen("sf", 40, enable_prefix_caching=True), work, LineCost())
-        look_ups = run.replica.memory.cache_log.look_ups.columns()
+        look_ups = run.replica.memory.cache_log.look_up_columns()
         assert list(zip(look_ups["index"].tolist(), look_ups["hit_tokens"].tolist())) == [(0, 0), (1, 32)]
 
     def test_a_prompt_waits_a_step_for_a_state_that_is_being_computed(self):

@@ -36,20 +36,44 @@ from fragmeter.sim.memory.paged.paged import BlockTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
-from fragmeter.sim.memory.prefix import HashedBlockPool, RadixTree
+from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, RadixTree, Segment, SegmentPool
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES
 
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
-release_in_order, split, drop = HashedBlockPool.release, RadixTree._split, HybridTables.drop
+segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
+split, drop = RadixTree._split, HybridTables.drop
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
     return pool._further.pop(block, None) is not None
 
 
-def frees_the_beginning_first(pool: HashedBlockPool, table: list[int]) -> None:
-    release_in_order(pool, table[::-1])
+def frees_the_beginning_first(table: BlockTable) -> list[Segment]:
+    return segments_in_order(table)[::-1]
+
+
+def forgets_what_was_published_before(pool: SegmentPool, table: BlockTable, path, stop: int) -> None:
+    """Only the first of two blocks of one name is ever found."""
+    known = {chain: list(chain.segments) for chain, _ in path}
+    publish(pool, table, path, stop)
+    for chain, segments in known.items():
+        taken = {place for segment in segments for place in range(segment.first, segment.stop)}
+        chain.segments = segments + [
+            segment for segment in chain.segments[len(segments) :] if segment.first not in taken
+        ]
+
+
+def keeps_its_place_on_the_tape(segment: Segment, at: int) -> Segment:
+    place = segment.place
+    rest = cut(segment, at)
+    segment.place = place
+    return rest
+
+
+def leaves_no_hole(queue: FreeQueue, place: int, blocks: int, moment: int) -> None:
+    queue_hit(queue, place, blocks, moment)
+    queue._holes.pop()
 
 
 def splits_without_the_locks(tree: RadixTree, *split_at):
@@ -163,7 +187,10 @@ def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
 
 PLANTED = [
     ("BlockPool", BlockPool, "_drop_further", frees_what_two_more_tables_name),
-    ("HashedBlockPool", HashedBlockPool, "release", frees_the_beginning_first),
+    ("SegmentPool", BlockTable, "segments", frees_the_beginning_first),
+    ("SegmentPool", SegmentPool, "_publish", forgets_what_was_published_before),
+    ("SegmentPool", Segment, "split", keeps_its_place_on_the_tape),
+    ("SegmentPool", FreeQueue, "hit", leaves_no_hole),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
     ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fragmeter.experiments.cli.simulate import simulate
 from fragmeter.experiments.runs.inputs import Requests
-from fragmeter.sim.memory.prefix import BlockNames
+from fragmeter.sim.memory.prefix import Chains
 from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent, TokenRuns
 from fragmeter.sim.workload.workload import Workload
@@ -85,39 +85,29 @@ def test_sessions_are_what_a_client_would_send(turns):
         history[session] = sent + answer
 
 
-strings = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(1, 7)), max_size=4)
-
-
-@given(some=st.lists(strings, min_size=2, max_size=5), size=st.integers(1, 4), data=st.data())
-def test_equal_names_are_equal_prefixes(some, size, data):
-    """However a string is cut into runs, the name of a block stands for all tokens up to its end."""
-    nothing = TokenRuns(content([]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    names = BlockNames(nothing, size)
-    prefix_of: dict[int, tuple] = {}
-    for runs in some:
-        tokens = written_out(runs)
-        cut = [part for run in runs for part in cut_up(run, data.draw(st.integers(1, run[2])))]
-        found = names.of_runs(runs)
-        assert found == names.of_runs(cut) and len(found) == len(tokens) // size
-        for place, name in enumerate(found, 1):
-            assert prefix_of.setdefault(name, tuple(tokens[: place * size])) == tuple(tokens[: place * size])
-    assert len(set(prefix_of.values())) == len(prefix_of)
-
-
-def cut_up(run, most):
-    """A run in parts of at most so many tokens."""
-    stream, start, length = run
-    return [(stream, start + place, min(most, length - place)) for place in range(0, length, most)]
-
-
 def test_blocks_of_a_request_are_named_to_the_end_of_its_output():
     """Blocks of 4: the second holds the end of piece 7 and the beginning of piece 8, the third generated tokens. A
     second request shares one and a half blocks, and so one."""
     made = content([[(7, 5), (8, 4)], [(7, 6)]])
-    names = BlockNames(TokenRuns(made, np.array([9, 6]), np.array([4, 4])), 4)
-    first, second = names.of(0), names.of(1)
-    assert (len(first), len(second)) == (3, 2)
-    assert first[0] == second[0] and len({*first, *second}) == 4
+    chains = Chains(TokenRuns(made, np.array([9, 6]), np.array([4, 4])), 4)
+    (one, stop), *others = chains.path(0)
+    assert (stop, others) == (3, [])
+    (first, shared), (other, end) = chains.path(1)
+    assert (first, shared, end) == (one, 1, 2) and other is not one
+    first, second = chains.prompt_names(0), chains.prompt_names(1)
+    assert (len(first), len(second), first[0] == second[0]) == (2, 1, True)
+
+
+def test_a_request_is_shared_where_something_of_it_is_known_or_goes_on():
+    """The second has a piece, the third and fourth are one session, of the fifth there are two."""
+    pieces = TokenRuns(content([[], [(7, 5)], []]), np.array([9, 9, 9]), np.array([4, 4, 4]))
+    assert pieces.unshared == [True, False, True]
+    sessions = PromptContent.of_sessions(np.array([5, 6, 5, NO_SESSION, NO_SESSION]))
+    lengths = np.array([9, 9, 20, 9, 9]), np.full(5, 4)
+    assert TokenRuns(sessions, *lengths).unshared == [False, True, False, True, True]
+    times = np.array([1, 1, 1, 1, 2])
+    repeated = TokenRuns(sessions.repeated(times), *(np.repeat(column, times) for column in lengths))
+    assert repeated.unshared == [False, True, False, True, False, False]
 
 
 BAD = {

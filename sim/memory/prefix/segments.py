@@ -1,0 +1,338 @@
+"""Cached blocks in segments: places of one chain that were filled by one table and are in the same tables now.
+
+    chain 1     places 0 to 40, published by request 0
+    segments    [0, 25) in the tables of requests 0 and 7    [25, 38) in that of request 0    [38, 40) free
+
+A block's place in its chain is its place in every table that names it, as names stand for whole prefixes. A segment is cut
+in two where a request hits a part of it, and never put together again. A table is the segments that it hit and published,
+and what it took and has not published; what a sequence takes and fills while it decodes follows from the decode step, and
+becomes segments only when its chain is looked up, or when it ends. So a request that shares with no other has no segment,
+unless it is preempted.
+
+Free segments lie in the queue (``free_queue``), which says how much of each is left: the last place is taken first.
+
+Two tables that publish the same places side by side have a segment each. Look-ups find the one published first, and where
+that was taken the next one, by passing through the segments of the chain in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from .chains import Chain, Chains, Path
+from .free_queue import UNTOUCHED, FreeIds, FreeQueue
+from .history import KEPT_TOUCHES, NO_LOOK_UP, QueueHistory
+
+#: Parts of segments: their places from one up to another.
+Found = list[tuple["Segment", int, int]]
+#: Beyond the last place of any table.
+_END = 1 << 62
+
+
+class Segment:
+    """Blocks at places ``first`` up to ``stop`` of a chain, with the same references.
+
+    Attributes:
+        references: Tables that name them.
+        place: Of the last one on the tape of the free queue; only where no table names them.
+        grown_from, born, lag: When they were taken: see ``free_queue.FREED``.
+        touches: When they were hit, the last four times.
+        next: The segment behind it in tables that name both.
+    """
+
+    __slots__ = ("born", "chain", "first", "grown_from", "ids", "lag", "next", "place", "references", "stop", "touches")
+    next: Segment | None
+
+    def __init__(self, chain: Chain, first: int, stop: int, born: int, table: BlockTable) -> None:
+        self.chain, self.first, self.stop = chain, first, stop
+        self.references, self.place = 1, 0
+        self.grown_from, self.born, self.lag = table.taken, born, table.lag
+        self.touches: tuple[int, ...] = ()
+        self.next = None
+        #: Table with their ids at their places, or None where blocks have none.
+        self.ids = table.ids
+
+    def split(self, at: int) -> Segment:
+        """Keep the places before ``at``; those from there on are the segment that is returned."""
+        rest = object.__new__(Segment)
+        for name in Segment.__slots__:
+            setattr(rest, name, getattr(self, name))
+        rest.first = at
+        self.place += self.stop - at
+        self.stop, self.next = at, rest
+        segments = self.chain.segments
+        segments.insert(segments.index(self) + 1, rest)
+        return rest
+
+
+class BlockTable:
+    """The blocks of one sequence.
+
+    Args:
+        taken, born: Blocks that it takes at first, and when.
+
+    Attributes:
+        path: Names of its blocks; None where no other request can have any of them.
+        parts: What it hit and published: segments, each of which goes on with its next ones up to a place.
+        published: Full blocks that were hit or published.
+        taken: Blocks that it had before it decodes.
+        takes: What it took before that: up to which place, and when.
+        decodes, lag: Whether its sequence did decode with a path, or before it was paused, and its lag.
+        ids: Ids of the blocks, or None where they have none.
+    """
+
+    # Defaults of the class: most sequences share nothing, and their tables have to be cheap.
+    path: Path | None = None
+    parts: tuple[tuple[Segment, int], ...] = ()
+    published = lag = 0
+    decodes = False
+    ids: list[int] | None = None
+
+    def __init__(self, taken: int = 0, born: int = 0) -> None:
+        self.taken = taken
+        self.takes = [(taken, born)]
+
+    def segments(self) -> list[Segment]:
+        """Its segments, in the order of their places."""
+        found = []
+        for first, stop in self.parts:
+            segment: Segment | None = first
+            while segment is not None:
+                found.append(segment)
+                segment = segment.next if segment.stop < stop else None
+        return found
+
+    def spans(self, first: int, stop: int) -> list[tuple[int, int, int]]:
+        """Places that were taken at once, with the moment: from ``first`` up to ``stop``, which it took itself.
+
+        What it takes while it decodes is in the last span.
+        """
+        spans = []
+        for end, born in self.takes[:-1]:
+            if first < min(end, stop):
+                spans.append((first, min(end, stop), born))
+                first = min(end, stop)
+        if first < stop:
+            spans.append((first, stop, self.takes[-1][1]))
+        return spans
+
+
+class SegmentPool:
+    """The blocks of a prefix cache.
+
+    The caller counts free blocks, and brings ``queue`` up to date (``FreeQueue.reach``) before a look-up; with
+    ``unnamed_first`` also before a release.
+
+    Args:
+        num_blocks: Usable blocks; vLLM's null block is not among them.
+        block_size: Tokens a block.
+        chains: Names of the blocks of requests.
+        in_step: See ``QueueHistory``.
+        unnamed_first: Whether blocks without a name are freed to the head of the queue, and not to its tail.
+        ids: Whether blocks have ids.
+
+    Attributes:
+        queue: The free blocks.
+        history: When blocks were taken.
+        num_shared: Table entries beyond the first of each block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        chains: Chains,
+        in_step: Callable[[np.ndarray], np.ndarray],
+        unnamed_first: bool = False,
+        ids: bool = False,
+    ) -> None:
+        self.queue = (FreeIds if ids else FreeQueue)(num_blocks, unnamed_first)
+        self.history = QueueHistory(self.queue, block_size, in_step)
+        self.num_shared = 0
+        self._block_size, self._chains = block_size, chains
+        # Of unshared requests that were preempted, and may find what they left.
+        self._returning: dict[int, Path] = {}
+
+    def path(self, request: int) -> Path | None:
+        """Names of a request's blocks; None where none of them can be in the cache, now or later, for another."""
+        if self._chains.unshared[request]:
+            return self._returning.get(request)
+        return self._chains.path(request)
+
+    def look_up(self, path: Path, stop: int, decode_step: int) -> Found:
+        """The longest cached prefix of the blocks of ``path`` before place ``stop``; changes nothing that counts.
+
+        Args:
+            decode_step: Step of which the running sequences have published what they fill.
+        """
+        found: Found = []
+        place = 0
+        for chain, end in path:
+            if chain.author is not None:
+                self._publish_filled(chain.author, decode_step)
+            end = min(end, stop)
+            while place < end:
+                part = self._first_published(chain, place, end)
+                if part is None:
+                    return found
+                found.append(part)
+                place = part[2]
+            if place == stop:
+                break
+        return found
+
+    def _first_published(self, chain: Chain, place: int, stop: int) -> tuple[Segment, int, int] | None:
+        """Of the segments with ``place`` that which was published first, as far as none before it has a place of it."""
+        head, part, gone = self.queue.head, None, False
+        for segment in chain.segments:
+            end = segment.stop
+            if not segment.references:
+                end = min(end, segment.place + end - head)
+            if end <= segment.first:
+                gone = True
+            elif segment.first <= place < end:
+                part = segment, place, min(stop, end)
+                break
+            elif place < segment.first < stop:
+                stop = segment.first
+        if gone:
+            chain.segments = [
+                segment
+                for segment in chain.segments
+                if segment.references or segment.place + segment.stop - head > segment.first
+            ]
+        return part
+
+    def enter(self, path: Path | None, found: Found, now: int, ids: list[int] | None = None) -> BlockTable:
+        """A table of the blocks that a look-up found.
+
+        Raises:
+            SimulationFault: Some of them were taken since.
+        """
+        table = BlockTable()
+        table.path, table.ids, table.takes = path, ids, []
+        parts = []
+        for segment, first, stop in found:
+            # What was found in two parts may be in two segments by now.
+            while segment.stop <= first and segment.next is not None:
+                segment = segment.next
+            if segment.first < first:
+                segment = segment.split(first)
+            if stop < segment.stop:
+                segment.split(stop)
+            if segment.references:
+                self.num_shared += stop - first
+            else:
+                self.queue.hit(segment.place, stop - first, now)
+            segment.references += 1
+            segment.touches = (*segment.touches[1 - KEPT_TOUCHES :], now)
+            if ids is not None and segment.ids is not None:
+                ids += segment.ids[first:stop]
+            parts.append((segment, stop))
+            table.published = table.taken = stop
+        table.parts = tuple(parts)
+        return table
+
+    def take(self, table: BlockTable, blocks: int, decode_step: int, now: int) -> None:
+        """A table takes blocks for a prefill in ``decode_step``."""
+        table.taken += blocks
+        table.takes.append((table.taken, now))
+        self.history.takes.add(now, decode_step, blocks, NO_LOOK_UP, 0, 0)
+
+    def publish(self, table: BlockTable, stop: int, decode_step: int) -> None:
+        """The blocks of a prefill before place ``stop`` are full, and may be hit from now on.
+
+        What the running sequences fill in ``decode_step`` is published before.
+        """
+        if table.path is not None and stop > table.published:
+            for chain, end in table.path:
+                if chain.author is not None and end > table.published:
+                    self._publish_filled(chain.author, decode_step)
+            self._publish(table, table.path, stop)
+
+    def _publish_filled(self, author: BlockTable, decode_step: int) -> None:
+        assert author.path is not None
+        self._publish(author, author.path, (decode_step + author.lag) // self._block_size)
+
+    def _publish(self, table: BlockTable, path: Path, stop: int) -> None:
+        place = table.published
+        if stop <= place:
+            return
+        for chain, end in path:
+            if end <= place:
+                continue
+            for first, last, born in table.spans(place, min(end, stop)):
+                segment = Segment(chain, first, last, born, table)
+                chain.segments.append(segment)
+                table.parts += ((segment, last),)
+            place = end
+            if place >= stop:
+                break
+        table.published = stop
+
+    def decode(self, table: BlockTable, lag: int) -> None:
+        """The sequence of a table with a path decodes from now on: after step d it has ``d + lag`` tokens."""
+        table.lag, table.decodes = lag, True
+        for chain, end in table.path or ():
+            if end > table.published:
+                chain.author = table
+
+    def pause(self, table: BlockTable, filled: int, lag: int) -> None:
+        """The sequence of a table, with that lag, decodes no more and has ``filled`` full blocks."""
+        table.lag, table.decodes = lag, True
+        self._close(table, filled)
+
+    def _close(self, table: BlockTable, filled: int) -> None:
+        if table.path is not None:
+            self._publish(table, table.path, filled)
+            for chain, _ in table.path:
+                if chain.author is table:
+                    chain.author = None
+
+    def release(
+        self, table: BlockTable, held: int, filled: int, now: int, lag: int | None = None, returns: int | None = None
+    ) -> None:
+        """The table is gone; blocks that no other names join the free queue, the last one first.
+
+        Args:
+            held: Its blocks.
+            filled: Those that are full.
+            lag: Of the sequence, if it decoded until now.
+            returns: The request, if it is to be computed again and may find them.
+        """
+        if lag is not None:
+            table.lag, table.decodes = lag, True
+        if table.decodes:
+            self.history.growths.add(table.taken, held, table.lag)
+        if table.path is None:
+            if returns is None:
+                self._put(table, 0, held, filled, now)
+                return
+            table.path = self._returning[returns] = [(Chain(0, []), _END)]
+        self._close(table, filled)
+        self._put(table, table.published, held, 0, now)
+        queue = self.queue
+        for segment in reversed(table.segments()):
+            segment.references -= 1
+            first, stop = segment.first, segment.stop
+            if segment.references:
+                self.num_shared -= stop - first
+                continue
+            touched = UNTOUCHED
+            if segment.touches:
+                touched = len(queue.touches)
+                queue.touches.append(segment.touches)
+            if isinstance(queue, FreeIds) and segment.ids is not None:
+                queue.put_ids(segment.ids[first:stop], stop - first)
+            segment.place = queue.put(first, stop, stop, segment.grown_from, segment.born, segment.lag, touched, now)
+
+    def _put(self, table: BlockTable, first: int, stop: int, named: int, now: int) -> None:
+        """Free blocks that are in no segment."""
+        queue = self.queue
+        if isinstance(queue, FreeIds) and table.ids is not None:
+            queue.put_ids(table.ids[first:stop], max(0, named - first))
+        spans: Iterable[tuple[int, int, int]] = reversed(table.spans(first, stop))
+        for start, end, born in spans:
+            queue.put(start, end, named, table.taken, born, table.lag, UNTOUCHED, now)
