@@ -25,7 +25,7 @@ class VllmV1(IterationSystem):
         self._watermark = int(limits.watermark_fraction * pool.num_blocks)
 
     @property
-    def must_stay_free(self) -> int:
+    def kept_free(self) -> int:
         """Blocks that an admission leaves, unless nothing runs."""
         return self._watermark if self.running else 0
 
@@ -48,7 +48,7 @@ class VllmV1(IterationSystem):
     def _admit(self, budget: int) -> None:
         while self.waiting and budget and len(self.running) < self.max_num_seqs:
             tokens = known(self.waiting[0])
-            if self.blocks_for(tokens) + self.must_stay_free > len(self.free):
+            if self.blocks_for(tokens) + self.kept_free > len(self.free):
                 break
             chunk = min(tokens, budget)
             self.admit(chunk)

@@ -70,7 +70,7 @@ class CachingVllmV1(VllmV1):
             sequence = self.waiting[0]
             found = self.find(sequence)
             in_tables = [block for block in found if block not in self.free]
-            if self.blocks_for(known(sequence)) - len(in_tables) + self.must_stay_free > len(self.free):
+            if self.blocks_for(known(sequence)) - len(in_tables) + self.kept_free > len(self.free):
                 break
             self.waiting.pop(0)
             self.running.append(sequence)
