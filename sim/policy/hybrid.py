@@ -94,6 +94,7 @@ def _victims(
         order: The running sequences; those after the first ``decodes`` of them do not decode.
         asked: Pages that must be free when a sequence takes its own; None where those that it takes suffice.
     """
+    transaction.grow_tables(0)
     kept, victims, place = list(order), [], 0
     while place < min(decodes, len(kept)):
         taken = transaction.needed(kept[place], 1)

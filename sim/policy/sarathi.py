@@ -31,9 +31,6 @@ class Sarathi(TokenBudget):
     def _suffices(self, free: int, need: int, last_need: int) -> bool:
         return free > need - last_need
 
-    def _spare(self, runs: bool) -> int:
-        return self.limits.watermark_blocks if runs else 0
-
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until a running sequence could find no free block."""
         return max(1, memory.steps_with(state, memory.free - 1, limit))

@@ -28,6 +28,8 @@ class TokenBudget(Policy):
     default_max_num_seqs = 256
     default_max_num_batched_tokens = 2048
     disaggregates = True
+    #: Whether prefills are cut elsewhere than where the budget ends.
+    aligns_chunks = False
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -105,11 +107,19 @@ class TokenBudget(Policy):
         ended: Values[Chunk] = (),
         chunks: Values[Chunk] = (),
     ) -> StepPlan:
-        """Admit waiting sequences; with prefills that end in this step, and those that go on, and their tokens."""
-        wakes, steady = True, not chunks
-        admitted, chunks = [sequence for sequence, _ in ended], list(chunks)
-        tokens = sum(tokens for _, tokens in (*ended, *chunks))
+        """Admit waiting sequences, each of which leaves the watermark free unless nothing runs.
+
+        Args:
+            ended, chunks: Prefills that end in this step, and those that go on, with their tokens.
+        """
+        wakes, steady, tokens = True, True, 0
+        admitted: list[Sequence] = []
+        going_on = list(chunks)
+        if ended or chunks:
+            steady, tokens = not chunks, sum(tokens for _, tokens in (*ended, *chunks))
+            admitted += (sequence for sequence, _ in ended)
         free_seqs = self.limits.max_num_seqs - state.batch_size - len(state.stalled) - len(state.prefilling)
+        watermark = self.limits.watermark_blocks
         for sequence in state.waiting:
             if not budget:
                 # The next step has a budget again, if this one did more than decode.
@@ -118,11 +128,16 @@ class TokenBudget(Policy):
             if not free_seqs:
                 wakes = False
                 break
-            runs = bool(state.batch_size or state.prefilling or state.stalled or admitted or chunks)
             known = transaction.look_up(sequence)
             left = sequence.start_tokens - known
-            now = self._chunk(sequence, known, min(left, budget), transaction)
-            if not now or transaction.free - (blocks := transaction.lacking(sequence, now)) < self._spare(runs):
+            now = left if left < budget else budget
+            if self.aligns_chunks:
+                now = self._chunk(sequence, known, now, transaction)
+            blocks = transaction.lacking(sequence, now)
+            spare = watermark and watermark * bool(
+                state.batch_size or state.prefilling or state.stalled or admitted or going_on
+            )
+            if not now or transaction.free - blocks < spare:
                 wakes = False
                 break
             free_seqs -= 1
@@ -130,21 +145,17 @@ class TokenBudget(Policy):
             tokens += now
             budget -= now
             if left > now:
-                chunks.append((sequence, now))
+                going_on.append((sequence, now))
                 steady = False
             else:
                 admitted.append(sequence)
         return StepPlan(
-            admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(chunks)
+            admitted=tuple(admitted), prefill_tokens=tokens, steady=steady, wakes=wakes, chunks=tuple(going_on)
         )
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
-        """How many of the next ``tokens`` of a prefill a step computes, after ``computed`` ones."""
+        """How many of the next ``tokens`` of a prefill a step computes, after ``computed`` ones; see ``aligns_chunks``."""
         return tokens
-
-    def _spare(self, runs: bool) -> int:
-        """Blocks that an admission must leave free where other sequences run, or none does."""
-        return 0
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Up to the step in which the running need more blocks than are free, or publish one that the head may hit."""

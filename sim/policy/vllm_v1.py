@@ -47,6 +47,7 @@ class VllmV1(OverGroups, TokenBudget):
         TokenBudget.__init__(self, limits, options)
         self.groups = groups or PageGroups()
         self._is_plain = self.groups.kinds == (FULL,)
+        self.aligns_chunks = self.groups.states_by_block
 
     @staticmethod
     def in_flight_tokens(limits: Limits) -> int:
@@ -73,19 +74,43 @@ class VllmV1(OverGroups, TokenBudget):
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """The running sequences, the waiting sequences."""
-        in_order = not state.stalled and not (state.prefilling and self.groups.states_by_block)
+        in_order = not state.stalled and not (state.prefilling and self.aligns_chunks)
         if in_order and transaction.free >= transaction.takes:
             return self._fill(state, transaction, next(iter(state.prefilling), None))
-        return self._one_by_one(state, transaction)
+        if not in_order or not self._is_plain:
+            return self._one_by_one(state, transaction)
+        if transaction.memory.cache_log is None and transaction.memory.tables is None:
+            # Where blocks have neither ids nor contents all that counts is how many.
+            return super().schedule(state, transaction)
+        return self._give_way(state, transaction)
+
+    def _give_way(self, state: State, transaction: PagedTransaction) -> StepPlan:
+        """As ``_one_by_one`` where blocks are too few and all that decode keep every token: those that open no block
+        are passed over."""
+        transaction.grow_tables(0)
+        before, size = state.decode_step - 1, transaction.block_size
+        opens = [place for place, sequence in enumerate(state.running) if not (before + sequence.lag) % size]
+        kept = [*state.running, *state.prefilling]
+        preempted: list[Sequence] = []
+        for place in opens:
+            while not transaction.free and len(kept) > place:
+                preempted.append(kept.pop())
+                transaction.preempt(preempted[-1])
+            if place >= len(kept):
+                break
+            transaction.take(kept[place], 1, 1)
+        transaction.end_of_running()
+        return StepPlan(preempted=tuple(preempted), steady=False, wakes=False)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
         """See ``TokenBudget``."""
         if partial is not None or state.waiting:
-            transaction.grow_tables()
+            transaction.grow_tables(1)
         return super()._fill(state, transaction, partial)
 
     def _one_by_one(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """As vLLM's loop over the running sequences: each takes its blocks, or the last one gives way."""
+        transaction.grow_tables(0)
         kept = sorted([*state.running, *state.prefilling, *state.stalled], key=lambda sequence: sequence.order)
         budget, place = self.limits.max_num_batched_tokens, 0
         preempted: list[Sequence] = []
@@ -149,7 +174,7 @@ class VllmV1(OverGroups, TokenBudget):
         """With states at ends of blocks, chunks end on them (``_mamba_block_aligned_split`` of vLLM)."""
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = max(sequence.prompt_tokens, known - 1)
-        if not self.groups.states_by_block or computed >= prompt_end:
+        if not self.aligns_chunks or computed >= prompt_end:
             return tokens
         end = computed + tokens
         if end < prompt_end:
@@ -174,10 +199,6 @@ class VllmV1(OverGroups, TokenBudget):
 
     def _asked(self) -> int:
         return 0
-
-    def _spare(self, runs: bool) -> int:
-        """The watermark, unless nothing runs at all."""
-        return self.limits.watermark_blocks if runs else 0
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """See ``OverGroups``."""

@@ -28,7 +28,7 @@ from .dialogue import DialogueMachine
 from .dialogue_copies import DialogueCopyMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
-from .pools import PoolMachine, SegmentPoolMachine
+from .pools import HashedPoolMachine, PoolMachine, SegmentPoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
@@ -39,6 +39,7 @@ __all__ = ["MACHINES"]
 #: By the allocator's class; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
+    "HashedBlockPool": HashedPoolMachine,
     "SegmentPool": SegmentPoolMachine,
     "RadixTree": RadixMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),

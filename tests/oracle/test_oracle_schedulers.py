@@ -60,7 +60,7 @@ def test_a_chunk_starts_only_where_the_whole_prompt_would_fit(policy, blocks):
 @pytest.mark.parametrize(("policy", "without", "with_two"), [
     ("vllm-v0", [(0,), (1,), ()], [(0,), (), (1,)]),
     ("sarathi", [(0,), (1,)], [(0,), (), (1,)]),
-    ("vllm-v1", [(0,), (1,)], [(0,), (1,)]),
+    ("vllm-v1", [(0,), (1,)], [(0,), (), (1,)]),
     ("fastgen", [(0,), (1,)], [(0,), (1,)]),
 ])  # fmt: skip
 def test_the_watermark_is_kept_while_something_runs(policy, without, with_two):

@@ -98,7 +98,8 @@ class Walk:
                 assert self.policy == "fastgen" and free_blocks == 0 and self.computed[i] % self.pool.block_size == 0
         waiting = [i for i in self.arrival_order() if i not in step.running and self.waits(i, step.start_ticks)]
         if waiting and len(step.running) < self.limits.max_num_seqs:
-            watermark = int(self.limits.watermark_fraction * self.pool.num_blocks) if self.policy == "sarathi" else 0
+            keeps = self.policy in ("sarathi", "vllm-v1")
+            watermark = int(self.limits.watermark_fraction * self.pool.num_blocks) if keeps else 0
             assert free_blocks - -(-self.known(waiting[0]) // self.pool.block_size) < watermark
 
     def known(self, i: int) -> int:

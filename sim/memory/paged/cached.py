@@ -16,7 +16,6 @@ counts when a sequence looks up something that may be cached; the log has the st
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -27,7 +26,7 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row, in_step
-from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, Segment, SegmentPool, lookup_blocks
+from ..prefix import ALONE, BlockTable, Chains, Found, FreeIds, Path, SegmentPool, lookup_blocks
 from .chunked import ChunkedMemory
 from .paged import BlockTables, PagedMemory, PagedTransaction
 
@@ -35,7 +34,7 @@ from .paged import BlockTables, PagedMemory, PagedTransaction
 class CachedTransaction(PagedTransaction):
     """As ``PagedTransaction``; grants are made at once."""
 
-    __slots__ = ("found", "given_up", "left", "path", "seeker")
+    __slots__ = ("found", "left", "path", "seeker")
     memory: CachedMemory
     #: Blocks that are free after the running sequences took theirs, and after the grants so far.
     left: int
@@ -43,8 +42,6 @@ class CachedTransaction(PagedTransaction):
     seeker: Sequence | None
     path: Path | None
     found: Found
-    #: How many of the sequences asked for so far name each segment; None before the first.
-    given_up: Counter[Segment] | None
 
     def look_up(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``."""
@@ -80,18 +77,6 @@ class CachedTransaction(PagedTransaction):
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
         self.left -= self.memory.hold(sequence, tokens, self.decode_step)
-
-    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
-        """See ``PagedTransaction``: blocks that no other table names but those given up before."""
-        blocks, table = super().reclaimed(sequence, decode_step), self.memory.held.get(sequence)
-        if table is None:
-            return blocks
-        given_up = self.given_up = Counter() if self.given_up is None else self.given_up
-        for segment in table.segments():
-            given_up[segment] += 1
-            if segment.references > given_up[segment]:
-                blocks -= segment.stop - segment.first
-        return blocks
 
     # Where the running sequences go one by one.
 
@@ -157,7 +142,7 @@ class CachedMemory(ChunkedMemory):
         transaction.free = free = self.free
         transaction.need = need = self._phases[decode_step % self.block_size]
         transaction.left, transaction.decode_step = free - need, decode_step
-        transaction.seeker = transaction.given_up = None
+        transaction.seeker = None
         return transaction
 
     # --- What a transaction grants ---
@@ -237,7 +222,7 @@ class CachedMemory(ChunkedMemory):
             else:
                 running.append(sequence)
         if running:
-            self.release(running, decode_step, returns=True)
+            self._release(running, decode_step, returns=True)
 
     def give_way(self, sequence: Sequence, free: int, decode_step: int) -> None:
         """A sequence is preempted before the plan of the step is carried out; ``free`` blocks are free before it."""
@@ -245,18 +230,21 @@ class CachedMemory(ChunkedMemory):
         if sequence in self.partial:
             self._drop(sequence, decode_step, after_step(decode_step), returns=True, free=free)
         else:
-            self.release((sequence,), decode_step, returns=True, free=free)
+            self._release((sequence,), decode_step, returns=True, free=free)
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``ChunkedMemory``; between two rows of the ledger."""
         self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
-    def release(
-        self, leaving: Iterable[Sequence], decode_step: int, returns: bool = False, free: int | None = None
-    ) -> None:
-        """See ``PagedMemory``; those that return are computed again.
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``PagedMemory``."""
+        self._release(leaving, decode_step, returns=False)
+
+    def _release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool, free: int | None = None) -> None:
+        """Sequences that decoded in the step before give up what they hold.
 
         Args:
+            returns: Whether they are to be computed again.
             free: Blocks that are free before; None where the running sequences have taken none in this step.
         """
         size, alone, queue = self.block_size, self._alone, self.pool.queue

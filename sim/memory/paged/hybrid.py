@@ -157,10 +157,10 @@ class HybridTransaction(PagedTransaction):
             return (memory.groups.full + memory.groups.sliding) * more + memory.groups.states * min(more, 1)
         return memory.pages(more, memory.skipped_in_prefill(computed, computed + tokens, holding.skipped))
 
-    def grow_tables(self) -> None:
+    def grow_tables(self, steps: int) -> None:
         """See ``PagedTransaction``."""
         if self.memory.group_tables:
-            self.memory.group_tables.grow_until(self.decode_step + 1)
+            self.memory.group_tables.grow_until(self.decode_step + steps)
 
     def take_for_running(self) -> None:
         """See ``PagedTransaction``."""

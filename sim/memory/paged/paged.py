@@ -111,10 +111,15 @@ class PagedTransaction:
 
     # Where the running sequences go one by one. With block ids they take their blocks at once.
 
-    def grow_tables(self) -> None:
-        """The tables of the running sequences grow before any other sequence takes blocks, or gives some up."""
+    def grow_tables(self, steps: int) -> None:
+        """Bring block tables up to date.
+
+        Args:
+            steps: 0 before the running sequences go one by one; 1 after they have all taken their blocks of the step, before
+                any other sequence takes blocks, or gives some up.
+        """
         if self.memory.tables:
-            self.memory.tables.grow_until(self.decode_step + 1)
+            self.memory.tables.grow_until(self.decode_step + steps)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
@@ -135,7 +140,7 @@ class PagedTransaction:
         """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
         self.free += self.reclaimed(sequence, self.decode_step)
         if self.memory.tables:
-            self.memory.tables.grow_until(self.decode_step)
+            self.grow_tables(0)
             self.memory.tables.drop(sequence)
 
     def end_of_running(self) -> None:

@@ -149,10 +149,17 @@ def test_no_calibrated_operation_computes_a_state():
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_serves_such_a_model_yet(policy):
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "vllm-v1"])
+def test_other_policies_refuse_such_a_model(policy):
     chosen = settings(policy=policy, model="kimi-linear-48b-a3b", gpu="h200")
     with pytest.raises(SettingError) as error:
         build(chosen)
-    expected = "has layers with a fixed-size state; not simulated under this policy yet"
+    expected = f"has layers with a fixed-size state, which {policy} does not serve; use --policy vllm-v1"
     assert str(error.value) == f"model = 'kimi-linear-48b-a3b': {expected}"
+
+
+def test_vllm_v1_serves_it_in_the_blocks_that_vllm_forms():
+    """Blocks of latent vectors grow to 1,920 tokens of 1,152 bytes, which hold a state of 2,170,880 bytes."""
+    found = build(settings(policy="vllm-v1", model="kimi-linear-48b-a3b", gpu="h200"))
+    assert found.block_size == 1920
+    assert found.memory.groups.kinds.count("state") == 3 and found.memory.groups.full == 1

@@ -36,11 +36,12 @@ from fragmeter.sim.memory.paged.paged import BlockTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
-from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, RadixTree, Segment, SegmentPool
+from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, RadixTree, Segment, SegmentPool
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES
 
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
+release_hashed = HashedBlockPool.release
 segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
 split, drop = RadixTree._split, HybridTables.drop
 
@@ -51,6 +52,10 @@ def frees_what_two_more_tables_name(pool: BlockPool, block: int) -> bool:
 
 def frees_the_beginning_first(table: BlockTable) -> list[Segment]:
     return segments_in_order(table)[::-1]
+
+
+def frees_hashed_pages_backwards(pool: HashedBlockPool, table: list[int]) -> None:
+    release_hashed(pool, table[::-1])
 
 
 def forgets_what_was_published_before(pool: SegmentPool, table: BlockTable, path, stop: int) -> None:
@@ -187,6 +192,7 @@ def keeps_the_longest_run(memory: BuddyMemory, grant) -> None:
 
 PLANTED = [
     ("BlockPool", BlockPool, "_drop_further", frees_what_two_more_tables_name),
+    ("HashedBlockPool", HashedBlockPool, "release", frees_hashed_pages_backwards),
     ("SegmentPool", BlockTable, "segments", frees_the_beginning_first),
     ("SegmentPool", SegmentPool, "_publish", forgets_what_was_published_before),
     ("SegmentPool", Segment, "split", keeps_its_place_on_the_tape),
