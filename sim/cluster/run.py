@@ -225,7 +225,7 @@ def simulate_cluster(
     _check_disaggregated(settings, cluster)
     refuse_unread(settings, workload)
     refuse_unread_in_cluster(cluster, workload)
-    whole = workload.token_runs() if workload.may_share_prefixes else None
+    whole = workload.token_runs()
     sent = [Sent(workload, whole) for _ in range(cluster.size)]
     replicas = _replicas(settings, cluster, step_cost, sent)
     first = replicas[0]
@@ -290,12 +290,12 @@ def _replicas(settings: Settings, cluster: Cluster, step_cost: StepCost | None, 
     ]
 
 
-def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: TokenRuns | None) -> Router:
+def _router(cluster: Cluster, replica: Replica, workload: Workload, whole: TokenRuns) -> Router:
     """The router of arriving requests."""
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":
-        names_of = Chains(whole or workload.token_runs(), size).prompt_names
+        names_of = Chains(whole, size).prompt_names
     most_blocks = replica.memory.capacity_slots // size
     return router(cluster.router, cluster.num_arriving, cluster, names_of, most_blocks)
 

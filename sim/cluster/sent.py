@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
 from ..workload.content import Run as TokenRun
 from ..workload.content import TokenRuns
@@ -33,10 +32,10 @@ class Sent:
 
     Attributes:
         rows: Their rows in the workload.
-        unshared: Of each whether no other can begin with its first token; False where contents are unknown.
+        unshared: Of each whether no other can begin with its first token.
     """
 
-    def __init__(self, workload: Workload, whole: TokenRuns | None) -> None:
+    def __init__(self, workload: Workload, whole: TokenRuns) -> None:
         self.rows: list[int] = []
         self.unshared: list[bool] = []
         self.may_share_prefixes = workload.may_share_prefixes
@@ -51,7 +50,7 @@ class Sent:
     def add(self, row: int) -> None:
         """The request of a row comes next."""
         self.rows.append(row)
-        self.unshared.append(self._whole is not None and self._whole.unshared[row])
+        self.unshared.append(self._whole.unshared[row])
 
     def token_runs(self) -> Sent:
         """Itself: it has the methods of ``TokenRuns``."""
@@ -59,16 +58,11 @@ class Sent:
 
     def runs(self, request: int) -> tuple[TokenRun, ...]:
         """The prompt of a request by the replica's number."""
-        return self._known().runs(self.rows[request])
+        return self._whole.runs(self.rows[request])
 
     def output_runs(self, request: int) -> tuple[TokenRun, ...]:
         """Its output."""
-        return self._known().output_runs(self.rows[request])
-
-    def _known(self) -> TokenRuns:
-        if self._whole is None:
-            raise SimulationFault("the contents of prompts are unknown")
-        return self._whole
+        return self._whole.output_runs(self.rows[request])
 
 
 def part_of(

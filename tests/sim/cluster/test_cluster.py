@@ -65,6 +65,15 @@ def test_leap_and_step_are_the_same_bits_where_prefixes_are_cached(policy, case,
         assert look_ups(run) == look_ups(other)
 
 
+@pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
+def test_prefixes_can_be_cached_where_contents_are_unknown(policy):
+    """Then no request finds what another left, on either replica."""
+    requests = [Request(1000 * place, 20, 5) for place in range(6)]
+    case = Case(requests, Pool(100, 4), Limits(40), LineCost())
+    served = serve_cluster(policy, case, 2, ROUTERS[0], enable_prefix_caching=True)
+    assert [look_ups(run)[2] for run in served.runs] == [[0, 0, 0]] * 2
+
+
 def look_ups(run) -> list[list[int]]:
     return [column.tolist() for column in run.replica.memory.cache_log.look_up_columns().values()]
 
