@@ -238,7 +238,32 @@ class CachedMemory(ChunkedMemory):
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
-        self._release(leaving, decode_step, returns=False)
+        leaving = tuple(leaving)
+        if self._leaves_alone and all(map(self._alone.__contains__, leaving)):
+            self._release_alone(leaving, decode_step)
+        else:
+            self._release(leaving, decode_step, returns=False)
+
+    def _release_alone(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
+        """As ``_release``, of finished sequences that share nothing: one record each of all that they had.
+
+        Nothing is looked up, so the head of the queue need not be up to date.
+        """
+        size, pop, queue, now = self.block_size, self._alone.pop, self.pool.queue, after_step(decode_step)
+        append, pack, push = queue.freed.append, queue.freed.pack, queue.pending.append
+        before = queue.taken_by(self.free)
+        for sequence in leaving:
+            lag, known = sequence.lag, sequence.start_tokens
+            tokens = decode_step - 1 + lag
+            stop, named = -(-tokens // size), tokens // size
+            born, taken = pop(sequence), -(-known // size)
+            if named < stop and queue.unnamed_first:
+                push((before, (named, taken, born, lag)))
+                queue.pushed += 1
+                stop, named = named, stop
+            append(pack(0, stop, named, taken, born, lag, ALONE - sequence.index, now, known))
+            queue.end += stop
+        PagedMemory.release(self, leaving, decode_step)
 
     def _release(self, leaving: Iterable[Sequence], decode_step: int, returns: bool, free: int | None = None) -> None:
         """Sequences that decoded in the step before give up what they hold.
@@ -247,31 +272,18 @@ class CachedMemory(ChunkedMemory):
             returns: Whether they are to be computed again.
             free: Blocks that are free before; None where the running sequences have taken none in this step.
         """
-        size, alone, queue = self.block_size, self._alone, self.pool.queue
-        append, pack = queue.freed.append, queue.freed.pack
+        size, pool = self.block_size, self.pool
         if self.tables is not None:
             self.tables.grow_until(decode_step)
-        if queue.unnamed_first:
-            queue.reach(self.free if free is None else free)
+        if pool.queue.unnamed_first:
+            pool.queue.reach(self.free if free is None else free)
         # Also of victims: a sequence decoded in the step before.
-        now, shared = after_step(decode_step), self.pool.num_shared
+        now, shared = after_step(decode_step), pool.num_shared
         for sequence in leaving:
-            lag = sequence.lag
-            tokens = decode_step - 1 + lag
-            if sequence in alone and not returns:
-                # As below, in the one record that it comes to.
-                stop, named, known = -(-tokens // size), tokens // size, sequence.start_tokens
-                born, taken, mark = alone.pop(sequence), -(-known // size), ALONE - sequence.index
-                if queue.unnamed_first and named < stop:
-                    queue.stack.append((named, taken, born, lag))
-                    stop, named = named, stop
-                append(pack(0, stop, named, taken, born, lag, mark, now, known))
-                queue.end += stop
-            else:
-                index = sequence.index if returns else None
-                self.pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, lag, index)
+            tokens, index = decode_step - 1 + sequence.lag, sequence.index if returns else None
+            pool.release(self._pop(sequence), -(-tokens // size), tokens // size, now, sequence.lag, index)
         PagedMemory.release(self, leaving, decode_step)
-        self.free += self.pool.num_shared - shared
+        self.free += pool.num_shared - shared
 
     def _drop(self, sequence: Sequence, decode_step: int, now: int, returns: bool, free: int | None = None) -> None:
         """A sequence that does not decode gives up its blocks."""

@@ -74,6 +74,9 @@ class FreeQueue:
         freed, hits, unstacked: Logs, by ``FREED``, ``HIT`` and ``UNSTACKED``.
         touches: When blocks were hit, the last four times, of records with an index.
         stack: Blocks that were freed to the head: place in the table, and when they were taken, as in ``FREED``.
+        pending: Blocks that are to be freed to the head, each when so many blocks were taken: what leaves a queue that is
+            not up to date.
+        pushed: Blocks that were freed to the head so far, and those that are pending.
     """
 
     def __init__(self, num_blocks: int, unnamed_first: bool = False) -> None:
@@ -86,6 +89,8 @@ class FreeQueue:
         self._holes: list[tuple[int, int]] = []
         self._passed = self._hit = 0
         self.stack: list[tuple[int, int, int, int]] = []
+        self.pending: list[tuple[int, tuple[int, int, int, int]]] = []
+        self.pushed = 0
 
     @property
     def num_free(self) -> int:
@@ -103,11 +108,31 @@ class FreeQueue:
         Raises:
             SimulationFault: More blocks are free than before.
         """
+        if self.pending:
+            self.catch_up()
         taken = self.num_free - free
         if taken < 0:
             raise SimulationFault(f"{-taken} blocks are free that nothing released")
         if taken:
             self._take(taken)
+
+    def taken_by(self, free: int) -> int:
+        """Blocks that were taken so far, where ``free`` are free now."""
+        return self.end - self._hit + self.pushed - free
+
+    def push(self, block: tuple[int, int, int, int]) -> None:
+        """A block without a name is freed to the head, which is up to date."""
+        self.stack.append(block)
+        self.pushed += 1
+
+    def catch_up(self) -> None:
+        """Free the blocks that were put off to the head, each when it was its turn."""
+        for taken, block in self.pending:
+            missing = taken - self.num_taken
+            if missing:
+                self._take(missing)
+            self.stack.append(block)
+        self.pending.clear()
 
     def _take(self, count: int) -> list[tuple[int, int]]:
         """Take so many blocks, from the stack and then from the tape; the parts of the tape."""
@@ -136,7 +161,8 @@ class FreeQueue:
         See ``FREED``. With ``unnamed_first`` the head must be up to date where a block has no name.
         """
         if self.unnamed_first and named < stop:
-            self.stack += [(place, grown_from, born, lag) for place in range(max(first, named), stop)]
+            for place in range(max(first, named), stop):
+                self.push((place, grown_from, born, lag))
             stop = max(first, named)
         place = self.end
         if first < stop:

@@ -143,6 +143,7 @@ class _Past:
         self.freed = freed = queue.freed.columns()
         self.moment, self.edges = self._takings(takes, self._growths(history, growing))
         # Where blocks go to the head it has to be known which of them were taken.
+        queue.catch_up()
         queue.reach(queue.num_free + queue.num_taken - int(self.edges[-1]))
         hits, self.unstacked = queue.hits.columns(), queue.unstacked.columns()
         order = np.argsort(hits["place"])
