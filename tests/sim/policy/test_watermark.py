@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
-
 from fragmeter.experiments.cli.app import DONE, status
 
 #: Share of the blocks, and preemptions as published.
@@ -23,7 +21,6 @@ SERVER = [
 ]
 
 
-@pytest.mark.slow
 def test_preemptions_fall_with_the_watermark_as_vllm_measured(tmp_path):
     """1,012, 377, 236, 183 and 173: within 6 % without a watermark and with 0.02, within 27 % beyond, where few are left."""
     draw, trace, found = random.Random(0), tmp_path / "load.csv", []
