@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 from vllm import __version__
 
+from fragmeter.sim.policy.token_budget import TokenBudget
+from fragmeter.sim.policy.vllm_v1 import VllmV1
+
 from . import ours, server
 from .steps import Difference, first_difference
 from .workloads import EOS, KINDS, Case, story
@@ -53,6 +56,14 @@ def test_an_older_free_queue_is_noticed(caching):
                     older = server.serve(case)
                 differing += [case.name] if first_difference(older, newer) else []
     assert len(differing) > 5
+
+
+def test_a_policy_that_frees_all_victims_first_is_noticed(monkeypatch):
+    """Before any sequence takes a block, as vllm-v1 did until it was compared with vLLM."""
+    monkeypatch.setattr(VllmV1, "_give_way", TokenBudget.schedule)
+    cases = [case for seed in (0, 10) for case in _cases("tight", seed) if not case.prefix_caching]
+    differing = [case.name for case in cases if first_difference(server.serve(case), ours.serve(case))]
+    assert len(differing) > 3
 
 
 def test_a_story_of_steps_one_after_the_other():
