@@ -187,8 +187,8 @@ def _waste(content: Mapping[str, Any]) -> Table:
 def _groups(content: Sequence[Mapping[str, Any]]) -> Table:
     states = any("state" in group["mean_over_iterations_pct"] for group in content)
     buckets = ["live", "reserved", "block_tail", *(["state"] if states else [])]
-    names = [bucket.replace("_", " ") for bucket in buckets]
-    table = _table("KV group, % of pool", "layers", "window", *names, "padding")
+    names = [bucket.removeprefix("block_") for bucket in buckets]
+    table = _table("% of the KV pool", "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]
         held = (f"{shares[bucket]:.1f}" if bucket in shares else "-" for bucket in buckets)

@@ -223,7 +223,12 @@ TABLES = {
         **dict.fromkeys(("steps", "batch_size", "decodes", "prefill_tokens", "waiting", "growing", "iterations"), Column()),
         "replica": _REPLICA,
     }),
-    "memory": Declaration({"start_ticks": _TICKS, **dict.fromkeys(BUCKETS, _SLOTS), "replica": _REPLICA}),
+    "memory": Declaration({
+        "start_ticks": _TICKS,
+        **dict.fromkeys(BUCKETS, _SLOTS),
+        "state": Column(most=MOST_SLOTS, optional=True),
+        "replica": _REPLICA,
+    }),
     "preemptions": Declaration({
         "request": Column(places="requests"),
         "ticks": _TICKS,

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...sim.memory import BUCKETS
 from ...sim.metrics.result import FORMER_COLUMNS, FORMER_TABLES, READABLE_VERSIONS, SCHEMA_VERSION
+from ...sim.metrics.views import with_states
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import restore
@@ -115,6 +116,9 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         _check_version(folder, read_json(folder / "run.json", {}))
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
+        for mean in summary["waste"].values():
+            if isinstance(mean, dict) and "state" in mean["buckets"]:
+                mean["buckets"] = with_states(mean["buckets"])
         return summary, about
 
 
@@ -171,6 +175,9 @@ def _tables(place: Path, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         if name in _LATER and not path.is_file():
             continue
         tables[name] = declared.read(path, sizes, FORMER_COLUMNS)
+        if name == "memory" and "state" in tables[name]:
+            # Pages draw nine buckets: states of fixed size are live, too.
+            tables[name]["live"] += tables[name].pop("state")
         if name == "requests":
             if len(tables[name]) != sizes["requests"]:
                 raise Damaged(f"{path.name}: has {len(tables[name])} rows, and run.json {sizes['requests']} requests")

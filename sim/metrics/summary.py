@@ -18,7 +18,7 @@ from .kv_groups import kv_groups
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
 from .requests import RequestTimes, request_times
-from .views import PAPER_VIEW, POPULAR_VIEW, percent
+from .views import PAPER_VIEW, POPULAR_VIEW, percent, with_states
 from .work import Work, work
 
 PERCENTILES = (50, 90, 95, 99)
@@ -88,15 +88,10 @@ def waste(window: Window) -> dict[str, Any]:
         shares = {bucket: share(bucket) for bucket in (*BUCKETS, *states)}
         result[f"mean_over_{name}_pct"] = {
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
-            "paper_view": percent(_with_states(shares), PAPER_VIEW),
-            "popular_view": percent(_with_states(shares), POPULAR_VIEW),
+            "paper_view": percent(with_states(shares), PAPER_VIEW),
+            "popular_view": percent(with_states(shares), POPULAR_VIEW),
         }
     return result
-
-
-def _with_states(shares: dict[str, float]) -> dict[str, float]:
-    """Both views know no states: what is computed, and needed, is live."""
-    return shares | {"live": shares["live"] + shares.get(STATE, 0.0)}
 
 
 def _throughput(workload: Workload, times: RequestTimes, end_ticks: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..memory.accounting.kv_groups import STATE
+
 #: SOSP'23, Fig 2: their sum is the whole pool.
 PAPER_VIEW = {
     "token_states": ("live",),
@@ -32,3 +34,10 @@ POPULAR_VIEW = {
 def percent(shares: Mapping[str, float], view: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
     """Shares of the pool by bucket, added up to a view's groups, in percent."""
     return {group: 100 * sum(shares[bucket] for bucket in buckets) for group, buckets in view.items()}
+
+
+def with_states(buckets: Mapping[str, float]) -> dict[str, float]:
+    """The nine buckets that views know: states of fixed size are live."""
+    nine = dict(buckets)
+    nine["live"] += nine.pop(STATE, 0)
+    return nine

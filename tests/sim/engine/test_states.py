@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 import same_runs as leaps
 from engine_runs import buckets_at_rows, seconds_of
-from fragmeter.sim import Settings, Workload, settings, simulate, summary
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.reports.data.results import read_result
+from fragmeter.sim import Settings, Workload, settings, simulate, summary, write
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run
+from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.memory.accounting.kv_groups import STATE
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.types.errors import SettingError
@@ -182,3 +185,15 @@ def test_the_ledger_is_what_the_tables_hold(case):
 def test_every_request_is_served(case):
     """The smallest pool counts both states of a chunk that goes on from one."""
     assert summary(serve(case))["completed"] + int(serve(case).refused.sum()) == len(case[0])
+
+
+def test_reports_and_bars_count_states_as_live(tmp_path):
+    """The nine buckets that pages draw add up to the pool."""
+    run = simulate(chosen("sf", 40, enable_prefix_caching=True), workload([0], [[]], [40], [12]), LineCost())
+    write(run, tmp_path / "out", {})
+    result = read_result(tmp_path / "out")
+    held = result.memory[list(BUCKETS)].sum(axis=1)
+    assert (held == run.log.capacity_slots).all() and "state" in summary(run)["waste"]["mean_over_time_pct"]["buckets"]
+    assert sum(result.summary["waste"]["mean_over_time_pct"]["buckets"].values()) == pytest.approx(100)
+    assert status(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page.html")]) == DONE
+    assert status(["compare", str(tmp_path / "out"), str(tmp_path / "out")]) == DONE
