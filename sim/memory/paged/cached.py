@@ -129,6 +129,7 @@ class CachedMemory(ChunkedMemory):
         self._gone: set[Sequence] = set()
         #: Decode steps that the running sequences have grown through.
         self._grown_until = 0
+        self._decided_until = 0
 
     @property
     def evicted_blocks(self) -> int:
@@ -159,6 +160,7 @@ class CachedMemory(ChunkedMemory):
         if self.tables is not None:
             self.tables.grow_until(decode_step + 1)
         self.pool.queue.reach(free)
+        self._decided_until = decode_step + 1
         return self.pool.look_up(path, lookup_blocks(sequence.start_tokens, self.block_size), decode_step)
 
     def enter_alone(self, sequence: Sequence, tokens: int, decode_step: int) -> int:
@@ -227,6 +229,7 @@ class CachedMemory(ChunkedMemory):
     def give_way(self, sequence: Sequence, free: int, decode_step: int) -> None:
         """A sequence is preempted before the plan of the step is carried out; ``free`` blocks are free before it."""
         self._gone.add(sequence)
+        self._decided_until = decode_step + 1
         if sequence in self.partial:
             self._drop(sequence, decode_step, after_step(decode_step), returns=True, free=free)
         else:
@@ -347,7 +350,8 @@ class CachedMemory(ChunkedMemory):
 
     def _growing(self) -> Iterator[tuple[int, int, int]]:
         """See ``QueueHistory``."""
-        size, until = self.block_size, self._grown_until
+        # What a step takes that has been decided is behind the head of the queue, though it has not run.
+        size, until = self.block_size, max(self._grown_until, self._decided_until)
         if self.tables is not None:
             # Tables with ids may have grown through the step that is being decided.
             until = max(until, self.tables.grown_until)

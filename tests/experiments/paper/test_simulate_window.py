@@ -30,6 +30,13 @@ def test_the_window_is_that_of_the_whole_run(work, policy, window):
     assert simulate_window(chosen, work).window == simulate(chosen, work).window
 
 
+@pytest.mark.parametrize("window", [(30, 120), (0.5, 0.7), (0, 61.25)], ids=str)
+def test_a_run_may_end_where_a_step_is_decided_and_has_not_run(work, window):
+    """What a look-up needs to know of that step is known ahead of the ledger."""
+    chosen = settings(policy="vllm-v1", window=window, enable_prefix_caching=True)
+    assert simulate_window(chosen, work).window == simulate(chosen, work).window
+
+
 @pytest.mark.parametrize("more", [{"leap": False}, {"preemption_mode": "swap", "swap_space": 4.0}], ids=str)
 def test_step_by_step_and_with_swaps_too(work, more):
     chosen = settings(policy="vllm-sosp23", window=(10, 40), num_gpu_blocks_override=200, **more)
