@@ -89,7 +89,7 @@ class RateCurve:
         The time is inf where the integral never reaches the value.
         """
         reached = np.concatenate([[0], np.cumsum(self.request_rate[:-1] * np.diff(self.start_s))])
-        # The first step whose end exceeds the value: no request arrives at rate 0.
+        # The first step with an integral above the value at its end: no request arrives at rate 0.
         step = np.searchsorted(reached, passed, side="left") - 1
         step = np.maximum(step, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
