@@ -112,7 +112,7 @@ def case(
     num_blocks: int | None = None,
     make: Host | OnDevice | None = None,
 ) -> Case:
-    """Sequences over a shuffled cache; the second sequence shares the first one's full blocks if both have some.
+    """Sequences over a shuffled cache; the first two share all blocks that are full in both.
 
     Every unused slot is NaN, and table entries past a sequence's end must not be read.
 
