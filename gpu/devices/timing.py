@@ -1,14 +1,14 @@
-"""Times of calls on a device, as independent of the rest of the machine as possible.
+"""Timing of calls on a device, with as little influence of other load on the machine as possible.
 
-On the CPU the clock is the CPU time of this thread. Beside four busy processes on two cores the wall-clock time of a
-step grew by a factor of 1.5 to 3, even in the shortest of ten tries, and the CPU time by 5 to 12 %; on an idle machine
+On the CPU the clock is the CPU time of this thread. With four busy processes on two cores the wall-clock time of a
+step grew by a factor of 1.5 to 3, even in the shortest of ten tries, and the CPU time by 5 to 12 %. On an idle machine
 the two agree to 1 %. The remaining influence of other processes (caches, memory, frequency) only adds time, so the result
 is the lower quartile. On a GPU a graph of some calls is replayed between two events, and the result is the median; no
 GPU has run this yet.
 
-A call receives its number and selects its buffers by it: together they exceed the last cache, see
-:attr:`Stopwatch.cold_bytes`. Warm-up calls come first and do not count. Several operations are sampled in turns
-(:func:`interleaved`), so a slow second affects one sample of each and no result.
+A call receives its number and selects its buffers by it. Together the buffers exceed the last-level cache, see
+:attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved
+(:func:`interleaved`), so a slow second affects one sample of each operation and no result.
 """
 
 from __future__ import annotations

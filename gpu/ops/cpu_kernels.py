@@ -169,7 +169,7 @@ def cache_folder() -> Path:
 
 
 def compiler() -> str | None:
-    """The C++ compiler's path: ``$CXX``, or g++; None where there is none."""
+    """The C++ compiler's path: ``$CXX``, or g++; None if neither exists."""
     return shutil.which(os.environ.get("CXX") or "g++")
 
 

@@ -14,7 +14,7 @@ Found = dict[str, Any]
 
 
 def summary(out: Path) -> str:
-    """The page."""
+    """The page, in Markdown."""
     run = not_none(_read(out, "run"))
     sections = [_section(name, found) for name in SECTIONS if (found := _read(out, name))]
     return "\n\n".join([_heading(run, _device(out)), _parts(run), *sections]) + "\n"

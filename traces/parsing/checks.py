@@ -285,7 +285,7 @@ def _not_a_number(table: Table, field: str, meaning: str) -> Exception:
 
 
 def failed(table: Table, form: Form) -> np.ndarray:
-    """bool [n]: rows of requests that failed, as a length of 0 says."""
+    """bool [n]: whether each row is a failed request, which has a length of 0."""
     zero = np.zeros(len(table), dtype=bool)
     for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
         if name in table.columns and pa.types.is_integer(table.columns[name].type):

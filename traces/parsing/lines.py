@@ -16,7 +16,7 @@ class Block:
 
     Attributes:
         data: The lines; each ends in ``\\n`` but for the last.
-        lines: int64 [lines], the number of each, as an editor counts it.
+        lines: int64 [lines], the line number of each, as in an editor.
     """
 
     data: bytes

@@ -23,7 +23,7 @@ class Rows:
 
     Attributes:
         unit: ``"line"`` for text, ``"row"`` for formats without lines.
-        lines: int64 [n], the line of each row as an editor counts it; None if row i has number i + 1.
+        lines: int64 [n], the line number of each row, as in an editor; None if row i has number i + 1.
     """
 
     unit: str = "row"
