@@ -1,1 +1,1 @@
-"""The same block tables on real hardware."""
+"""Execution of the simulator's block tables on real hardware."""

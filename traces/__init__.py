@@ -1,4 +1,4 @@
-"""Where requests come from: readers, synthesis, arrival processes, the catalogue."""
+"""Sources of requests: trace readers, synthesis, arrival processes, the catalogue of public traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trace to a file in our own columns."""
+"""Writes a trace to a file in our own columns."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from ..sim.workload.dialogue import NO_PARENT, Dialogue
 from .parsing.times import to_seconds
 from .types.trace import Trace
 
-#: Of one column of the file.
+#: Values of one column of the file.
 Values: TypeAlias = "np.ndarray | pd.Series | list[np.ndarray]"
 
 
 def write(trace: Trace, path: str | PathLike[str]) -> None:
-    """Write ``trace`` as CSV, JSON lines (both also ``.gz`` and ``.zst``) or Parquet, by the ending of ``path``.
+    """Write ``trace`` as CSV, JSON lines (both also ``.gz`` and ``.zst``) or Parquet, by the suffix of ``path``.
 
-    The file appears whole or not at all, and the same trace gives the same bytes. Arrivals are
-    written in seconds, to the nanosecond; sessions as numbers. CSV has no room for ``hash_ids``.
+    The write is atomic, and the same trace gives the same bytes. Arrivals are
+    written in seconds, to the nanosecond; sessions as numbers. CSV cannot hold ``hash_ids``.
 
     Raises:
-        SettingError: an unknown ending.
-        UserError: a place that cannot be written.
+        SettingError: The suffix is unknown.
+        UserError: The file cannot be written.
     """
     write_whole(path, _form(path)(_frame(trace)))
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Refuse a file that ``write`` could not write; worth asking before a trace is read.
+    """Refuse a path that ``write`` cannot write; call it before reading a trace.
 
     Raises:
-        SettingError: an unknown ending.
-        UserError: a place that cannot be written.
+        SettingError: The suffix is unknown.
+        UserError: The file cannot be written.
     """
     _form(path)
     require_writable_file(path)

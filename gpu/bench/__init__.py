@@ -1,1 +1,1 @@
-"""How fast decode attention is, beside torch and FlashInfer."""
+"""Benchmark of decode attention against torch and FlashInfer."""

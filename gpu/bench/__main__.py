@@ -1,7 +1,7 @@
-"""How fast decode attention is: time, and share of the device's bandwidth, beside torch and FlashInfer.
+"""Benchmark of decode attention: time and share of the device's bandwidth, compared with torch and FlashInfer.
 
-``python -m fragmeter.gpu.bench --device cuda --json bench.json``. With ``--device cpu`` a few small shapes go the
-same way through torch. Shapes that do not fit into memory are left out, and named.
+``python -m fragmeter.gpu.bench --device cuda --json bench.json``. With ``--device cpu`` a few small shapes run through
+torch. Shapes that do not fit into memory are left out, and the output names them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu: a few small shapes")
     parser.add_argument("--json", type=Path, help="file for every row")
@@ -27,10 +27,10 @@ def main(tokens: list[str] | None = None) -> int:
 
 
 def _report(given: argparse.Namespace) -> bool:
-    """Measure, row by row; the file has all that is known so far. Whether our own way worked everywhere."""
+    """Measure row by row and rewrite the file after each row; returns whether our own implementation ran for every shape."""
     target = program.JsonFile(given.json)
     device = devices.open_timed(given.device)
-    # Needs torch, which is there once a device is open.
+    # Imports torch, which is loaded only after a device is open.
     from .copies import data_sheet, device_copy
     from .rows import PLANS, bench
     from .ways import PASSES

@@ -1,4 +1,4 @@
-"""How fast a device copies: what a kernel's bandwidth is measured against.
+"""Copy bandwidth of a device: the reference for a kernel's bandwidth.
 
 ``python -m fragmeter.gpu.bench.ceiling --device cuda --json ceiling.json``
 """
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(
         prog="python -m fragmeter.gpu.bench.ceiling", description=__doc__.partition("\n")[0]
     )
@@ -28,7 +28,7 @@ def main(tokens: list[str] | None = None) -> int:
 def _report(given: argparse.Namespace) -> bool:
     target = program.JsonFile(given.json)
     device = devices.open_timed(given.device)
-    # Needs torch, which is there once a device is open.
+    # Imports torch, which is loaded only after a device is open.
     from .copies import COPY_BYTES, data_sheet, device_copy, host_copies
 
     copies = [device_copy(device)]

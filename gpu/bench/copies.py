@@ -1,4 +1,4 @@
-"""Large copies, timed: within a device, to the host and back."""
+"""Timed large copies: within a device, to the host and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..devices import timing
 from ..devices.devices import Device
 
 MIB, GIB = 2**20, 2**30
-#: Bytes of a copy: enough to be in no cache, and for the start not to count.
+#: Bytes of a copy: larger than any cache, and large enough that launch time does not matter.
 COPY_BYTES = {"cpu": 64 * MIB, "cuda": 2 * GIB}
 ROUNDS = 9
-#: GPU presets by the device's own name; their data sheets give its bandwidth.
+#: GPU presets by device name; the bandwidth comes from their data sheets.
 DATA_SHEETS = {
     "NVIDIA A100-SXM4-40GB": "a100-40gb",
     "NVIDIA A100-SXM4-80GB": "a100-80gb",
@@ -27,14 +27,14 @@ DATA_SHEETS = {
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy, measured.
+    """A measured copy.
 
     Attributes:
         kind: ``device``, ``to_host`` or ``from_host``.
-        copied_bytes: Of the source.
-        moved_bytes: What memory of the device reads and writes.
-        us: What it took.
-        iqr_us: Between the quartiles.
+        copied_bytes: Size of the source.
+        moved_bytes: Bytes that the device's memory reads and writes.
+        us: Time of the copy in microseconds.
+        iqr_us: Interquartile range of the time.
     """
 
     kind: str
@@ -45,11 +45,11 @@ class Copy:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes moved a second: read and written both count on the device, each way alone to the host."""
+        """Bandwidth in bytes/s. A copy within the device counts reads and writes; a copy to or from the host counts once."""
         return self.moved_bytes / self.us * 1e6
 
     def as_dict(self) -> dict[str, Any]:
-        """As data."""
+        """The copy as a JSON-serialisable dict."""
         return {
             "kind": self.kind,
             "copied_bytes": self.copied_bytes,
@@ -61,20 +61,20 @@ class Copy:
 
 
 def data_sheet(description: dict[str, Any]) -> GpuSpec | None:
-    """The data sheet of a described device; None where none is known to be its own."""
+    """The data sheet of a described device; None if no preset matches."""
     preset = DATA_SHEETS.get(description["name"])
     return gpu(preset) if preset else None
 
 
 def device_copy(device: Device, copy_bytes: int | None = None) -> Copy:
-    """One large copy within the device's memory."""
+    """Time one large copy within the device's memory."""
     source = _random(device, copy_bytes or COPY_BYTES[device.torch_device.type])
     target = torch.empty_like(source)
     return _measured(device, "device", source, 2, lambda _: target.copy_(source))
 
 
 def host_copies(device: Device, copy_bytes: int) -> list[Copy]:
-    """One large copy to the host's pinned memory, and one back."""
+    """Time one large copy to pinned host memory and one back."""
     there = _random(device, copy_bytes)
     here = device.host_empty(there.shape, there.dtype)
     return [
@@ -84,7 +84,7 @@ def host_copies(device: Device, copy_bytes: int) -> list[Copy]:
 
 
 def _random(device: Device, wanted_bytes: int) -> torch.Tensor:
-    """Never zeros: memory may take them faster."""
+    """Random bytes: memory may move zeros faster."""
     return torch.randn(wanted_bytes // 4, device=device.torch_device)
 
 

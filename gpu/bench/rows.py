@@ -1,4 +1,4 @@
-"""The benchmark of decode attention, a row for each shape: what each way takes."""
+"""The benchmark of decode attention: one row per shape, with the time of each implementation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..devices.devices import Device
 from .shapes import Caches, Shape, lacking
 from .ways import SAME, WAYS, Unable, Way, disagreement, ours
 
-#: Of another library's result: fp16 rounds twice.
+#: Maximum relative L2 error against another library's result; fp16 rounds twice.
 MOST_DISAGREEMENT = 5e-3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured on a kind of device.
+    """The benchmark's shapes on one kind of device.
 
     Attributes:
-        batches, contexts: Sequences, and tokens that each of them holds.
+        batches, contexts: Numbers of sequences, and tokens of each sequence.
         heads: Query heads and KV heads.
-        head_dim: Of all of them.
-        dtype: torch's, of queries and caches.
+        head_dim: Head dimension of all shapes.
+        dtype: torch dtype of queries and caches.
         rounds: Samples of each time.
     """
 
@@ -38,7 +38,7 @@ class Plan:
     rounds: int
 
     def shapes(self) -> Iterator[Shape]:
-        """Every combination."""
+        """Every combination of batch, context and heads."""
         for heads, batch, context in itertools.product(self.heads, self.batches, self.contexts):
             yield Shape(batch, context, *heads, self.head_dim, self.dtype)
 
@@ -52,7 +52,7 @@ PLANS = {
 def bench(
     device: Device, shapes: Iterable[Shape], rounds: int, ways: Sequence[str] = tuple(WAYS)
 ) -> Iterator[dict[str, Any]]:
-    """A row for each shape: what each of the ways takes, or why the shape is left out."""
+    """One row per shape: the times of the implementations, or the reason why the shape is left out."""
     stopwatch = timing.stopwatch(device)
     for shape in shapes:
         reason = lacking(shape, device, stopwatch.cold_bytes)
@@ -70,7 +70,7 @@ def _row(shape: Shape, device: Device, stopwatch: timing.Stopwatch, rounds: int,
 def _timed(
     name: str, way: Way, caches: Caches, device: Device, stopwatch: timing.Stopwatch, rounds: int
 ) -> dict[str, Any]:
-    """Microseconds, and bytes of keys and values a second; or why there are none."""
+    """Microseconds, and bytes/s of keys and values; or the reason why the implementation failed."""
     try:
         work = way(device, caches)
         if name in SAME:
@@ -79,6 +79,6 @@ def _timed(
                 raise Unable(f"its result is another (relative L2 {found:.1e})")
         sampler = stopwatch.sampler(work)
         taken = timing.timing([sampler() for _ in range(rounds)], stopwatch.quantile)
-    except Exception as error:  # other libraries raise what they like, and the rest is still to be measured
+    except Exception as error:  # other libraries raise any exception, and the remaining rows still have to be measured
         return {"us": None, "why": " ".join(str(error).split())[:200]}
     return {"us": taken.us, "iqr_us": taken.iqr_us, "bytes_per_s": caches.shape.kv_bytes / taken.us * 1e6}

@@ -1,4 +1,4 @@
-"""Shapes of decode attention to time, and caches large enough that no call finds its own in the device's caches."""
+"""Shapes of decode attention for the benchmark, and KV caches so large that each call reads data outside the device's caches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from ..devices.devices import Device
 
 BLOCK_SIZE = 16
-#: Of the memory that is free, what caches may take; the rest is for queries, partial results and torch.
+#: Share of free memory that KV caches may use; the rest is for queries, partial results and torch.
 SHARE_OF_FREE = 0.9
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences of one length, each with one new token.
+    """Sequences of equal length, each with one new token.
 
     Attributes:
-        batch: How many.
-        context: Tokens that each holds, the new one included; a multiple of :data:`BLOCK_SIZE`.
+        batch: Number of sequences.
+        context: Tokens of each sequence, including the new one; a multiple of :data:`BLOCK_SIZE`.
         heads, kv_heads: Query heads and KV heads.
-        head_dim: As in the caches.
-        dtype: torch's, of queries and caches.
+        head_dim: Head dimension of the caches.
+        dtype: torch dtype of queries and caches.
     """
 
     batch: int
@@ -35,11 +35,11 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """What has to be read: the keys and values of all tokens."""
+        """Bytes that a call must read: the keys and values of all tokens."""
         return 2 * self.batch * self.context * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
-        """As data."""
+        """The shape as a JSON-serialisable dict."""
         return {
             "batch": self.batch,
             "context": self.context,
@@ -53,10 +53,10 @@ class Shape:
 
 
 class Caches:
-    """Random keys, values and queries of a shape, as often as it takes to hold ``cold_bytes``.
+    """Random keys, values and queries of a shape, in as many sets as are needed to exceed ``cold_bytes``.
 
     Attributes:
-        sets: How many caches there are; they share one pool.
+        sets: Number of caches; they share one pool.
         keys, values: ``[num_blocks, block_size, kv_heads, head_dim]``.
         query: ``[batch, heads, head_dim]``.
         context_lens: int32 ``[batch]``.
@@ -77,17 +77,17 @@ class Caches:
         self.block_tables = order.view(self.sets, shape.batch, blocks)
 
     def dense(self, cache: torch.Tensor) -> torch.Tensor:
-        """One of the caches as if it were contiguous: ``[sets, batch, context, kv_heads, head_dim]``."""
+        """One of the caches viewed as contiguous memory: ``[sets, batch, context, kv_heads, head_dim]``."""
         return cache.view(self.sets, self.shape.batch, self.shape.context, *cache.shape[2:])
 
 
 def sets_of(shape: Shape, cold_bytes: int) -> int:
-    """How many caches of a shape hold ``cold_bytes``."""
+    """Number of caches of a shape that together hold ``cold_bytes``."""
     return max(1, -(-cold_bytes // shape.kv_bytes))
 
 
 def lacking(shape: Shape, device: Device, cold_bytes: int) -> str | None:
-    """Why the shape's caches do not fit into the device's memory; None where they do."""
+    """The reason why the shape's caches do not fit into the device's memory; None if they fit."""
     needed = sets_of(shape, cold_bytes) * shape.kv_bytes
     room = SHARE_OF_FREE * device.free_bytes()
     return None if needed <= room else f"{needed / 1e9:.1f} GB of caches, room for {room / 1e9:.1f} GB"

@@ -1,4 +1,4 @@
-"""The rows of the benchmark as lines for people; needs no torch."""
+"""Formats benchmark rows as text lines; does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def shares(row: dict[str, Any], peaks: dict[str, float | None]) -> dict[str, float]:
-    """Our bandwidth as a share of each peak that is known."""
+    """Our bandwidth as a share of each known peak."""
     reached = row.get("fragmeter", {}).get("bytes_per_s")
     return {f"share_of_{name}": reached / peak for name, peak in peaks.items() if reached and peak}
 
@@ -18,7 +18,7 @@ HEADINGS = (
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """One row as a line of text."""
     heads = f"{row['heads']:>4},{row['kv_heads']:<3}"
     shape = f"{row['batch']:>5} {row['context']:>7} {heads} {row['kv_bytes'] / 1e6:>8.1f}"
     if "left_out" in row:

@@ -1,4 +1,4 @@
-"""Ways to compute decode attention: our kernel, torch over dense caches, FlashInfer. Each makes a call to time."""
+"""Implementations of decode attention: our kernel, torch over dense caches, FlashInfer. Each returns a call to time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..devices.timing import Work
 from .shapes import BLOCK_SIZE, Caches
 
 WORKSPACE_BYTES = 256 * 2**20
-#: torch's kernels that do not write the scores to memory.
+#: torch's kernels that do not materialise the scores in memory.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
 class Unable(Exception):
-    """A way that this machine does not have; the text says why."""
+    """An implementation is not available on this machine; the text gives the reason."""
 
 
 def ours(device: Device, caches: Caches) -> Work:
-    """The device's own: our kernel on a GPU."""
+    """The device's own implementation: our kernel on a GPU."""
     out, context = torch.empty_like(caches.query), caches.shape.context
     held = caches.keys, caches.values
 
@@ -37,7 +37,7 @@ def ours(device: Device, caches: Caches) -> Work:
 
 
 def dense(device: Device, caches: Caches) -> Work:
-    """torch's fused attention over keys and values that lie dense already; the heads of a group are its rows."""
+    """torch's fused attention over dense keys and values, with the query heads of a group as rows."""
     shape = caches.shape
     rows = caches.query.view(shape.batch, shape.kv_heads, -1, shape.head_dim)
     keys, values = (caches.dense(cache).transpose(2, 3) for cache in (caches.keys, caches.values))
@@ -51,7 +51,7 @@ def dense(device: Device, caches: Caches) -> Work:
 
 
 def gathered(device: Device, caches: Caches) -> Work:
-    """What gathering them costs: one copy by block table."""
+    """Cost of gathering keys and values: one copy by block table."""
     if caches.shape.kv_bytes > device.free_bytes():
         raise Unable("no room for a copy")
     first = caches.block_tables[0].flatten()
@@ -67,7 +67,7 @@ def gathered(device: Device, caches: Caches) -> Work:
 
 
 def flashinfer(device: Device, caches: Caches) -> Work:
-    """FlashInfer over the same tables, with tensor cores from a group of four up, as its own users ask for them."""
+    """FlashInfer over the same tables; with tensor cores for groups of at least four, as its users enable them."""
     try:
         library = importlib.import_module("flashinfer")
     except ImportError as error:
@@ -98,13 +98,13 @@ def flashinfer(device: Device, caches: Caches) -> Work:
 
 Way = Callable[[Device, Caches], Work]
 WAYS: dict[str, Way] = {"fragmeter": ours, "torch": dense, "gather": gathered, "flashinfer": flashinfer}
-#: Measured one after the other: FlashInfer compiles at its first call, for minutes where it must.
+#: Passes run one after the other: FlashInfer may compile at its first call, which takes minutes.
 PASSES = (("fragmeter", "torch", "gather"), ("flashinfer",))
-#: Those that give what :func:`ours` gives.
+#: Implementations with the same result as :func:`ours`.
 SAME: frozenset[str] = frozenset({"flashinfer"})
 
 
 def disagreement(way: Callable[[int], Any], reference: Callable[[int], Any]) -> float:
-    """Relative L2 between what two calls return."""
+    """Relative L2 error between the results of two calls."""
     found, wanted = way(0).double().clone(), reference(0).double()
     return float((found - wanted).norm() / wanted.norm())

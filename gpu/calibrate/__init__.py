@@ -1,1 +1,1 @@
-"""Measured operations of a device, and the models that are fitted to them."""
+"""Calibration: measured operations of a device, and the models fitted to them."""

@@ -1,7 +1,7 @@
-"""A device's calibration: a few dozen points an operation, and the models that are fitted to them.
+"""A device's calibration: a few dozen points per operation, and the models fitted to them.
 
-Every point is measured in turns with all others. What a step takes beyond its operations (the host's work, launches,
-the last norm) is measured too: whole steps, less the operations that they are made of.
+Samples of all points are interleaved. The overhead of a step beyond its operations (host work, launches,
+the last norm) is measured too, as the time of whole steps less the time of their operations.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .points import Point
 from .probes import Probes, StepProbe
 
 SCHEMA_VERSION = 1
-#: Share of a step that it takes beside its operations at least: where noise says less, it says nothing.
+#: Minimum overhead as a share of the step's time; smaller differences are noise.
 LEAST_BESIDE = 0.02
 
 
 class Watch(Protocol):
-    """Passes items on and shows how far they have come."""
+    """Passes items on and shows progress."""
 
     def __call__(self, items: Iterable[Any], *, total: int) -> Iterable[Any]: ...
 
 
 def unwatched(items: Iterable[Any], *, total: int) -> Iterable[Any]:
-    """The items."""
+    """The items, without a progress display."""
     return items
 
 
@@ -52,15 +52,15 @@ def calibrate(
     """The content of a calibration file.
 
     Args:
-        model: Its shapes are what is measured; one like OPT or Llama.
+        model: The model with the shapes to measure; an OPT-like or Llama-like one.
         dtype: By default fp32 on a CPU and fp16 on a GPU.
-        quick: A few points twice, to try things with: the fit means little.
-        seed: Of weights, tables, lengths and the order of measuring.
-        watch: Passes the samples on while they are taken.
+        quick: Measure a few points twice, as a smoke test; the fit has little value.
+        seed: Seed of weights, tables, lengths and the order of measurement.
+        watch: Passes the samples on and shows progress.
 
     Raises:
-        SettingError: A model or dtype that cannot be run, or no room for its cache.
-        MissingExtra: There is nothing to fit with.
+        SettingError: The model or dtype is not supported, or its cache does not fit.
+        MissingExtra: The fitting library is not installed.
     """
     require_scipy()
     on_gpu = device.torch_device.type == "cuda"
@@ -86,12 +86,12 @@ def calibrate(
 
 
 def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dtype: str, seed: int) -> Skeleton:
-    """With as many blocks as the grid asks for and memory has room for."""
+    """A skeleton with the blocks that the grid needs, limited by free memory."""
     check_shape(model)
     most = max(batch * context for batch in grid.batches for context in grid.contexts)
     moved = max(grid.moved_blocks)
     slot_bytes = model.slot_bytes(dtype)
-    # Half of what is left: calls that are captured need room for what they compute, too.
+    # Half of the remaining memory: captured calls need memory for their results, too.
     room = grid.pool_bytes or (device.free_bytes() - model.weight_bytes(dtype) - input_bytes(model, grid, dtype)) // 2
     blocks = min(most, room // slot_bytes) // block_size
     if blocks < 2 * moved:
@@ -101,7 +101,7 @@ def _skeleton(model: ModelSpec, device: Device, grid: Grid, block_size: int, dty
 
 
 def input_bytes(model: ModelSpec, grid: Grid, dtype: str) -> int:
-    """About what the probes of a grid take as inputs, all of which are there from the beginning, in bytes."""
+    """Approximate bytes of the inputs of a grid's probes, which are all allocated at the start."""
     tokens = sum({*grid.tokens, *(batch + prompt for batch, _, prompt in grid.steps)})
     gemms, kv = points.layer_gemms(model), model.num_kv_heads * model.head_dim
     each = model.hidden_size + 2 * kv + sum(outputs + inputs for outputs, inputs in gemms)
@@ -129,7 +129,7 @@ def measure(skeleton: Skeleton, grid: Grid, seed: int, watch: Watch) -> list[Poi
 def _samples(
     stopwatch: timing.Stopwatch, calls: list[tuple[timing.Work, bool]], rounds: int, seed: int
 ) -> Iterator[tuple[int, list[float]]]:
-    """Warms all calls up, each time with no sample, and then takes one at a time."""
+    """Warm up all calls, which gives one item without a sample per call, and then yield one sample at a time."""
     samplers = []
     for index, (work, captured) in enumerate(calls):
         samplers.append(stopwatch.sampler(work, captured))
@@ -139,7 +139,7 @@ def _samples(
 
 
 def _beside(step: StepProbe, whole: timing.Timing, measured: list[Point]) -> Point:
-    """What a step takes beside its operations; ``whole_us`` and ``parts_us`` say how it came about."""
+    """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
     us_of = {points.key(point): point["us"] for point in measured}
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_BESIDE * whole.us, whole.us - parts_us))

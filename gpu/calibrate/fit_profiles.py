@@ -1,8 +1,8 @@
-"""The GPU profiles that come with the package, fitted anew.
+"""Fit the GPU profiles of the package again.
 
 ``python -m fragmeter.gpu.calibrate.fit_profiles --tables WHEEL_OR_FOLDER`` reads published kernel times, fits the three
-operations that bound a step, says how well columns are predicted that were left out, and writes
-``sim/cost/profiles``. The tables are no dependency and are not part of the package:
+operations that dominate a step, prints the prediction error of held-out columns, and writes
+``sim/cost/profiles``. The tables are neither a dependency nor part of the package:
 ``pip download aiconfigurator-core==0.12.0 --no-deps``.
 """
 
@@ -31,14 +31,14 @@ from . import tables
 from .fitting import Points, describe, is_possible
 
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm", "h200": "h200_sxm"}
-#: No tables: the profile of another memory of the same chip, by the bandwidths of the data sheets.
+#: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
 SCALED = {"a100-40gb": "a100-80gb"}
 LICENCE = "derived from tables under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES; see NOTICE"
-#: What has to come out, held out: median size and mean of the errors.
+#: Limits on held-out errors: median absolute error and mean error.
 MOST_MEDIAN_ERROR, MOST_BIAS = 0.10, 0.05
 
 Which = Callable[[Points], np.ndarray]
-#: Rows that are fitted. Smaller calls are no layer's; 128 is the head_dim that all tables have.
+#: Rows that are fitted. Smaller calls occur in no layer; all tables have head_dim 128.
 FITTED: dict[OpName, Which] = {
     "gemm": lambda points: (points.column("n") >= 256) & (points.column("k") >= 256),
     "decode_attention": lambda points: (points.column("head_dim") == 128) & (points.column("length") >= 64),
@@ -55,7 +55,7 @@ REPORTED: dict[OpName, tuple[str, Which]] = {
     ),
     "prefill_attention": ("prompts from 64 tokens", lambda points: points.column("keys") >= 32),
 }
-# aiconfigurator's own rule for what its tables leave out (systems/*.yaml: "nonofficial correction").
+# aiconfigurator's own rule for operations without tables (systems/*.yaml: "nonofficial correction").
 KERNEL_US, BANDWIDTH_SHARE = 3.0, 0.8
 _RULE = (
     f"aiconfigurator's rule, not measured: {KERNEL_US} us a kernel and {BANDWIDTH_SHARE} of the data-sheet bandwidth"
@@ -63,13 +63,13 @@ _RULE = (
 
 
 def profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and profiles, those that are scaled after the one that they come from.
+    """Names and profiles; a scaled profile follows the profile that it is scaled from.
 
     Args:
-        folder: The tables, unpacked or a wheel.
+        folder: The tables, as an unpacked folder or a wheel.
 
     Raises:
-        UserError: There are no such tables.
+        UserError: The folder has no tables.
     """
     for name in SYSTEMS:
         fitted = _profile(gpu(name), folder)
@@ -93,7 +93,7 @@ def _profile(sheet: GpuSpec, folder: Path) -> dict[str, Any]:
 
 
 def _fitted(table: tables.Table, sheet: GpuSpec) -> dict[str, Any]:
-    """An operation's entry: model, rows that went into it, errors in all and held out."""
+    """An operation's entry: model, number of fitted rows, errors in total and held out."""
     operation = table.points.operation
     limits = {"flops_per_s": sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
     impossible = int((~is_possible(table.points, limits)).sum())
@@ -110,16 +110,16 @@ def _fitted(table: tables.Table, sheet: GpuSpec) -> dict[str, Any]:
 
 
 def assumed(sheet: GpuSpec) -> dict[str, Any]:
-    """What no table has: kernels bound by memory, copies, swaps, and the host."""
+    """Operations without tables: memory-bound kernels, copies, swaps, and the host."""
     bandwidth = BANDWIDTH_SHARE * sheet.memory_bytes_per_s
     link = shares.LINK_SHARE * sheet.pcie_bytes_per_s
     swap = f"{shares.LINK_SHARE} of the data sheet's PCIe, {shares.ASSUMED}; copies by SOSP'23 Fig 19a"
     return {
         "kv_write": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth),
-        # Norm, rotary, norm, activation.
+        # Four kernels: norm, rotary, norm, activation.
         "elementwise": _entry(_RULE, t0_us=4 * KERNEL_US, bytes_per_s=bandwidth),
         "embedding": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth),
-        # A copy reads and writes.
+        # A copy reads and writes every byte.
         "block_copy": _entry(_RULE, t0_us=KERNEL_US, bytes_per_s=bandwidth / 2),
         "swap_out": _entry(swap, bytes_per_s=link, each_us=shares.COPY_OUT_US),
         "swap_in": _entry(swap, bytes_per_s=link, each_us=shares.COPY_IN_US),
@@ -143,7 +143,7 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
 
 
 def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row an operation and held-out column."""
+    """One line per operation and held-out column."""
     for operation in FITTED:
         fit = fitted["ops"][operation]["fit"]
         for column, found in fit["held_out"].items():
@@ -153,13 +153,13 @@ def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def as_text(fitted: dict[str, Any]) -> str:
-    """JSON with lists of numbers in one line each."""
+    """JSON with each list of numbers on one line."""
     text = json.dumps(fitted, indent=2, allow_nan=False)
     return re.sub(r"\[[-\d.,e\s]+\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), text) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fit, write and print; 2 where the user erred."""
+    """Fit, write and print; returns 2 for a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m fragmeter.gpu.calibrate.fit_profiles", description=__doc__.splitlines()[0]
     )
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows: list[dict[str, Any]] = []
         for name, fitted in profiles(asked.tables):
             write_whole(asked.out / f"{name}.json", as_text(fitted))
-            # What is scaled was held out where it was fitted.
+            # The held-out errors of a scaled profile are those of its source.
             rows += report(name, fitted) if name in SYSTEMS else ()
         if asked.json:
             write_whole(asked.json, json.dumps(rows, indent=2) + "\n")

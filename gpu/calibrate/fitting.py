@@ -1,7 +1,7 @@
-"""From measured points to models of operations: a robust fit, then a small table of what it leaves.
+"""Fits models of operations to measured points: a robust fit, then a small table of residuals.
 
-Both are least squares in the logarithm of time, so that a call of 10 us counts as much as one of 10 ms,
-with points far off weighing less (``soft_l1``). Errors are held out: whole columns of the measured
+Both are least squares in the logarithm of time, so that a relative error counts equally at 10 us and at 10 ms.
+Outliers have less weight (``soft_l1``). Errors are held out: whole columns of the measured
 grid (all points of one ``m``, one batch, one length) are left out of the fit and predicted.
 """
 
@@ -17,24 +17,24 @@ import numpy as np
 from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
 from ...sim.types.errors import MissingExtra, UserError
 
-#: Logarithmic error beyond which a point counts for less.
+#: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
-#: Knots of the residual tables: so many doublings apart, or these; operations that are not here have none.
+#: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
 #: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
 KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
 }
-#: What is held out of each operation, by turns.
+#: Columns that are held out in turn, by operation.
 COLUMNS = {
     "gemm": ("m", "n"),
     "decode_attention": ("batch", "length"),
     "prefill_attention": ("tokens", "keys"),
 }
-#: Below this a table would follow the noise.
+#: With fewer points a table would fit noise.
 LEAST_POINTS_FOR_RESIDUALS = 12
-#: How stiff a table is against its points.
+#: Weight of a table's smoothness against its points.
 STIFFNESS = 0.5
 FOLDS = 3
 
@@ -43,8 +43,8 @@ class Points(NamedTuple):
     """The points of one operation as arrays.
 
     Attributes:
-        parts_us: What else was measured with each and is known. A point that is what remains of a step counts as
-            far as the whole step does: what remains may be mostly noise.
+        parts_us: Known time that was measured together with each point. The time of a step's overhead is a difference,
+            so its error is weighted relative to the whole step: the difference may be mostly noise.
     """
 
     operation: OpName
@@ -53,7 +53,7 @@ class Points(NamedTuple):
     parts_us: np.ndarray | None = None
 
     def ratios(self, modelled: np.ndarray) -> np.ndarray:
-        """Modelled over measured time, parts included."""
+        """Modelled over measured time, both including the parts."""
         parts = 0 if self.parts_us is None else self.parts_us
         return (modelled + parts) / (self.us + parts)
 
@@ -62,13 +62,13 @@ class Points(NamedTuple):
         return OPERATIONS[self.operation](**self.arguments)
 
     def take(self, which: np.ndarray) -> Points:
-        """Some of them."""
+        """The points that ``which`` selects."""
         arguments = {name: values[which] for name, values in self.arguments.items()}
         parts = None if self.parts_us is None else self.parts_us[which]
         return Points(self.operation, arguments, self.us[which], parts)
 
     def column(self, name: str) -> np.ndarray:
-        """An argument, or a place on an axis of the residuals."""
+        """An argument, or a coordinate on an axis of the residuals."""
         return self.arguments[name] if name in self.arguments else np.broadcast_to(self.work.at[name], self.us.shape)
 
 
@@ -76,7 +76,7 @@ def table(operation: OpName, rows: Sequence[Mapping[str, Any]]) -> Points:
     """Points of one operation, from dicts of its arguments and ``us``.
 
     Raises:
-        UserError: An argument is missing, or no positive number.
+        UserError: An argument is missing, or is not a positive number.
     """
     takes = inspect.signature(OPERATIONS[operation]).parameters
     arguments = {}
@@ -95,13 +95,13 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
     """The ``ops`` of a calibration file.
 
     Args:
-        points: ``{"op": name, argument: value, ..., "us": measured}``; arguments as ``OPERATIONS`` take them. Where
-            ``us`` is what remains of a longer time, ``parts_us`` is the rest of that.
-        limits: ``flops_per_s`` and ``bytes_per_s`` of the data sheet; points that are faster are faults of the
-            measurement, left out and counted.
+        points: ``{"op": name, argument: value, ..., "us": measured}``; arguments as ``OPERATIONS`` takes them. If
+            ``us`` is the difference of a longer time and known parts, ``parts_us`` is the time of the parts.
+        limits: ``flops_per_s`` and ``bytes_per_s`` of the data sheet. Faster points are measurement errors;
+            they are left out and counted.
 
     Raises:
-        UserError: An unknown operation, or a point that lacks an argument.
+        UserError: The operation is unknown, or a point lacks an argument.
     """
     by_operation: dict[OpName, list[Mapping[str, Any]]] = {}
     for point in points:
@@ -114,10 +114,10 @@ def fit(points: Iterable[Mapping[str, Any]], limits: Mapping[str, float] | None 
 def describe(
     points: Points, limits: Mapping[str, float] | None = None, reported: Callable[[Points], np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """One operation's entry of a calibration file: its model, and how far off it is.
+    """One operation's entry of a calibration file: its model and its errors.
 
     Args:
-        reported: bool [n] of the points that the held-out errors cover; None: all of them.
+        reported: bool [n], the points that the held-out errors cover; None: all points.
     """
     possible = points.take(is_possible(points, limits))
     model = fit_model(possible, limits)
@@ -133,7 +133,7 @@ def describe(
 
 
 def is_possible(points: Points, limits: Mapping[str, float] | None) -> np.ndarray:
-    """bool [n]: which points no data sheet contradicts."""
+    """bool [n]: whether each point is within the limits of the data sheet."""
     work, limits = points.work, limits or {}
     most_flops = limits.get("flops_per_s", np.inf) * points.us * 1e-6
     most_bytes = limits.get("bytes_per_s", np.inf) * points.us * 1e-6
@@ -141,16 +141,18 @@ def is_possible(points: Points, limits: Mapping[str, float] | None) -> np.ndarra
 
 
 def fit_model(points: Points, limits: Mapping[str, float] | None = None) -> OpModel:
-    """Coefficients, and residuals where there are points enough."""
+    """The coefficients, and residuals if there are enough points."""
     coefficients = fit_coefficients(points, limits)
     return OpModel(coefficients, fit_residuals(points, coefficients))
 
 
 def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) -> Coefficients:
-    """By ``scipy.optimize.least_squares`` over logarithms; a weak pull to the start settles what no point shows.
+    """Fit coefficients by ``scipy.optimize.least_squares`` over logarithms.
+
+    A weak pull towards the start values determines the coefficients that no point depends on.
 
     Args:
-        limits: No rate becomes more than the data sheet's.
+        limits: Upper bounds of the rates, from the data sheet.
     """
     work, start = points.work, _start(points)
     first = np.log(list(start.values()))
@@ -167,21 +169,21 @@ def fit_coefficients(points: Points, limits: Mapping[str, float] | None = None) 
 
 
 def _start(points: Points) -> dict[str, float]:
-    """Shortest call and best rates seen; what an operation does not do is left out."""
+    """Start values: the shortest call and the highest observed rates, without coefficients for work that the operation lacks."""
     work, us = points.work, points.us
-    # The least of what remains of steps may be next to nothing, and from there no slope leads back.
+    # The smallest difference of a step and its parts may be almost 0, where the gradient vanishes.
     found = {"t0_us": float(us.min() if points.parts_us is None else np.median(us))}
     for name, amount in (("flops_per_s", work.flops), ("bytes_per_s", work.bytes)):
         if np.any(amount):
             found[name] = float(np.max(amount / us)) * 1e6
     if np.ptp(np.broadcast_to(work.pieces, us.shape)) > 0:
         return found | {"each_us": float(np.ptp(us) + 0.01 * us.min()) / float(np.max(work.pieces))}
-    # Without points enough q would follow their noise.
+    # With few points q would fit their noise.
     return found | ({"q": 2.0} if len(us) >= 6 else {})
 
 
 def fit_residuals(points: Points, coefficients: Coefficients) -> Residuals | None:
-    """A stiff table through the logarithms that the coefficients leave; None where points are too few."""
+    """A smooth table fitted to the logarithmic residuals of the coefficients; None if there are too few points."""
     axes, knots = _grid(points)
     if not axes or len(points.us) < LEAST_POINTS_FOR_RESIDUALS:
         return None
@@ -195,13 +197,13 @@ def fit_residuals(points: Points, coefficients: Coefficients) -> Residuals | Non
     for _ in range(4):
         weighted = design * weights[:, None]
         found = np.linalg.solve(weighted.T @ design + stiff.T @ stiff, weighted.T @ left)
-        # Those of soft_l1 at the errors so far.
+        # The weights of soft_l1 at the current errors.
         weights = (1 + ((design @ found - left) / OUTLIER) ** 2) ** -0.5
     return Residuals(axes, knots, tuple(np.clip(found, -2.4, 2.4).round(4).tolist()))
 
 
 def _grid(points: Points) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
-    """Axes along which the points vary, and knots from the least to the most of them."""
+    """Axes along which the points vary, and knots from the smallest to the largest value."""
     knots = {name: _knots(points.column(name), spacing) for name, spacing in KNOTS.get(points.operation, {}).items()}
     axes = tuple(name for name, values in knots.items() if len(values) > 1)
     return axes, tuple(knots[name] for name in axes)
@@ -216,7 +218,7 @@ def _knots(values: np.ndarray, spacing: float | tuple[float, ...]) -> tuple[floa
 
 
 def _stiffness(shape: tuple[int, ...]) -> np.ndarray:
-    """Rows that ask a table to be straight along every axis, and a little to be zero."""
+    """Regularisation rows: they pull a table towards linearity along every axis, and weakly towards zero."""
     size = int(np.prod(shape))
     number = np.arange(size).reshape(shape)
     rows = [STIFFNESS * 0.3 * np.eye(size)]
@@ -236,7 +238,7 @@ def held_out(
     """Errors at points that were left out of the fit, a third of the inner columns of ``by`` at a time.
 
     Args:
-        within: bool [n] of the points that the errors cover.
+        within: bool [n], the points that the errors cover.
     """
     column = points.column(by)
     inner = np.unique(column)[1:-1]
@@ -252,7 +254,7 @@ def held_out(
 
 
 def errors(points: Points, modelled: np.ndarray) -> dict[str, float]:
-    """Of modelled over measured time, less one: median, mean and 95th percentile of its size, and its mean."""
+    """Statistics of modelled over measured time minus one: median, mean and 95th percentile of its magnitude, and its mean."""
     off = points.ratios(modelled) - 1
     size = np.abs(off)
     sizes = {"median_error": np.median(size), "mape": size.mean(), "p95": np.quantile(size, 0.95), "bias": off.mean()}
@@ -265,10 +267,10 @@ def _plain(model: Any) -> dict[str, Any]:
 
 
 def require_scipy() -> None:
-    """Before what is to be fitted is measured.
+    """Check for scipy before the measurement starts.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: scipy is not installed.
     """
     _optimize()
 

@@ -1,6 +1,6 @@
-"""At which sizes a calibration measures: a grid for a CPU, one for a GPU, and a small one to try things with.
+"""The sizes that a calibration measures: one grid for a CPU, one for a GPU, and a small one for smoke tests.
 
-Libraries are at their best at powers of two, and requests are not: sizes are of either kind.
+Libraries are fastest at powers of two, and requests have other sizes: the grids contain both.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Sizes; what a model or a pool has no room for is left out.
+    """Sizes to measure; sizes that do not fit the model or the pool are left out.
 
     Attributes:
         tokens: Rows of GEMMs, of the KV write, the layers' elementwise work and the embedding.
         head_rows: Rows of the output head.
-        batches, contexts: Sequences that decode, and about how many tokens each of them holds.
+        batches, contexts: Numbers of decoding sequences, and approximate tokens of each sequence.
         ragged: (sequences, mean tokens) of batches with widely different lengths.
-        block_sizes: Besides the model's own; each for ``ragged``, with lengths about alike.
-        chunks, prefixes: New tokens of one prompt, and those before them.
-        prompts: (prompts, tokens) that are prefilled in one call.
+        block_sizes: Block sizes besides the model's own; each is measured for ``ragged`` with similar lengths.
+        chunks, prefixes: New tokens of one prompt, and the tokens before them.
+        prompts: (prompts, tokens) of prompts that are prefilled in one call.
         moved_blocks: Blocks of a copy or a swap.
-        steps: Whole steps: (sequences, about how many tokens each holds, tokens of a prompt beside them); out of
-            batches, contexts and chunks, or 0 where there is none.
+        steps: Whole steps: (sequences, approximate tokens of each, tokens of a prompt in the same step); values from
+            batches, contexts and chunks, or 0 for none.
         rounds: Samples of each point.
-        pool_bytes: Most that the KV pool takes; None is half of what is free.
+        pool_bytes: Maximum size of the KV pool; None is half of the free memory.
     """
 
     tokens: tuple[int, ...]

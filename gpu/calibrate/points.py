@@ -1,7 +1,7 @@
-"""The operations of a step as points: what was done, in the sizes that models of operations take.
+"""The operations of a step as points, in the arguments that the operation models take.
 
-A point is a dict: ``op``, its sizes, and when it has been measured ``us``, microseconds. ``sim.cost.operations`` says
-what the sizes mean.
+A point is a dict with ``op``, its sizes and, once measured, ``us`` in microseconds. ``sim.cost.operations`` defines the
+sizes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ...sim.cost import gemms
 from ...sim.spec import ModelSpec
 
 Point = dict[str, Any]
-#: What measuring adds to a point.
+#: Keys that a measurement adds to a point.
 MEASURED = ("us", "iqr_us", "samples")
-#: The simulator counts an element of KV as 16 bits where nothing else is said: moves of blocks do so too, in any dtype.
+#: The simulator's default KV element has 16 bits; moves of blocks are counted in it, whatever the dtype.
 KV_DTYPE = "fp16"
 
 
 def layer_gemms(model: ModelSpec) -> list[tuple[int, int]]:
-    """``(n, k)`` of the GEMMs of a layer, on one GPU: those that costs are added up of."""
+    """``(n, k)`` of the GEMMs of a layer on one GPU: the GEMMs that the cost model sums."""
     return [(matrix.n, matrix.k) for matrix in gemms.layer_gemms(model, 0, 1, None)]
 
 
@@ -30,12 +30,12 @@ def head_gemm(model: ModelSpec) -> tuple[int, int]:
 
 
 def gemm(m: int, n: int, k: int) -> Point:
-    """``m`` tokens by a matrix of ``k`` inputs and ``n`` outputs."""
+    """GEMM of ``m`` tokens with a matrix of ``k`` inputs and ``n`` outputs."""
     return {"op": "gemm", "m": m, "n": n, "k": k}
 
 
 def kv_write(model: ModelSpec, tokens: int) -> Point:
-    """Keys and values of one layer."""
+    """Write of the keys and values of one layer."""
     return {"op": "kv_write", "tokens": tokens, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
 
 
@@ -46,12 +46,12 @@ def elementwise(model: ModelSpec, tokens: int) -> Point:
 
 
 def embedding(model: ModelSpec, tokens: int) -> Point:
-    """Embedding, and what positions take once a step."""
+    """Embedding, and the position work that a step does once."""
     return {"op": "embedding", "tokens": tokens, "hidden_size": model.hidden_size}
 
 
 def decode_attention(model: ModelSpec, contexts: Sequence[int], block_size: int) -> Point:
-    """One layer's attention of a new token of each sequence."""
+    """One layer's decode attention, with one new token per sequence."""
     sizes = {"batch": len(contexts), "context_tokens": sum(contexts)}
     return {"op": "decode_attention", **sizes, **_heads(model), "block_size": block_size}
 
@@ -64,29 +64,29 @@ def prefill_attention(model: ModelSpec, lens: Sequence[int], contexts: Sequence[
 
 
 def move(op: str, model: ModelSpec, blocks: int, block_size: int) -> Point:
-    """``block_copy``, ``swap_out`` or ``swap_in`` of whole blocks, all layers; a piece for K and V of each."""
+    """``block_copy``, ``swap_out`` or ``swap_in`` of whole blocks in all layers; K and V of a block are one piece each."""
     pieces = model.attention().kv_tensors * model.num_layers * blocks
     return {"op": op, "bytes": blocks * block_size * model.slot_bytes(KV_DTYPE), "blocks": pieces}
 
 
 def step(rows: int) -> Point:
-    """What a step takes beside its operations."""
+    """Overhead of a step beyond its operations."""
     return {"op": "step", "rows": rows}
 
 
 def key(point: Point) -> tuple[tuple[str, Any], ...]:
-    """The operation and its sizes: what two points of one call have in common."""
+    """The operation and its sizes, which identify the call that a point measures."""
     return tuple(sorted((name, value) for name, value in point.items() if name not in MEASURED))
 
 
 def operations_of_step(
     model: ModelSpec, lens: Sequence[int], contexts: Sequence[int], block_size: int
 ) -> list[tuple[int, Point]]:
-    """How often a step does which operation; rows with one new token decode.
+    """The operations of a step and their counts; rows with one new token are decodes.
 
     Args:
         lens: New tokens of each row.
-        contexts: All its tokens, the new ones included.
+        contexts: All tokens of each row, including the new ones.
     """
     tokens, layers = sum(lens), model.num_layers
     rows = list(zip(lens, contexts, strict=True))

@@ -1,8 +1,8 @@
-"""What a calibration measures: one probe a point, a call of the very code that a skeleton's step runs.
+"""Probes of a calibration: one call per point, of the same code that a skeleton's step runs.
 
-Weights and blocks of the cache are cold in a step, since all other layers pass between two uses; probes therefore
-turn by more of them than the last cache holds. Activations come straight from the operation before, and are warm.
-On a CPU the code, too, is cold: between two calls of anything else pass the GEMMs of a layer, uncounted.
+In a step, weights and cache blocks are cold, since all other layers run between two uses. Probes therefore
+rotate through more data than the last-level cache holds. Activations come directly from the previous operation and are
+warm. On a CPU the code is cold as well: the GEMMs of a layer run, untimed, between two calls of any other operation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from . import points
 from .grid import Grid
 from .points import Point
 
-#: Tables and slots that a probe turns by, at most.
+#: Maximum number of tables and slots that a probe rotates through.
 MOST_TURNS = 16
-#: Rows of the GEMMs that pass between calls of other operations.
+#: Rows of the untimed GEMMs between calls of other operations.
 GEMM_BETWEEN_TOKENS = 4
 
 Item = TypeVar("Item")
@@ -37,9 +37,9 @@ class Probe(NamedTuple):
     """One point and its call.
 
     Attributes:
-        point: What is measured: the operation and its sizes.
+        point: The measured operation and its sizes.
         work: The call.
-        captured: Whether a GPU may replay it as a graph; not where the host takes part.
+        captured: Whether a GPU may replay the call as a graph; false if the host takes part.
     """
 
     point: Point
@@ -48,7 +48,7 @@ class Probe(NamedTuple):
 
 
 class StepProbe(NamedTuple):
-    """A whole step and the operations that it is made of, each with how often."""
+    """A whole step, and its operations with their counts."""
 
     rows: int
     work: Work
@@ -59,10 +59,10 @@ class Probes:
     """All probes of a skeleton.
 
     Args:
-        skeleton: Its weights and its pool are what is measured.
-        grid: At which sizes.
-        stopwatch: Knows how much the buffers that a probe turns by must hold, and what does not count.
-        seed: Of lengths, tables and token ids.
+        skeleton: The skeleton with the weights and the pool to measure.
+        grid: The sizes to measure.
+        stopwatch: Gives the size of the buffers that a probe rotates through, and excludes untimed work.
+        seed: Seed of lengths, tables and token ids.
     """
 
     def __init__(self, skeleton: Skeleton, grid: Grid, stopwatch: Stopwatch, seed: int) -> None:
@@ -77,11 +77,11 @@ class Probes:
         self._passed = itertools.count()
 
     def operations(self) -> Iterator[Probe]:
-        """Every one, operation by operation."""
+        """All probes of single operations, ordered by operation."""
         *layer, head = self._matrices()
         step_lens = [lens for lens, _ in self._step_shapes()]
         sizes = sorted({*self._grid.tokens, *map(sum, step_lens)})
-        # Every new token has a slot of its own.
+        # Every new token needs a slot of its own.
         for tokens in sizes[: bisect_right(sizes, self._pool.num_slots)]:
             yield from (self._gemm(tokens, matrix) for matrix in layer)
             yield from (self._kv_write(tokens), self._elementwise(tokens), self._embedding(tokens))
@@ -92,11 +92,11 @@ class Probes:
             yield from self._moves(blocks)
 
     def steps(self) -> Iterator[StepProbe]:
-        """Whole steps; their operations are measured one by one too."""
+        """Probes of whole steps; each operation of a step also has a probe of its own."""
         yield from (self._step(lens, contexts) for lens, contexts in self._step_shapes())
 
     def _step_shapes(self) -> Iterator[tuple[list[int], list[int]]]:
-        """New tokens and all tokens of each row; what the pool has no room for is left out."""
+        """New tokens and all tokens of each row; shapes that do not fit the pool are left out."""
         for batch, context, prompt in self._grid.steps:
             prompts = [prompt] if prompt else []
             lens, contexts = [1] * batch + prompts, self._about(batch, context) + prompts
@@ -104,7 +104,7 @@ class Probes:
                 yield lens, contexts
 
     def _matrices(self) -> list[Matrix]:
-        """Those of a layer, then the output head."""
+        """The matrices of a layer, then of the output head."""
         layer = self._skeleton.weights.layers[0]
         return [layer.qkv, layer.output, layer.up, layer.down, self._skeleton.weights.head]
 
@@ -116,7 +116,7 @@ class Probes:
         return Probe(points.gemm(tokens, outputs, inputs), lambda number: multiply(hidden, _turn(turned, number)))
 
     def _pass(self, gemms: Sequence[Work], *inputs: Tensor) -> None:
-        """Do not count what a step does since it last did the same: these, and what makes the next call's inputs."""
+        """Run untimed work that a step does between two calls: these GEMMs, and the production of the next call's inputs."""
         number = next(self._passed)
 
         def between() -> None:
@@ -197,7 +197,7 @@ class Probes:
         return Probe(point, self._attention(query, contexts, self._pool.block_size, lens))
 
     def _attention(self, query: Tensor, contexts: list[int], block_size: int, lens: Sequence[int] = ()) -> Work:
-        """Attention to random blocks of all layers by turns; ``lens`` are the new tokens of prompts."""
+        """Attention to random blocks of each layer in turn; ``lens`` are the new tokens of prompts."""
         out, layers, keys = torch.empty_like(query), self._model.num_layers, self._pool.keys
         read = 2 * sum(contexts) * keys[0][0, 0].nbytes
         held = self._put(np.asarray(contexts, np.int32))
@@ -216,7 +216,7 @@ class Probes:
         return work
 
     def _table(self, contexts: list[int], block_size: int) -> Tensor:
-        """Block ids in random order, none of them twice."""
+        """Distinct block ids in random order."""
         blocks = -(-np.asarray(contexts) // block_size)
         table = np.zeros((len(blocks), blocks.max()), np.int32)
         ids = self._rng.permutation(self._pool.num_slots // block_size)
@@ -224,7 +224,7 @@ class Probes:
         return self._put(table)
 
     def _moves(self, blocks: int) -> Iterator[Probe]:
-        """Copies on the device, and swaps both ways, of random blocks."""
+        """Copies on the device, and swaps in both directions, of random blocks."""
         pool, block_size = self._pool, self._pool.block_size
         on_device = [self._rng.permutation(pool.num_blocks)[: 2 * blocks].reshape(2, blocks) for _ in range(MOST_TURNS)]
         on_host = [self._rng.permutation(pool.host_blocks)[:blocks] for _ in range(MOST_TURNS)]
@@ -247,18 +247,18 @@ class Probes:
         return StepProbe(len(lens), lambda number: self._skeleton.step(batch), parts)
 
     def _about(self, batch: int, tokens: int) -> list[int]:
-        """Lengths of ``batch`` sequences within a tenth of ``tokens``; the same at every call."""
+        """Lengths of ``batch`` sequences within a tenth of ``tokens``; identical at every call."""
         rng = np.random.default_rng((self._seed, batch, tokens))
         lengths = rng.integers(math.ceil(0.9 * tokens), math.floor(1.1 * tokens) + 1, batch)
         return lengths.clip(max=max(tokens, self._model.max_model_len)).tolist()
 
     def _fits(self, contexts: list[int]) -> bool:
-        """Whether the model takes sequences of these lengths, and the pool has room for them."""
+        """Whether the model supports sequences of these lengths, and the pool has room for them."""
         blocks = sum(-(-context // self._pool.block_size) for context in contexts)
         return max(contexts) <= self._model.max_model_len and blocks <= self._pool.num_blocks
 
     def _turns(self, size: int) -> int:
-        """How many things of ``size`` bytes are more than the last cache holds."""
+        """Number of buffers of ``size`` bytes that together exceed the last-level cache."""
         return max(1, min(MOST_TURNS, -(-self._stopwatch.cold_bytes // size)))
 
     def _new_tokens(self, tokens: int) -> tuple[Tensor, Tensor]:

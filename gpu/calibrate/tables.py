@@ -1,7 +1,7 @@
 """Published kernel times: the tables of ``aiconfigurator-core`` (NVIDIA, Apache-2.0), from its wheel or a folder.
 
-They lie at ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``, one row a call, with ``latency``
-in milliseconds. bf16 throughout; rows of other number formats and of sliding windows are not read.
+Their path is ``systems/data/<system>/<kind>/<framework>/<version>/<table>.parquet``. A row is one call, with ``latency``
+in milliseconds. Only bf16 rows are read; rows of other number formats and of sliding windows are skipped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PLACES: dict[OpName, tuple[str, str]] = {
 
 
 class Table(NamedTuple):
-    """The rows of one table that stand for an operation.
+    """The rows of one table that describe an operation.
 
     Attributes:
-        path: Below ``systems/data``.
-        device: As the rows name it.
-        rows: Of the whole table, other formats and windows included.
+        path: Path below ``systems/data``.
+        device: Device name in the rows.
+        rows: Number of rows of the whole table, including other formats and windows.
     """
 
     path: str
@@ -46,7 +46,7 @@ def read(tables: Path, system: str, operation: OpName) -> Table:
     """The newest table of vLLM's kernels for an operation on a system, e.g. ``h100_sxm``.
 
     Raises:
-        UserError: There is none, or it lacks a column.
+        UserError: There is no table, or it lacks a column.
     """
     kind, name = _PLACES[operation]
     found = [
@@ -81,7 +81,7 @@ def _bytes(tables: Path, path: PurePosixPath) -> bytes:
 
 
 def _points(operation: OpName, frame: pd.DataFrame) -> Points:
-    """The rows in bf16, as the arguments of an operation."""
+    """The bf16 rows as the arguments of an operation."""
     if operation == "gemm":
         frame = frame[frame.gemm_dtype == "bfloat16"]
         return Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), _us(frame))
@@ -90,7 +90,7 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Points:
         frame = frame[frame.window_size == 0]
     heads = {"heads": frame.num_heads, "kv_heads": frame.num_key_value_heads, "head_dim": frame.head_dim}
     if operation == "decode_attention":
-        # ``step`` tokens are there before the one that is decoded.
+        # The context has ``step`` tokens before the decoded one.
         return Points(
             operation,
             _floats(batch=frame.batch_size, context_tokens=frame.batch_size * (frame.step + 1), **heads),

@@ -1,1 +1,1 @@
-"""Whether the kernels are right: correctness grid, replays, sanitizers, compile gate."""
+"""Correctness checks of the kernels: correctness grid, replays, sanitizers, compile gate."""

@@ -1,7 +1,7 @@
-"""Caches and queries to try the kernels on, and what is right for them in float64.
+"""Caches and queries as test cases for the kernels, with the expected results in float64.
 
-The same code makes them of numpy arrays, which run through the kernels' CPU build, and of torch tensors on a GPU,
-where the reference is computed too.
+The same code builds them from numpy arrays, which run through the kernels' CPU build, and from torch tensors on a GPU,
+which also computes the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-#: Relative L2 error allowed of each dtype.
+#: Maximum relative L2 error of each dtype.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 
 
@@ -34,7 +34,7 @@ class Case:
 
 
 class Host:
-    """Makes numpy arrays."""
+    """Creates numpy arrays."""
 
     #: Block id of table entries past a sequence's end: far outside the pool, so that the CPU build reports a read.
     wild_block: int | None = 2**30
@@ -43,7 +43,7 @@ class Host:
         self._rng = np.random.default_rng(seed)
 
     def full(self, shape: Sequence[int], value: float, dtype: str) -> np.ndarray:
-        """An array of one value; memory of zeros is taken where it is written."""
+        """An array of one value; memory of zeros is allocated only where it is written."""
         return np.full(shape, value, numpy_dtype(dtype)) if value else np.zeros(shape, numpy_dtype(dtype))
 
     def normal(self, shape: Sequence[int], dtype: str) -> np.ndarray:
@@ -51,21 +51,21 @@ class Host:
         return self._rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
     def ints(self, values: np.ndarray) -> np.ndarray:
-        """Integers as they are."""
+        """Integer arrays."""
         return values
 
-    #: As they are, too: everything is on the host.
+    #: The same, since all arrays are on the host.
     host_ints = ints
 
     def on_host(self, shape: Sequence[int], dtype: str) -> np.ndarray:
-        """Memory that blocks can be swapped out to."""
+        """Host memory that blocks can be swapped out to."""
         return self.full(shape, 0, dtype)
 
 
 class OnDevice:
-    """Makes torch tensors on a device."""
+    """Creates torch tensors on a device."""
 
-    #: A read outside would end the process's GPU context: point at NaNs instead.
+    #: A read outside the pool would end the process's GPU context, so such entries point at NaNs instead.
     wild_block = None
 
     def __init__(self, torch_device: Any, seed: int = 0) -> None:
@@ -90,13 +90,13 @@ class OnDevice:
         return self._torch.asarray(values)
 
     def on_host(self, shape: Sequence[int], dtype: str) -> Any:
-        """As :meth:`Host.on_host`, pinned where there is a GPU."""
+        """As :meth:`Host.on_host`, pinned if there is a GPU."""
         pinned = self._torch.cuda.is_available()
         return self._torch.zeros(tuple(shape), dtype=getattr(self._torch, dtype), pin_memory=pinned)
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """By its name; numpy has no bfloat16 of its own."""
+    """The numpy dtype of this name; bfloat16 comes from ml_dtypes."""
     return np.dtype(importlib.import_module("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
 
 
@@ -112,21 +112,21 @@ def case(
     num_blocks: int | None = None,
     make: Host | OnDevice | None = None,
 ) -> Case:
-    """Sequences over a shuffled cache; the second shares the first one's full blocks where both have them.
+    """Sequences over a shuffled cache; the first two share all blocks that are full in both.
 
-    Every slot that no sequence holds is NaN, and no table entry past a sequence's end is one to read.
+    Every unused slot is NaN, and table entries past a sequence's end must not be read.
 
     Args:
-        dtype: As the kernels name it.
+        dtype: The kernels' name of the dtype.
         heads: Query heads and KV heads.
-        head_dim: As in the caches.
+        head_dim: Head dimension of the caches.
         block_size: Tokens of a block.
-        contexts: Tokens that each sequence holds.
-        seed: Of ids and values.
-        query_lens: New tokens of each sequence, which are its last; one each by default, as in decoding.
-        num_blocks: Size of the cache, with its last block held; by default as few as suffice. With a given size the
-            slots that no sequence holds are zeros, as the cache may be larger than memory.
-        make: What makes the arrays; numpy's by default.
+        contexts: Tokens of each sequence.
+        seed: Seed of ids and values.
+        query_lens: New tokens of each sequence, at its end; default: one each, as in decoding.
+        num_blocks: Size of the cache, with its last block in use; default: the smallest that suffices. With a given size
+            the unused slots are zeros, as the cache may be larger than memory.
+        make: Creates the arrays; default: numpy arrays.
     """
     make = make or Host(seed)
     num_heads, kv_heads = heads
@@ -146,11 +146,11 @@ def case(
 def _tables(
     contexts: Sequence[int], block_size: int, num_blocks: int | None, wild: int | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, int]:
-    """Tables in random order, and the blocks of the pool: two more than are held, where nothing else is asked for."""
+    """Tables in random order, and the number of blocks of the pool; by default two more than are in use."""
     blocks = [-(-context // block_size) for context in contexts]
     pool = num_blocks or sum(blocks) + 2
     ids = rng.permutation(pool)
-    # Without num_blocks no sequence holds block 0: a kernel that wrongly reads from the start of the cache gets NaNs.
+    # Without num_blocks no sequence uses block 0: a kernel that wrongly reads from the start of the cache gets NaNs.
     swapped = [0, int(np.argmax(ids))] if num_blocks else [-1, int(np.argmin(ids))]
     ids[swapped] = ids[swapped[::-1]]
     unheld = int(ids[-1]) if wild is None else wild
@@ -164,17 +164,17 @@ def _tables(
 
 
 def slots_of(table: np.ndarray, context: int, block_size: int) -> np.ndarray:
-    """Where the tokens of a sequence lie, counted over the whole cache."""
+    """Slots of the tokens of a sequence, as indices into the whole cache."""
     tokens = np.arange(context)
     return table[tokens // block_size].astype(np.int64) * block_size + tokens % block_size
 
 
 def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
-    """Attention gathered by the block table, in float64; a query that sees nothing gives zeros.
+    """Attention gathered by the block table, in float64; a query that attends to no token gives zeros.
 
     Args:
         given: The arguments.
-        query_lens: New tokens of each sequence, which are its last; one each by default.
+        query_lens: New tokens of each sequence, at its end; default: one each.
     """
     library, tables = library_of(given.query), on_host(given.block_tables)
     contexts = on_host(given.context_lens).tolist()
@@ -192,7 +192,7 @@ def expected(given: Case, query_lens: Sequence[int] | None = None) -> Any:
 
 
 def dense_attention(query: Any, keys: Any, values: Any) -> Any:
-    """Causal attention in float64, of ``[queries, heads, head_dim]``, the last of ``[tokens, kv_heads, head_dim]``."""
+    """Causal attention in float64: the last ``[queries, heads, head_dim]`` over all ``[tokens, kv_heads, head_dim]``."""
     library = library_of(query)
     query, keys, values = (library.asarray(one, dtype=library.float64) for one in (query, keys, values))
     (queries, heads, head_dim), (tokens, kv_heads, _) = query.shape, keys.shape
@@ -207,7 +207,7 @@ def dense_attention(query: Any, keys: Any, values: Any) -> Any:
 
 
 def error(out: Any, wanted: Any) -> float:
-    """Relative L2 of the worst row; NaN where anything is."""
+    """Relative L2 error of the worst row; NaN if any value is NaN."""
     library = library_of(out)
     norm = library.linalg.vector_norm
     difference = norm(library.asarray(out, dtype=library.float64) - wanted, axis=-1)
@@ -215,10 +215,10 @@ def error(out: Any, wanted: Any) -> float:
 
 
 def library_of(array: Any) -> ModuleType:
-    """numpy or torch."""
+    """The array's library: numpy or torch."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def on_host(array: Any) -> np.ndarray:
-    """As a numpy array; waits for the device."""
+    """The values as a numpy array; waits for the device."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

@@ -1,4 +1,4 @@
-"""The compile gate: every kernel instance for every architecture, without a GPU. No instance may spill registers.
+"""The compile gate: compile every kernel instance for every architecture, without a GPU. No instance may spill registers.
 
 ``python -m fragmeter.gpu.check.compile_gate`` prints the table. It needs CuPy and NVIDIA's compiler and headers (extra
 ``kernels``), and no driver.
@@ -34,13 +34,13 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the assembler says of one instance on one architecture.
+    """The assembler's report on one instance on one architecture.
 
     Attributes:
         expression: The instance.
-        architecture: As NVRTC names it.
-        registers: Of a thread.
-        spill_bytes: Stores and loads of registers that did not fit, of a thread.
+        architecture: NVRTC's name of the architecture.
+        registers: Registers per thread.
+        spill_bytes: Bytes of spill stores and loads per thread.
         shared_bytes: Static shared memory of a block.
     """
 
@@ -52,7 +52,7 @@ class Compiled:
 
 
 def every_kernel() -> Iterator[Kernel]:
-    """All instances that the modules of this package can ask for."""
+    """All instances that the modules of this package can launch."""
     for dtype in source.SCALARS:
         for head_dim in source.HEAD_DIMS:
             for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
@@ -65,7 +65,7 @@ def every_kernel() -> Iterator[Kernel]:
 
 
 def compiled(kernels: Iterable[Kernel], architecture: str) -> list[Compiled]:
-    """Compile to machine code, instances of one text together.
+    """Compile to machine code; instances with the same source text are compiled together.
 
     Raises:
         MissingExtra: CuPy, NVRTC or the CUDA headers are not installed.
@@ -120,12 +120,12 @@ def toolkit() -> tuple[ModuleType, Path]:
 
 
 def main() -> int:
-    """Print registers an instance and architecture; 1 where one spills."""
+    """Print the registers of each instance and architecture; returns 1 if an instance spills."""
     return program.run(_report)
 
 
 def _report() -> bool:
-    """Whether none spills."""
+    """Print the report; returns whether no instance spills."""
     rows: dict[str, list[Compiled]] = defaultdict(list)
     for architecture in ARCHITECTURES:
         for found in compiled(every_kernel(), architecture):

@@ -1,6 +1,7 @@
-"""Captured decodes beside those that are not: a replay reads what its buffers hold then.
+"""Compares captured decodes with eager ones.
 
-So it is tried on other queries, blocks and lengths than it was captured with.
+A replay reads the values that its buffers contain at that time. The checks therefore replay a graph with other
+queries, blocks and lengths than it was captured with.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from ..model.skeleton import Skeleton
 from .cases import OnDevice, case, error
 
 MODEL, DTYPE, BLOCKS, BLOCK_SIZE = "toy-llama", "fp16", 64, 16
-#: Of logits, which GEMMs of a padded batch may round otherwise.
+#: Tolerance of logits: the GEMMs of a padded batch may round differently.
 STEP_TOLERANCE = {"fp16": 1e-2, "fp32": 1e-4}
-#: Prompts of the skeleton's sequences, and its steps after them.
+#: Prompt lengths of the skeleton's sequences, and number of decode steps after them.
 PROMPTS, STEPS = (70, 3, 33, 16, 1), 4
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of captured with eager.
+    """One comparison of a captured call with an eager one.
 
     Attributes:
-        name: What was captured.
+        name: The captured call.
         error: Relative L2 of the worst row.
-        tolerance: Nothing for the same kernel over the same values; a padded batch may round otherwise.
+        tolerance: 0 for the same kernel over the same values; a padded batch may round differently.
     """
 
     name: str
@@ -46,13 +47,13 @@ class Check:
         return self.error <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """As data; an error that is no number is none."""
+        """The check as a JSON-serialisable dict; a NaN error becomes null."""
         error = self.error if np.isfinite(self.error) else None
         return asdict(self) | {"error": error, "passes": self.passes}
 
 
 def kernel(device: Device, dtype: str = "float16") -> Check:
-    """Decode attention of one case, replayed over another."""
+    """Decode attention of one case, replayed on another case."""
     contexts = (1030, 1, 0, 517, 64)
     first, other = (
         case(dtype, (32, 8), 128, BLOCK_SIZE, lens, make=OnDevice(device.torch_device, seed), seed=seed)
@@ -87,7 +88,7 @@ def skeleton(device: Device, dtype: str = DTYPE, paged: bool = True) -> Check:
 
 
 def _batches(paged: bool) -> list[Batch]:
-    """A step of all prompts, then decodes, of one sequence fewer each time: other lengths, other padding."""
+    """A step of all prompts, then decodes with one sequence fewer each time, so that lengths and padding change."""
     rng, held = np.random.default_rng(0), np.array(PROMPTS)
     most = max(PROMPTS) // BLOCK_SIZE + 2
     tables = rng.permutation(BLOCKS)[: most * len(PROMPTS)].reshape(-1, most)

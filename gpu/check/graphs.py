@@ -1,7 +1,7 @@
-"""Whether captured decodes compute what they compute when they are not captured.
+"""Check that captured decodes give the same results as eager ones.
 
-``python -m fragmeter.gpu.check.graphs --device cuda --json graphs.json``. A replay reads what its buffers hold then, so it
-is tried on other queries, blocks and lengths than it was captured with.
+``python -m fragmeter.gpu.check.graphs --device cuda --json graphs.json``. A replay reads the values that its buffers
+contain at that time, so the check replays a graph with other queries, blocks and lengths than it was captured with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(
         prog="python -m fragmeter.gpu.check.graphs", description=__doc__.partition("\n")[0]
     )
@@ -29,7 +29,7 @@ def main(tokens: list[str] | None = None) -> int:
 def _report(given: argparse.Namespace) -> bool:
     target = program.JsonFile(given.json)
     device = program.gpu(given.device)
-    # Needs torch, which is there once a device is open.
+    # Imports torch, which is loaded only after a device is open.
     from .graph_checks import CHECKS
 
     checks = [check(device) for check in CHECKS]

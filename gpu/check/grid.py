@@ -1,9 +1,10 @@
-"""The correctness grid: every kernel at every shape it is asked for, against float64.
+"""The correctness grid: every kernel at every supported shape, compared with float64.
 
 ``python -m fragmeter.gpu.check.grid --device cuda --json grid.json`` on a GPU. With ``--device shim`` the same source runs
-through its CPU build; ``--subset`` takes turns where the whole grid has every combination.
+through its CPU build. ``--subset`` varies the parameters in turn, and the whole grid has every combination.
 
-How each kernel is tried at a point of the grid: arguments are made, and the answer is held to what is right.
+A trial of a kernel at a point of the grid builds the arguments, runs the kernel and compares the result with the expected
+one.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ Make = Host | OnDevice
 
 @dataclass(frozen=True)
 class Point:
-    """One point.
+    """One point of the grid.
 
     Attributes:
         kernel: A key of :data:`KERNELS`.
-        dtype: As the kernels name it.
+        dtype: The kernels' name of the dtype.
         heads: Query heads and KV heads.
-        head_dim: As in the caches.
+        head_dim: Head dimension of the caches.
         block_size: Tokens of a block.
-        contexts: Tokens that each sequence holds.
-        num_blocks: Of the cache; as few as will do by default.
+        contexts: Tokens of each sequence.
+        num_blocks: Blocks of the cache; default: the smallest number that suffices.
     """
 
     kernel: str
@@ -57,17 +58,17 @@ class Point:
 
     @property
     def tolerance(self) -> float:
-        """The error allowed; what only moves values must be exact."""
+        """The maximum error; kernels that only move values must be exact."""
         return TOLERANCE[self.dtype] if self.kernel in ATTENTION else 0.0
 
     @property
     def shape(self) -> tuple[str, tuple[int, int], int, int]:
-        """What :func:`cases.case` asks for first."""
+        """The first arguments of :func:`cases.case`."""
         return self.dtype, self.heads, self.head_dim, self.block_size
 
 
 def decode(point: Point, make: Make) -> float:
-    """One new token a sequence, over scattered blocks."""
+    """One new token per sequence, over scattered blocks."""
     given = case(*point.shape, point.contexts, num_blocks=point.num_blocks, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
     paged_attention.paged_attention_cuda_forward(out, **vars(given))
@@ -75,7 +76,7 @@ def decode(point: Point, make: Make) -> float:
 
 
 def prefilled(point: Point, make: Make) -> float:
-    """New tokens of each sequence, at most 64: of a prompt as a whole and after a prefix in turns."""
+    """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
     new = [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
     given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
@@ -85,12 +86,12 @@ def prefilled(point: Point, make: Make) -> float:
 
 
 def contiguously(point: Point, make: Make) -> float:
-    """One block a sequence, with room behind its tokens, is a contiguous cache."""
+    """A contiguous cache: one block per sequence, with room behind its tokens."""
     given = case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
     keys, values = (cache.reshape(-1, *cache.shape[2:]) for cache in (given.key_cache, given.value_cache))
     starts = library_of(out).asarray(given.block_tables[:, 0], dtype=library_of(out).int64) * given.block_size
-    # An empty sequence begins nowhere.
+    # An empty sequence has no first slot.
     starts[given.context_lens == 0] = -1
     contiguous.forward_into(out, given.query, keys, values, starts, given.context_lens, given.max_context_len)
     return error(out, expected(given))
@@ -111,7 +112,7 @@ def written(point: Point, make: Make) -> float:
 
 
 def copied(point: Point, make: Make) -> float:
-    """Half of the blocks onto the others, in two layers at once."""
+    """Copy one half of the blocks onto the other half, in two layers at once."""
     shape = _pool(point)
     caches = [make.normal(shape, point.dtype) for _ in "kvkv"]
     pairs = np.random.default_rng(1).permutation(shape[0] // 2 * 2).reshape(-1, 2)
@@ -123,7 +124,7 @@ def copied(point: Point, make: Make) -> float:
 
 
 def swapped(point: Point, make: Make) -> float:
-    """Blocks out to the host, neighbours among them, and back to other places."""
+    """Swap blocks out to the host, some of them adjacent, and back to other places."""
     shape = _pool(point)
     device, host = make.normal(shape, point.dtype), make.on_host(shape, point.dtype)
     out = np.stack([np.arange(shape[0]), np.roll(np.arange(shape[0]), 3)], axis=1)
@@ -136,7 +137,7 @@ def swapped(point: Point, make: Make) -> float:
 
 
 def _pool(point: Point) -> tuple[int, int, int, int]:
-    """The shape of a cache with room for all and more."""
+    """The shape of a cache with room for all tokens and spare blocks."""
     blocks = sum(-(-context // point.block_size) for context in point.contexts)
     return blocks + 4, point.block_size, point.heads[1], point.head_dim
 
@@ -146,13 +147,13 @@ def _copied(array: Any) -> Any:
 
 
 def _wrong(found: list[Any], wanted: list[Any]) -> float:
-    """The share of values that are not what they should be."""
+    """The share of values that differ from the expected ones."""
     pairs = zip(found, wanted, strict=True)
     return max(float((one != right).sum()) / math.prod(one.shape) for one, right in pairs)
 
 
 Trial = Callable[[Point, Make], float]
-#: How each kernel that computes is tried, and each that only moves values.
+#: Trials of the kernels that compute, and of those that only move values.
 ATTENTION: dict[str, Trial] = {
     "decode_attention": decode,
     "prefill_attention": prefilled,
@@ -167,15 +168,15 @@ KERNELS = ATTENTION | MOVING
 
 
 SCHEMA_VERSION = 1
-#: Points after which the file is written anew.
+#: Number of points after which the file is rewritten.
 KEPT_EVERY = 100
 #: Query heads and KV heads: GQA of 4 and 8, MHA narrow and wide, MQA, and a group that fills no tile.
 HEADS = ((32, 8), (40, 40), (64, 8), (16, 1), (14, 2), (64, 64))
 BLOCK_SIZES = (1, 8, 16, 32, 64)
-#: None, one token, a full block of any size, ends within one.
+#: Context lengths with none, one token, full blocks of any size, and partly filled blocks.
 RAGGED = (64, 70, 0, 1, 33)
 LONG = (8192, 1, 4097, 0, 255)
-#: Around every power of two from 1 to 8192.
+#: Lengths around every power of two from 1 to 8192.
 EDGES = tuple(sorted({2**power + near for power in range(14) for near in (-1, 0, 1)} - {8193}))
 #: A pool with its last block past 2**31 scalars.
 FAR = Point("decode_attention", "float16", (16, 8), 128, 64, (130,), num_blocks=32769)
@@ -188,7 +189,7 @@ def points(subset: bool = False) -> Iterator[Point]:
 
 
 def _turns() -> Iterator[Point]:
-    """Decoding of every dtype and head_dim; heads, block sizes and the other kernels take turns."""
+    """Decoding with every dtype and head_dim; heads, block sizes and the other kernels alternate."""
     for turn, (dtype, head_dim) in enumerate(itertools.product(TOLERANCE, HEAD_DIMS)):
         for block_size in BLOCK_SIZES[turn % 2 :: 2]:
             yield Point("decode_attention", dtype, HEADS[turn % 5], head_dim, block_size, RAGGED)
@@ -204,7 +205,7 @@ def _combinations() -> Iterator[Point]:
     shapes = itertools.product(TOLERANCE, HEADS, HEAD_DIMS, BLOCK_SIZES)
     for dtype, heads, head_dim, block_size in shapes:
         for kernel in KERNELS:
-            # A contiguous cache has no blocks.
+            # Block sizes do not apply to a contiguous cache.
             if kernel != "contiguous_attention" or block_size == 16:
                 yield Point(kernel, dtype, heads, head_dim, block_size, RAGGED)
     for dtype in TOLERANCE:
@@ -217,14 +218,14 @@ def _combinations() -> Iterator[Point]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a point.
+    """The outcome of a point.
 
     Attributes:
-        point: Which.
-        error: Relative L2 of the worst row (the share of wrong values where values are only moved); None where there
-            is no such number.
-        fault: Why there is none.
-        seconds: What it took, making the case and its reference included.
+        point: The point.
+        error: Relative L2 of the worst row, or the share of wrong values for kernels that only move values; None if
+            the trial gave no number.
+        fault: The reason for an error of None.
+        seconds: Run time, including the case and its reference.
     """
 
     point: Point
@@ -237,13 +238,13 @@ class Outcome:
         return self.error is not None and self.error <= self.point.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """As data."""
+        """The outcome as a JSON-serialisable dict."""
         outcome = {"error": self.error, "tolerance": self.point.tolerance, "passes": self.passes, "fault": self.fault}
         return asdict(self.point) | outcome | {"seconds": round(self.seconds, 4)}
 
 
 def tried(point: Point, make: Make) -> Outcome:
-    """Run the point's kernel; whatever it raises is the outcome."""
+    """Run the point's kernel; any exception becomes the outcome's fault."""
     begin = perf_counter()
     try:
         error = KERNELS[point.kernel](point, make)
@@ -254,7 +255,7 @@ def tried(point: Point, make: Make) -> Outcome:
 
 
 def summary(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """A row for each kernel and dtype: how many points, how many fail, the worst error of the others."""
+    """One row per kernel and dtype: number of points, number of failures, worst error of the others."""
     grouped = defaultdict(list)
     for outcome in outcomes:
         grouped[outcome.point.kernel, outcome.point.dtype].append(outcome)
@@ -272,7 +273,7 @@ def summary(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.check.grid", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or shim: the kernels' CPU build (slow)")
     parser.add_argument("--subset", action="store_true", help="heads, block sizes and kernels take turns")
@@ -285,7 +286,7 @@ def main(tokens: list[str] | None = None) -> int:
 
 
 def _report(given: argparse.Namespace) -> bool:
-    """Run what is asked for and say what came of it; whether all is well."""
+    """Run the requested points and print the summary; returns whether all points pass."""
     target = program.JsonFile(given.json)
     make, device = _place(given.device)
     asked = [
@@ -308,12 +309,12 @@ def _report(given: argparse.Namespace) -> bool:
 
 
 def _watched(asked: list[Point]) -> Iterable[Point]:
-    """The points, with a bar where a terminal shows it."""
+    """The points, with a progress bar on a terminal."""
     return track(asked, "points", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def _document(outcomes: list[Outcome], device: dict[str, Any], subset: bool) -> dict[str, Any]:
-    """All that is known so far."""
+    """The results so far as a document."""
     return {
         "schema_version": SCHEMA_VERSION,
         "device": device,
@@ -324,7 +325,7 @@ def _document(outcomes: list[Outcome], device: dict[str, Any], subset: bool) -> 
 
 
 def _place(name: str) -> tuple[Make, dict[str, Any]]:
-    """What makes the arrays of a device, and what the device is."""
+    """The array factory of a device, and the device's description."""
     if name == "shim":
         build = parts.cpu_kernels()
         if not build.works:

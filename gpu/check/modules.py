@@ -1,7 +1,7 @@
-"""Every kernel instance, compiled and loaded on the GPU that is there.
+"""Compile and load every kernel instance on this machine's GPU.
 
-``python -m fragmeter.gpu.check.modules --device cuda --json modules.json``. Processes compile side by side into CuPy's
-cache on disk; then one process loads them all and reads what the driver says of each.
+``python -m fragmeter.gpu.check.modules --device cuda --json modules.json``. Several processes compile in parallel into
+CuPy's disk cache. One process then loads all instances and reads the driver's attributes of each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..ops.source import Kernel
 from .compile_gate import every_kernel
 
 SCHEMA_VERSION = 1
-#: Processes that compile; each holds a context on the GPU.
+#: Maximum number of compiling processes; each has a context on the GPU.
 MOST_WORKERS = 16
-#: What is kept of what CuPy's functions say of themselves, under our names.
+#: Function attributes that are recorded: CuPy's name to ours.
 ATTRIBUTES = {
     "registers": "num_regs",
     "local_bytes": "local_size_bytes",
@@ -35,13 +35,13 @@ ATTRIBUTES = {
 
 
 def compile_share(device: int, first: int, step: int) -> None:
-    """Every ``step``-th kernel into CuPy's cache; one that fails will fail again where it is loaded."""
+    """Compile every ``step``-th kernel into CuPy's cache; a failing kernel fails again when it is loaded."""
     for _ in loaded(itertools.islice(every_kernel(), first, None, step), CudaKernels(device).load):
         pass
 
 
 def loaded(kernels: Iterable[Kernel], load: Callable[[Kernel], Any]) -> Iterable[dict[str, Any]]:
-    """A row for each: attributes of its function, or the error; a thread's local memory is what it spills."""
+    """One row per kernel: the attributes of its function, or the error; the local memory of a thread is its spill."""
     for kernel in kernels:
         try:
             found = load(kernel).attributes
@@ -55,7 +55,7 @@ def loaded(kernels: Iterable[Kernel], load: Callable[[Kernel], Any]) -> Iterable
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(
         prog="python -m fragmeter.gpu.check.modules", description=__doc__.partition("\n")[0]
     )

@@ -1,4 +1,4 @@
-"""Which parts of this machine the GPU side can use, and why not the others."""
+"""Availability of the GPU parts on this machine, with the reason for each unavailable one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Part:
     """One part.
 
     Attributes:
-        name: What it is called.
-        works: Whether it can be used here.
-        found: One line: what is there, or what stands in the way.
-        remedy: One line: what helps; None where it works.
+        name: Name of the part.
+        works: Whether the part is usable here.
+        found: One line: the version found, or the obstacle.
+        remedy: One line: the remedy; None if the part works.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Part:
     remedy: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As data, for ``fragmeter doctor --json``."""
+        """The part as a dict, for ``fragmeter doctor --json``."""
         return asdict(self)
 
 
 def cpu_kernels() -> Part:
-    """The kernels' CPU build: a C++ compiler."""
+    """The kernels' CPU build: needs a C++ compiler."""
     name, found = "CPU kernels", compiler()
     if found is None:
         return Part(name, False, "no C++ compiler", "install g++, or name a compiler in CXX")
@@ -49,7 +49,7 @@ def cpu_kernels() -> Part:
 
 
 def compile_gate() -> Part:
-    """Compiling for GPUs that are not there: NVRTC and CUDA's headers."""
+    """Compilation for absent GPUs: needs NVRTC and CUDA's headers."""
     try:
         nvrtc, _ = toolkit()
     except MissingExtra:
@@ -59,7 +59,7 @@ def compile_gate() -> Part:
 
 
 def torch() -> Part:
-    """torch, and what it is built for; a build for the CPU works where there is no GPU."""
+    """torch and its build; a CPU build is sufficient without a GPU."""
     part = _library("torch", "pip install 'fragmeter[torch]'", _torch_build)
     if not part.works or probe().state != "ready":
         return part
@@ -95,19 +95,19 @@ def gpu() -> Part:
 
 
 def fitting() -> Part:
-    """scipy, with which ``fragmeter calibrate`` fits."""
+    """scipy, which ``fragmeter calibrate`` needs for fitting."""
     return _library("scipy", "to calibrate: pip install 'fragmeter[fit]'")
 
 
 def flashinfer() -> Part:
-    """FlashInfer, which the benchmark compares with where it is installed."""
+    """FlashInfer; the benchmark compares with it if it is installed."""
     return _library("flashinfer", "optional, on a GPU: pip install flashinfer-python", label="FlashInfer")
 
 
 def _library(
     module: str, remedy: str, more: Callable[[ModuleType], str] | None = None, label: str | None = None
 ) -> Part:
-    """An optional package: imported, for one that is installed may still be broken."""
+    """An optional package: imports it, since an installed package may still be broken."""
     name = label or module
     try:
         found = importlib.import_module(module)
@@ -121,5 +121,5 @@ def _library(
 
 
 def every_part() -> list[Part]:
-    """All of them, those that need little first."""
+    """All parts, ordered by increasing requirements."""
     return [part() for part in (cpu_kernels, compile_gate, torch, fitting, cupy, gpu, flashinfer)]

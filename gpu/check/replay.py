@@ -1,8 +1,8 @@
-"""Whether what a recorded plan says is what its tables held: invariant 8, on a device.
+"""Check that a recorded plan matches the contents of its block tables: invariant 8, on a device.
 
-Each row of a step that is looked at is held to two things that know no table: its attention to dense attention in
-float64 over the tokens that the sequence really holds, and the keys and values found through its table, one by one,
-to those tokens' own. The second sees what attention does not: two full blocks of one sequence that change places.
+Two checks of each selected row do not use a block table. The row's attention must match dense attention in
+float64 over the sequence's actual tokens. The keys and values that its table points to must be the tokens' own, one by
+one. The second check detects an error that attention cannot: two full blocks of one sequence that are exchanged.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ..model.replay_values import KEY, QUERY, VALUE
 from ..model.skeleton import DTYPES
 from .cases import TOLERANCE, dense_attention, error, slots_of
 
-#: Relative L2 error allowed of a head's attention.
+#: Maximum relative L2 error of a head's attention.
 LIMITS = {name: TOLERANCE[str(dtype).removeprefix("torch.")] for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A row that is not what it should be, in the first layer where that shows.
+    """A wrong row, in the first layer that shows the error.
 
     Attributes:
-        step: Of the plan.
-        sequence: As the plan numbers them.
-        layer: Of the model.
+        step: Step of the plan.
+        sequence: Sequence number in the plan.
+        layer: Layer of the model.
         error: Relative L2 error of attention, of the worst head of a new token.
-        limit: What was allowed.
-        position: The first token of the sequence with another token's key or value; None where all are right.
+        limit: Maximum error.
+        position: The first token of the sequence with another token's key or value; None if all are correct.
     """
 
     step: int
@@ -53,14 +53,14 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Checked:
-    """What a replay found.
+    """Results of a replay.
 
     Attributes:
-        steps: Steps carried out.
-        checked_steps: Steps of which every row was looked at.
-        checked_rows: Rows that were looked at.
-        wrong_rows: Rows among them that are not what they should be.
-        worst_error: The largest error of attention, relative L2, NaN where one is.
+        steps: Number of executed steps.
+        checked_steps: Number of steps with all rows checked.
+        checked_rows: Number of checked rows.
+        wrong_rows: Number of wrong rows among them.
+        worst_error: The largest error of attention, relative L2; NaN if any error is NaN.
         mismatches: The first wrong row of each sequence.
     """
 
@@ -72,7 +72,7 @@ class Checked:
     mismatches: list[Mismatch] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; a NaN error, which comes from unwritten slots, is null."""
+        """The results for JSON; a NaN error, which comes from unwritten slots, is null."""
         found = asdict(self)
         for one in (found, *found["mismatches"]):
             one.update({name: None for name, value in one.items() if value != value})
@@ -81,12 +81,12 @@ class Checked:
 
 @torch.inference_mode()
 def check(executor: Executor, every: int = 1, steps: Iterable[int] | None = None) -> Checked:
-    """Carry out the moves and writes of a plan, and look at every row of every ``every``-th step.
+    """Execute the moves and writes of a plan, and check every row of every ``every``-th step.
 
     Args:
-        executor: Of the plan, not yet begun.
-        every: 1 looks at all steps.
-        steps: All steps of the plan, in order, perhaps with a progress bar around them.
+        executor: Executor of the plan, before its first step.
+        every: 1 checks all steps.
+        steps: All steps of the plan in order, for example wrapped in a progress bar.
     """
     checked = Checked()
     for step in range(executor.plan.num_steps) if steps is None else steps:
@@ -106,7 +106,7 @@ def _look(executor: Executor, step: int, row: int, out: list[Tensor], checked: C
     tokens = slice(*found.query_start_loc[row : row + 2])
     compared = [_compared(executor, step, row, layer, attended[tokens]) for layer, attended in enumerate(out)]
     checked.checked_rows += 1
-    # NaN stays.
+    # np.max propagates NaN.
     checked.worst_error = float(np.max([checked.worst_error, *(off for off, _ in compared)]))
     limit, sequence = LIMITS[executor.dtype], int(found.sequence[row])
     wrong = (layer for layer, (off, place) in enumerate(compared) if not off <= limit or place is not None)
@@ -132,7 +132,7 @@ def _compared(executor: Executor, step: int, row: int, layer: int, out: Tensor) 
 
 
 def held_slots(plan: Plan, step: int, row: int) -> np.ndarray:
-    """The slot of each token of a row, by its table."""
+    """The slot of each token of a row, from its block table."""
     place = plan.row_offsets[step] + row
     context = int(plan.context_lens[place])
     if plan.is_paged:

@@ -13,16 +13,16 @@ from typing import Any
 
 import psutil
 
-#: Of glibc's ``malloc.h``: from which size on arrays are mapped by themselves, and how much free memory goes back.
+#: Options of glibc's ``malloc.h``: minimum size of separately mapped arrays, and amount of free memory to give back.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE = 1 << 30
 
 
 class CpuDevice:
-    """:class:`devices.Device` on one core of the CPU; fast enough to be measured and simulated like any other.
+    """:class:`devices.Device` on one core of the CPU; fast enough for measurement and simulation.
 
-    Opening it leaves torch with one thread, for the whole process: several wait for the slowest, and with others at
-    work on the machine that is no figure of the device. And memory that is freed stays with the process, see
+    Opening it sets torch to one thread for the whole process. With several threads each operation waits for the slowest, so
+    other load on the machine would distort the times. Freed memory remains with the process, see
     :func:`_keep_freed_memory`.
     """
 
@@ -34,7 +34,7 @@ class CpuDevice:
         self._torch, self.torch_device = torch, torch.device("cpu")
 
     def describe(self) -> dict[str, Any]:
-        """Processor, cores, threads that torch uses, versions."""
+        """Processor, cores, torch's threads, versions."""
         return {
             "device": self.name,
             "name": _processor(),
@@ -46,15 +46,15 @@ class CpuDevice:
         }
 
     def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """Plain memory."""
+        """Pageable memory."""
         return self._torch.empty(tuple(shape), dtype=dtype)
 
     def free_bytes(self) -> int:
-        """What the system can give without swapping."""
+        """Memory that the system can provide without swapping."""
         return psutil.virtual_memory().available
 
     def synchronize(self) -> None:
-        """Nothing: what is asked for is done when the call returns."""
+        """Does nothing: CPU calls are complete when they return."""
 
     def decode_attention(
         self,
@@ -67,7 +67,7 @@ class CpuDevice:
         block_size: int,
         max_context_len: int,
     ) -> None:
-        """One sequence after the other, so that the time goes with the tokens that are held."""
+        """One sequence after the other, so that the time is proportional to the number of tokens."""
         for sequence, context in enumerate(context_lens.tolist()):
             table = block_tables[sequence, : -(-context // block_size)]
             held = (_gathered(cache, table, context) for cache in (key_cache, value_cache))
@@ -95,7 +95,7 @@ class CpuDevice:
                 continue
             table = block_tables[sequence, : -(-context // block_size)]
             held = [_gathered(cache, table, context) for cache in (key_cache, value_cache)]
-            # Query i of q sees context - q + i + 1 tokens.
+            # Query i of q attends to context - q + i + 1 tokens.
             seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
             heads = [one.float().transpose(0, 1)[None] for one in (query[rows], *held)]
             found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True)
@@ -111,13 +111,13 @@ class CpuDevice:
         context_lens: Any,
         max_context_len: int,
     ) -> None:
-        """One sequence after the other; nothing is gathered."""
+        """One sequence after the other; contiguous tokens need no gather."""
         for sequence, (start, context) in enumerate(zip(slot_starts.tolist(), context_lens.tolist(), strict=True)):
             held = (cache[start : start + context] for cache in (key_cache, value_cache))
             out[sequence] = self._decoded(query[sequence], *held)
 
     def reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
-        """New keys and values into their slots, -1 left out."""
+        """Write new keys and values into their slots; -1 is skipped."""
         kept = slot_mapping >= 0
         if not bool(kept.all()):
             key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -125,22 +125,22 @@ class CpuDevice:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
-        """Whole blocks within each cache."""
+        """Copy whole blocks within each cache."""
         sources, destinations = block_mapping.unbind(1)
         for cache in (*key_caches, *value_caches):
             cache.index_copy_(0, destinations, cache.index_select(0, sources))
 
     def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
-        """Whole blocks from one cache to another."""
+        """Copy whole blocks from one cache to another."""
         sources, destinations = block_mapping.unbind(1)
         destination.index_copy_(0, destinations, source.index_select(0, sources))
 
     def _decoded(self, query: Any, keys: Any, values: Any) -> Any:
-        """``query`` ``[heads, head_dim]`` over ``[tokens, kv_heads, head_dim]``; zeros over none."""
+        """Attention of ``query`` ``[heads, head_dim]`` over ``[tokens, kv_heads, head_dim]``; zeros if there are no tokens."""
         tokens, kv_heads, head_dim = keys.shape
         if not tokens:
             return self._torch.zeros_like(query)
-        # The query heads of a KV head are its rows.
+        # The query heads that share a KV head become the rows of one product.
         rows = query.float().reshape(kv_heads, -1, head_dim)[None]
         held = (one.float().transpose(0, 1)[None] for one in (keys, values))
         found = self._torch.nn.functional.scaled_dot_product_attention(rows, *held)
@@ -148,10 +148,10 @@ class CpuDevice:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what is freed, as torch keeps a GPU's memory: pages are then faulted in once.
+    """Let glibc keep freed memory, as torch keeps a GPU's memory, so that each page is faulted in only once.
 
-    By default large arrays come and go page by page, or do not, by what was freed before: the same decodes over 4 x 2,048
-    tokens took 41 ms in one process and 125 ms in the next, and take 35 ms in all of them so.
+    By default glibc maps and unmaps large arrays, or not, depending on earlier frees: the same decodes over 4 x 2,048
+    tokens took 41 ms in one process and 125 ms in the next. With this setting they take 35 ms in all processes.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, _LARGE)
@@ -159,12 +159,12 @@ def _keep_freed_memory() -> None:
 
 
 def _gathered(cache: Any, table: Any, context: int) -> Any:
-    """``[context, kv_heads, head_dim]``, by a block table."""
+    """Keys or values ``[context, kv_heads, head_dim]``, gathered by a block table."""
     return cache.index_select(0, table).flatten(0, 1)[:context]
 
 
 def _processor() -> str:
-    """Its name, as the system knows it."""
+    """The processor's name, from the operating system."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

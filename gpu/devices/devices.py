@@ -1,7 +1,7 @@
-"""Where recorded plans and skeletons of models run: the CPU by torch, the kernels' CPU build, or a GPU.
+"""Devices that run recorded plans and model skeletons: the CPU by torch, the kernels' CPU build, or a GPU.
 
-All of them take torch tensors on ``torch_device`` and share one set of calls. Nothing here imports torch before a
-device is opened: the simulator runs without.
+All devices take torch tensors on ``torch_device`` and share one set of calls. This module imports torch only when a
+device is opened: the simulator runs without torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..ops import cache, contiguous, paged_attention, prefill
 from .cpu import CpuDevice
 from .probe import probe
 
-#: What nvidia-smi is asked for.
+#: Fields of the nvidia-smi query.
 _CLOCKS = {"sm": "clocks.sm", "max_sm": "clocks.max.sm", "memory": "clocks.mem", "max_memory": "clocks.max.mem"}
 
 
 class _KernelDevice:
-    """The calls that lead to kernels; which build runs is decided by where the tensors lie."""
+    """The calls that run kernels; the location of the tensors selects the build."""
 
     decode_attention = staticmethod(paged_attention.paged_attention_cuda_forward)
     prefill_attention = staticmethod(prefill.forward_into)
@@ -34,7 +34,7 @@ class _KernelDevice:
 
 
 class ShimDevice(_KernelDevice, CpuDevice):
-    """:class:`devices.Device`: the kernels' CPU build. For small checks; its times mean nothing."""
+    """:class:`devices.Device`: the kernels' CPU build. For small checks; its times are not meaningful."""
 
     name = "shim"
 
@@ -48,7 +48,7 @@ class CudaDevice(_KernelDevice):
         self.torch_device = torch.device("cuda", number)
 
     def describe(self) -> dict[str, Any]:
-        """Device, memory, driver, clocks in MHz now and at most, versions."""
+        """Device, memory, driver, current and maximum clocks in MHz, versions."""
         cupy = importlib.import_module("cupy")
         found = self._torch.cuda.get_device_properties(self._number)
         return {
@@ -74,18 +74,18 @@ class CudaDevice(_KernelDevice):
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def free_bytes(self) -> int:
-        """Free memory of the GPU, and memory that torch has reserved and does not use."""
+        """Free memory of the GPU plus unused memory that torch has reserved."""
         cuda = self._torch.cuda
         held = cuda.memory_reserved(self._number) - cuda.memory_allocated(self._number)
         return cuda.mem_get_info(self._number)[0] + held
 
     def synchronize(self) -> None:
-        """Wait for everything on the GPU."""
+        """Wait for all work on the GPU."""
         self._torch.cuda.synchronize(self._number)
 
 
 def _from_driver(number: int, query: str) -> str | None:
-    """What nvidia-smi answers; None where there is none."""
+    """The output of nvidia-smi; None if it is not available."""
     command = ["nvidia-smi", f"--id={number}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -94,27 +94,27 @@ def _from_driver(number: int, query: str) -> str | None:
 
 
 class Device(Protocol):
-    """One device. Shapes and dtypes are those of the kernels' own functions, which the calls name.
+    """One device. Shapes and dtypes are those of the kernels' own functions, which each method names.
 
     Attributes:
-        name: As it was opened.
-        torch_device: What tensors are made on, a ``torch.device``.
+        name: The name that the device was opened with.
+        torch_device: Location of its tensors, a ``torch.device``.
     """
 
     name: str
     torch_device: Any
 
     def describe(self) -> dict[str, Any]:
-        """What it is, for a report: device, driver, clocks, versions; as JSON takes it."""
+        """Description for a report, JSON-serialisable: device, driver, clocks, versions."""
 
     def host_empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """Memory of the host that swaps go to; pinned where that matters."""
+        """Host memory for swaps; pinned on a GPU."""
 
     def free_bytes(self) -> int:
-        """Memory that tensors can have."""
+        """Memory available for tensors."""
 
     def synchronize(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all submitted work is complete."""
 
     def decode_attention(
         self,
@@ -167,18 +167,18 @@ class Device(Protocol):
 
 
 def open(name: str) -> Device:
-    """The device of a name: ``cpu``, ``shim`` (the kernels' CPU build; slow), ``cuda`` or ``cuda:`` and a number.
+    """The device with this name: ``cpu``, ``shim`` (the kernels' CPU build; slow), ``cuda`` or ``cuda:`` and a number.
 
-    A GPU becomes torch's current one.
+    A GPU becomes torch's current device.
 
     Raises:
         MissingExtra: torch or CuPy is not installed.
-        UserError: There is no GPU to work with; the text says why.
-        SettingError: No such name, or no GPU of that number.
+        UserError: No GPU is usable; the text gives the reason.
+        SettingError: The name is unknown, or there is no GPU with this number.
     """
     torch, kind, number = _found(name)
     if kind == "cuda":
-        # Streams, events and captures are made on torch's current device.
+        # Streams, events and captures use torch's current device.
         torch.cuda.set_device(number)
         return CudaDevice(torch, number)
     if kind == "shim":
@@ -187,10 +187,10 @@ def open(name: str) -> Device:
 
 
 def open_timed(name: str) -> Device:
-    """The device of a name, if its times are meaningful.
+    """The device with this name, if its times are meaningful.
 
     Raises:
-        UserError: As :func:`open`, or it is the kernels' CPU build.
+        UserError: As :func:`open`, or the device is the kernels' CPU build.
     """
     if name == "shim":
         raise SettingError("device", name, "shows that kernels are right, not how long they take; take cpu or cuda")
@@ -198,7 +198,7 @@ def open_timed(name: str) -> Device:
 
 
 def require(name: str) -> None:
-    """Ask for a device that other processes will open; memory of a GPU stays free.
+    """Check that other processes can open a device, without allocating GPU memory in this one.
 
     Raises:
         UserError: As :func:`open`.
@@ -207,7 +207,7 @@ def require(name: str) -> None:
 
 
 def usual_dtype(device: Device) -> str:
-    """What is computed in where nothing else is asked for: fp16 on a GPU, fp32 elsewhere."""
+    """Default dtype of a device: fp16 on a GPU, fp32 elsewhere."""
     return "fp16" if device.torch_device.type == "cuda" else "fp32"
 
 
@@ -228,7 +228,7 @@ def _torch() -> ModuleType:
 
 
 def _gpu(torch: ModuleType, name: str, number: int) -> int:
-    """The number of a GPU that is there and that CuPy and torch can use."""
+    """The number of an existing GPU that CuPy and torch can use."""
     report = probe()
     if report.state == "no-cupy":
         raise MissingExtra(report.text)

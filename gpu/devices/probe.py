@@ -1,4 +1,4 @@
-"""Whether there is a GPU to work with, and why not."""
+"""Detection of a usable GPU, with the reason if there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 State = Literal["ready", "no-cupy", "no-driver", "no-device", "failed"]
-#: cudaErrorInsufficientDriver and cudaErrorNoDevice, as the CUDA runtime counts them.
+#: cudaErrorInsufficientDriver and cudaErrorNoDevice, by the CUDA runtime's numbers.
 _STATES: dict[int, tuple[State, str]] = {
     35: ("no-driver", "no driver, or one too old for this CuPy"),
     100: ("no-device", "a driver, but no device"),
@@ -17,12 +17,12 @@ _STATES: dict[int, tuple[State, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """What was found.
+    """Result of the detection.
 
     Attributes:
         state: One word for programs.
-        text: One line for people: what is there, or what is missing and what helps.
-        status: The CUDA runtime's status code where it refused.
+        text: One line of text: the devices, or the missing part and its remedy.
+        status: The status code of a failed CUDA runtime call.
         devices: Names of the devices, in CUDA's order.
     """
 
@@ -32,12 +32,12 @@ class GpuReport:
     devices: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As data, for ``fragmeter doctor --json``."""
+        """The report as a dict, for ``fragmeter doctor --json``."""
         return {**asdict(self), "devices": list(self.devices)}
 
 
 def probe() -> GpuReport:
-    """Ask CuPy for devices. Never raises: whatever is missing or broken is the answer."""
+    """Ask CuPy for devices. Never raises: a missing or broken part is reported in the result."""
     try:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError as error:

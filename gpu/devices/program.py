@@ -1,4 +1,4 @@
-"""What ``python -m fragmeter.gpu...`` programs share: exit statuses, one line for what went wrong, and their file."""
+"""Shared parts of the ``python -m fragmeter.gpu...`` programs: exit statuses, one-line errors, and the output file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .devices import Device
 
 
 def run(body: Callable[[], bool]) -> int:
-    """The exit status: 0 where ``body`` says that all is well, 1 where not, 2 for a mistake, 130 and 143 for signals."""
+    """The exit status: 0 if ``body`` returns True, 1 if it returns False, 2 for a user error, 130 and 143 for signals."""
     try:
         return int(not body())
     except UserError as error:
@@ -27,10 +27,10 @@ def run(body: Callable[[], bool]) -> int:
 
 
 def gpu(name: str) -> Device:
-    """The GPU of that name.
+    """The GPU with this name.
 
     Raises:
-        UserError: As :func:`devices.open`, or it is a device of another kind.
+        UserError: As :func:`devices.open`, or the device is not a GPU.
     """
     device = devices.open(name)
     if device.torch_device.type != "cuda":
@@ -39,10 +39,10 @@ def gpu(name: str) -> Device:
 
 
 class JsonFile:
-    """The file of ``--json``, which is written whole or not at all; none where none is asked for.
+    """The file of ``--json``, written atomically; without a path nothing is written.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -53,6 +53,6 @@ class JsonFile:
             require_writable_file(path)
 
     def write(self, document: Any) -> None:
-        """What there is to say, in place of what was written before."""
+        """Write a document in place of the previous one."""
         if self._path is not None:
             write_whole(self._path, as_json(document))

@@ -1,14 +1,14 @@
-"""Times of calls on a device, as independent of the rest of the machine as possible.
+"""Timing of calls on a device, with as little influence of other load on the machine as possible.
 
-On the CPU the clock is the CPU time of this thread. Beside four busy processes on two cores the wall-clock time of a
-step grew by a factor of 1.5 to 3, even in the shortest of ten tries, and the CPU time by 5 to 12 %; on an idle machine
+On the CPU the clock is the CPU time of this thread. With four busy processes on two cores the wall-clock time of a
+step grew by a factor of 1.5 to 3, even in the shortest of ten tries, and the CPU time by 5 to 12 %. On an idle machine
 the two agree to 1 %. The remaining influence of other processes (caches, memory, frequency) only adds time, so the result
 is the lower quartile. On a GPU a graph of some calls is replayed between two events, and the result is the median; no
 GPU has run this yet.
 
-A call receives its number and selects its buffers by it: together they exceed the last cache, see
-:attr:`Stopwatch.cold_bytes`. Warm-up calls come first and do not count. Several operations are sampled in turns
-(:func:`interleaved`), so a slow second affects one sample of each and no result.
+A call receives its number and selects its buffers by it. Together the buffers exceed the last-level cache, see
+:attr:`Stopwatch.cold_bytes`. Warm-up calls run first and do not count. Samples of several operations are interleaved
+(:func:`interleaved`), so a slow second affects one sample of each operation and no result.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ import torch
 
 from .devices import Device
 
-#: A timed call; its argument is the number of calls before it.
+#: A timed call; its argument is the number of previous calls.
 Work = Callable[[int], object]
-#: Takes one sample: microseconds a call.
+#: Takes one sample: microseconds per call.
 Sampler = Callable[[], float]
 
 WARM_UPS = 2
-#: Calls shorter than this are much longer when their code is cold.
+#: Calls shorter than this take noticeably longer when their code is cold.
 SHORT_US = 2000.0
-#: A sample is so many calls that it lasts at least this long, but no more than so many.
+#: Minimum duration of a sample, and maximum number of calls in it.
 LEAST_SAMPLE_US = {"cpu": 300.0, "cuda": 2000.0}
 MOST_CALLS = 64
-#: Buffers that are turned by hold so many times the last cache.
+#: Size of the rotated buffers as a multiple of the last-level cache.
 CACHES = 3
-#: Where the system does not say.
+#: Cache size if the system does not report it.
 USUAL_CACHE_BYTES = 32 << 20
 
 
 class Timing(NamedTuple):
-    """Microseconds a call.
+    """Microseconds per call.
 
     Attributes:
         us: The quantile that the stopwatch takes.
-        iqr_us: Between the quartiles.
-        samples: How many.
+        iqr_us: Interquartile range.
+        samples: Number of samples.
     """
 
     us: float
@@ -59,9 +59,9 @@ class Stopwatch(Protocol):
     """Times calls on one device.
 
     Attributes:
-        quantile: Which of the samples counts.
-        cold_bytes: So many bytes of buffers push each other out of the last cache.
-        how: What it does, for a report.
+        quantile: The quantile of the samples that is the result.
+        cold_bytes: Total size of buffers that evict each other from the last-level cache.
+        how: Description of the method, for a report.
     """
 
     @property
@@ -77,23 +77,23 @@ class Stopwatch(Protocol):
         """Warm ``work`` up; ``captured`` says whether a GPU may replay it as a graph."""
 
     def aside(self, between: Callable[[], object]) -> None:
-        """For a call to do what in a step comes before it, or in its middle, and does not count.
+        """Run untimed work that a step does before a call, or in the middle of it.
 
-        On a CPU that leaves caches without the call's code, and a short call is much longer for it. A GPU's kernels
-        know no such thing: there nothing is done.
+        On a CPU this evicts the call's code from the caches, which makes a short call much slower. A GPU's kernels are not
+        affected, so nothing runs there.
         """
 
     def elapsed_us(self, work: Work, numbers: range) -> float:
-        """Microseconds until ``work`` is done for each of ``numbers``, this once; on a GPU with the wait for it."""
+        """Microseconds of a single execution of ``work`` for each of ``numbers``; on a GPU including the wait for completion."""
 
 
 def stopwatch(device: Device) -> Stopwatch:
-    """The one for a device."""
+    """The stopwatch for a device."""
     return CudaStopwatch(device) if device.torch_device.type == "cuda" else CpuStopwatch()
 
 
 class CpuStopwatch:
-    """:class:`Stopwatch` of this thread's time on its core."""
+    """:class:`Stopwatch` of this thread's CPU time."""
 
     quantile = 0.25
     how = "time that the core spent on the thread, lower quartile of samples taken in turns"
@@ -103,21 +103,21 @@ class CpuStopwatch:
 
     @cached_property
     def cold_bytes(self) -> int:
-        """From the last level of the first core's caches."""
+        """Computed from the last-level cache of the first core."""
         return CACHES * _last_cache_bytes()
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
-        """As :class:`Stopwatch` has it; a CPU captures nothing."""
+        """As in :class:`Stopwatch`; a CPU captures nothing."""
         return _Repeated(work, self.elapsed_us, LEAST_SAMPLE_US["cpu"])
 
     def aside(self, between: Callable[[], object]) -> None:
-        """As :class:`Stopwatch` has it."""
+        """As in :class:`Stopwatch`."""
         start = time.thread_time_ns()
         between()
         self._aside_ns += time.thread_time_ns() - start
 
     def elapsed_us(self, work: Work, numbers: range) -> float:
-        """As :class:`Stopwatch` has it."""
+        """As in :class:`Stopwatch`."""
         self._aside_ns, start = 0, time.thread_time_ns()
         for number in numbers:
             work(number)
@@ -125,7 +125,7 @@ class CpuStopwatch:
 
 
 class CudaStopwatch:
-    """:class:`Stopwatch` of a GPU: graphs between events, or the wall clock where the host has a part in the work."""
+    """:class:`Stopwatch` of a GPU: graphs between events, or the wall clock if the host takes part in the work."""
 
     quantile = 0.5
     how = "CUDA graphs of calls between events, the wall clock where the host takes part; median"
@@ -136,15 +136,15 @@ class CudaStopwatch:
         self.cold_bytes = CACHES * torch.cuda.get_device_properties(device.torch_device).L2_cache_size
 
     def sampler(self, work: Work, captured: bool = True) -> Sampler:
-        """As :class:`Stopwatch` has it."""
+        """As in :class:`Stopwatch`."""
         by_wall = _Repeated(work, self.elapsed_us, LEAST_SAMPLE_US["cuda"])
         return self._replayed(work, by_wall.calls) if captured else by_wall
 
     def aside(self, between: Callable[[], object]) -> None:
-        """As :class:`Stopwatch` has it."""
+        """As in :class:`Stopwatch`."""
 
     def elapsed_us(self, work: Work, numbers: range) -> float:
-        """As :class:`Stopwatch` has it."""
+        """As in :class:`Stopwatch`."""
         self._device.synchronize()
         start = time.perf_counter_ns()
         for number in numbers:
@@ -153,7 +153,7 @@ class CudaStopwatch:
         return (time.perf_counter_ns() - start) / 1e3
 
     def _replayed(self, work: Work, calls: int) -> Sampler:
-        """A graph of ``calls`` calls. They warmed up before: whatever is compiled or created is there."""
+        """A graph of ``calls`` calls. The calls are warmed up before, so that compilation and creation are not captured."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             for number in range(calls):
@@ -172,10 +172,10 @@ class CudaStopwatch:
 
 
 class _Repeated:
-    """Samples of as many calls as one needs to be long enough.
+    """Samples with as many calls as a sample needs to be long enough.
 
-    Before a sample of short calls comes one that does not count: in a step the same code ran a layer ago, among samples
-    of other things it is cold.
+    An uncounted sample precedes each sample of short calls: in a step the same code ran a layer ago, but between samples
+    of other calls it gets cold.
     """
 
     def __init__(self, work: Work, elapsed_us: Callable[[Work, range], float], least_us: float) -> None:
@@ -192,14 +192,14 @@ class _Repeated:
         return self._elapsed_us(self._work, self._take(self.calls)) / self.calls
 
     def _take(self, calls: int) -> range:
-        """Numbers of the next calls."""
+        """Numbers of the next ``calls`` calls."""
         numbers = range(self._next, self._next + calls)
         self._next = numbers.stop
         return numbers
 
 
 def interleaved(samplers: Sequence[Sampler], rounds: int, seed: int) -> Iterator[tuple[int, float]]:
-    """Index and sample of each, ``rounds`` times over, in another order each time."""
+    """Index and sample of each sampler, ``rounds`` times, in a new random order each time."""
     rng = np.random.default_rng(seed)
     for _ in range(rounds):
         for index in rng.permutation(len(samplers)).tolist():
@@ -207,14 +207,14 @@ def interleaved(samplers: Sequence[Sampler], rounds: int, seed: int) -> Iterator
 
 
 def timing(samples: Iterable[float], quantile: float) -> Timing:
-    """What the samples of one thing come to."""
+    """Summary of the samples of one call."""
     found = np.asarray(list(samples))
     low, us, high = np.quantile(found, [0.25, quantile, 0.75])
     return Timing(float(us), float(high - low), len(found))
 
 
 def _last_cache_bytes() -> int:
-    """The largest cache of the first core, as Linux tells it."""
+    """Size of the largest cache of the first core, from Linux."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     found = [int(size.read_text().strip().removesuffix("K")) << 10 for size in sizes]
     return max(found, default=USUAL_CACHE_BYTES)

@@ -1,17 +1,17 @@
-// What the attention kernels share: scores that are no scores, and where a sequence's tokens lie.
+// Shared by the attention kernels: the score of masked tokens, and the slots of a sequence's tokens.
 #pragma once
 
 #include "ptx.cuh"
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-// Below every score, and no infinity, so that the difference of two of them is a number; beside it a masked score
-// has no weight, before it is scaled as after.
+// Below every score, but finite, so that the difference of two such values is a number. A masked score has no weight
+// relative to it, both before and after scaling.
 constexpr float kNoScore = -1e30f;
 constexpr float kMasked = -3e38f;
 
 __device__ constexpr int ceil_div(int whole, int part) { return (whole + part - 1) / part; }
 
-// The slots of a sequence's tokens: `ids` are its row of what the caller gave.
+// The slots of a sequence's tokens: `ids` is the sequence's row of the caller's ids.
 struct PagedSlots {
     using Id = int;  // a block
     const Id *ids;
@@ -37,16 +37,16 @@ template <class Scalar, class Slots> struct Tokens {
     Slots slots;
     int kv_heads, kv_head, start, end;
 
-    // Where a token lies in the caches, in scalars; kNoRow past the end.
+    // Offset of a token in the caches, in scalars; kNoRow past the end.
     template <int kHeadDim> __device__ __forceinline__ long long row(int token) const {
         if (token >= end) return kNoRow;
         return (slots.of(token) * kv_heads + kv_head) * kHeadDim;
     }
 };
 
-// One dimension, a thread, of what `partitions` know of a head: `states` [heads, partitions] (maximum, sum; base 2)
-// and `values` [..., head_dim], weighted and not divided. The first `used` of them know anything. All threads of
-// whole warps call this. A batch of partitions is asked for before it is added: one long sequence has a hundred of
+// Merges one dimension per thread of the partial results of a head: `states` [heads, partitions] (maximum, sum; base 2)
+// and `values` [..., head_dim], weighted and not divided. Only the first `used` partitions have results. All threads of
+// whole warps call this. A batch of partitions is loaded before it is added: one long sequence has a hundred of
 // them, and few blocks of threads.
 constexpr int kBatch = 16;
 template <int kHeadDim>

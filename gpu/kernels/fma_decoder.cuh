@@ -1,22 +1,22 @@
-// A warp's share of decode attention by plain arithmetic: fp32, and groups of one or two heads.
+// A warp's share of decode attention without tensor cores: fp32, and groups of one or two heads.
 //
-// kLanes lanes share a token's row, 16 bytes each. A warp goes through its tokens in tiles, and cp.async fetches
-// kStages of them ahead; each lane fetches what it will read itself, so waiting for its own copies is enough, and no
-// barrier holds a warp. Each row of lanes keeps an online softmax of its own (running maximum and sum); they are
+// kLanes lanes share a token's row, 16 bytes each. A warp processes its tokens in tiles, and cp.async fetches
+// kStages tiles ahead. Each lane fetches the bytes that it reads itself, so it waits only for its own copies, and no
+// barrier blocks a warp. Each row of lanes keeps an online softmax of its own (running maximum and sum); they are
 // merged at the end.
 //
 //   tile of kTile tokens:   step 0   | token 0: lane 0 .. kLanes-1 | token 1: ... |  ...  kRows tokens at a time
 //                           step 1   | token kRows ...
 //
-// Stages are of 16 KiB a block, so three blocks fit a multiprocessor of an A100 (164 KiB) and four one of an H100 or
-// H200 (228 KiB), with 96 and 128 KiB under way at least. See mma_decoder.cuh for what is needed.
+// A stage has 16 KiB per block, so an A100 multiprocessor (164 KiB) holds three blocks and an H100 or H200 one
+// (228 KiB) four, with at least 96 and 128 KiB in flight. See mma_decoder.cuh for the bytes that are needed.
 #pragma once
 
 #include "decode.cuh"
 
 __device__ constexpr int lanes_for(int loads) { return loads > 16 ? 32 : loads > 8 ? 16 : 8; }
 
-// What one row of lanes or one warp knows of a query head: this lane's part of it.
+// State of a query head in one row of lanes or one warp: this lane's part.
 template <int kScalars> struct Online {
     float maximum = kNoScore, sum = 0;
     float values[kScalars] = {};
@@ -29,7 +29,7 @@ template <int kScalars> struct Online {
         for (int place = 0; place < kScalars; ++place) values[place] *= factor;
     }
 
-    // With the same lane of the row of lanes that lies `distance` lanes away.
+    // Merges with the lane that is `distance` lanes away, which has the same position in its row of lanes.
     __device__ __forceinline__ void merge_across(int distance) {
         rescale(fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance)));
         sum += __shfl_xor_sync(kFullWarp, sum, distance);
@@ -50,7 +50,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
     static constexpr int kTile = kRows * kSteps;
     static constexpr int kStages = 3;
 
-    struct Ring {  // of a warp
+    struct Ring {  // per warp
         uint4 keys[kStages][kSteps][kLoads][32];
         uint4 values[kStages][kSteps][kLoads][32];
     };
@@ -64,12 +64,12 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
     __device__ __forceinline__ FmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
         : tokens(tokens), ring(ring) {}
 
-    // Which scalar of the row is this lane's `place`.
+    // Index in the row of this lane's scalar `place`.
     __device__ __forceinline__ int dimension(int place) const {
         return (place / kEach * kLanes + lane) * kEach + place % kEach;
     }
 
-    // `heads` rows of queries, times what makes scores powers of two.
+    // Loads `heads` rows of queries, scaled so that scores are exponents of two.
     __device__ __forceinline__ void load_queries(const Scalar *queries, int heads, float scale) {
 #pragma unroll
         for (int head = 0; head < kGroup; ++head)
@@ -84,12 +84,12 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         return tokens.start + (tile * kWarps + warp) * kTile;
     }
 
-    // Lane l knows where the tile's token l lies.
+    // Lane l computes the offset of the tile's token l.
     __device__ __forceinline__ long long find_rows(int tile) const {
         return tokens.template row<kHeadDim>(first_token(tile) + (int)threadIdx.x % kTile);
     }
 
-    // Lanes past the head's end and tokens past the sequence's end are zeros.
+    // Lanes past the head's end and tokens past the sequence's end get zeros.
     __device__ __forceinline__ void fetch(int tile, long long rows) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -166,7 +166,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         long long rows[kStages];
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        long long ahead = find_rows(kStages);  // a tile before they are needed: a look into the table takes long
+        long long ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) fetch(tile, rows[tile]);
         for (int tile = 0; first_token(tile) < tokens.end; ++tile) {
@@ -178,7 +178,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct FmaDecoder
         ptx::cp_async_wait<0>();
     }
 
-    // The rows of lanes into one, and out.
+    // Merges the rows of lanes and writes the result.
     __device__ __forceinline__ void write(WarpResults<kHeadDim, kGroup> &results) {
 #pragma unroll
         for (int head = 0; head < kGroup; ++head) {

@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-// Four fragments from shared memory; lane l brings the address of row l % 8 of matrix l / 8, 16 bytes.
+// Loads four fragments from shared memory; lane l provides the address of row l % 8 of matrix l / 8, 16 bytes.
 __device__ __forceinline__ void ldmatrix(unsigned (&matrices)[4], const void *row) {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void ldmatrix(unsigned (&matrices)[4], const void *ro
 #endif
 }
 
-// The same of the transposed matrices: a lane holds [2t][g] and [2t + 1][g] of what lies in memory.
+// Loads the transposed matrices: a lane holds [2t][g] and [2t + 1][g] of the matrix in memory.
 __device__ __forceinline__ void ldmatrix_trans(unsigned (&matrices)[4], const void *row) {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned (&matrices)[4], const vo
 #endif
 }
 
-// A fragment transposed, from register to register.
+// Transposes a fragment, from register to register.
 __device__ __forceinline__ unsigned movmatrix_trans(unsigned matrix) {
 #ifdef __CUDACC__
     unsigned transposed;
@@ -43,7 +43,7 @@ __device__ __forceinline__ unsigned movmatrix_trans(unsigned matrix) {
 #endif
 }
 
-// Two neighbours of a fragment, rounded to nearest.
+// Two adjacent elements of a fragment, rounded to nearest.
 template <class Scalar> __device__ __forceinline__ unsigned pack(float low, float high);
 
 // sums += a * b, in fp32: 16 x 16 by 16 x 8. A lane's registers:

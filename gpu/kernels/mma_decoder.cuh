@@ -1,23 +1,24 @@
 // A warp's share of decode attention by tensor cores: fp16 and bf16, three query heads of a KV head or more.
 //
-// Keys and values are the large matrices, so they take the 16 rows of an mma, and the heads its 8 columns; a group of
-// 8 heads wastes nothing that way, and 16 heads are two products of the same keys:
+// Keys and values are the large matrices, so they use the 16 rows of an mma, and the heads its 8 columns. A group of
+// 8 heads then wastes nothing, and 16 heads are two products with the same keys:
 //
 //   scores  [16 tokens, 8 heads]  = keys    [16 tokens, head_dim] * queries [head_dim, 8 heads]
 //   outputs [head_dim, 8 heads]  += values' [head_dim, 16 tokens] * weights [16 tokens, 8 heads]
 //
-// Both products leave a head in the same column, so its maximum and sum serve the outputs where they are. Only the
+// Both products have a head in the same column, so its maximum and sum apply to the outputs without a move. Only the
 // weights change from row to column order, by movmatrix. With g = lane / 4 and t = lane % 4 a lane holds heads 2t and
 // 2t + 1 of tokens (or dimensions) g and g + 8.
 //
-// A warp goes through its tokens in tiles of 16, and no barrier of the block holds it. cp.async fetches keys and
-// values apart, kStages tiles ahead: of 2 * kStages pieces one at most is being read, and the others are under way.
+// A warp processes its tokens in tiles of 16, and no barrier of the block blocks it. cp.async fetches keys and values
+// separately, kStages tiles ahead: of 2 * kStages pieces at most one is being read, and the others are in flight.
 //
-// How many: at 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and 0.8 to 1 us, a
-// multiprocessor needs 15, 20 and 36 KiB under way at the least, and up to 64 KiB where memory is loaded and answers
-// later. At head_dim 128 a tile is 32 KiB a block; with two, two blocks fit a multiprocessor of an A100 (164 KiB) and
-// three one of an H100 or H200 (228 KiB), and 96 and 144 KiB are under way at least; at 256 with one, 64 and 96 KiB.
-// Several blocks beat one with a deeper ring of the same bytes: while one begins or ends, others fetch.
+// Choice of kStages: at 2.0, 3.3 and 4.8 TB/s (A100, H100, H200), over 108 and 132 multiprocessors and with a latency
+// of 0.8 to 1 us, a multiprocessor needs at least 15, 20 and 36 KiB in flight, and up to 64 KiB if memory is loaded and
+// has a longer latency. At head_dim 128 a tile is 32 KiB per block. With two stages an A100 multiprocessor (164 KiB)
+// holds two blocks and an H100 or H200 one (228 KiB) three, with at least 96 and 144 KiB in flight; at head_dim 256
+// with one stage, 64 and 96 KiB. Several blocks are faster than one block with a deeper ring of the same size: while
+// one begins or ends, others fetch.
 #pragma once
 
 #include "decode.cuh"
@@ -33,7 +34,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         uint4 loads[kTile * kRowLoads];
     };
     static constexpr int kStages = 72 * 1024 / (kWarps * 2 * (int)sizeof(Piece));
-    struct Ring {  // of a warp
+    struct Ring {  // per warp
         Piece keys[kStages], values[kStages];
     };
 
@@ -42,7 +43,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float scale;
     unsigned query[kColumns][kSlices][2];
-    float maximum[kColumns][2], sum[kColumns][2] = {};  // the sum is of this lane's tokens
+    float maximum[kColumns][2], sum[kColumns][2] = {};  // the sum covers this lane's tokens
     float outputs[kColumns][kSlices][4] = {};
 
     __device__ __forceinline__ MmaDecoder(const Tokens<Scalar, Slots> &tokens, Ring &ring)
@@ -51,8 +52,8 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         for (int column = 0; column < kColumns; ++column) maximum[column][0] = maximum[column][1] = kNoScore;
     }
 
-    // Where 16 bytes of a row lie. ldmatrix reads those of eight rows at once, and they are in eight different groups
-    // of four banks: 8 / kSpan rows begin in different groups of their own, the next ones are told apart by the xor.
+    // Offset of 16 bytes of a row. ldmatrix reads eight rows at once, and their bytes are in eight different groups
+    // of four banks: 8 / kSpan rows begin in different groups, and the xor separates the rows after them.
     static __device__ __forceinline__ int swizzled(int row, int load) {
         constexpr int kSpan = kRowLoads % 8 == 0 ? 8 : kRowLoads % 4 == 0 ? 4 : 2;
         return row * kRowLoads + (load ^ row * kSpan / 8 % kSpan);
@@ -75,14 +76,14 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         return tokens.start + (tile * kWarps + warp) * kTile;
     }
 
-    // Lane l knows where the tile's token l % 16 lies.
+    // Lane l computes the offset of the tile's token l % 16.
     __device__ __forceinline__ long long find_rows(int tile) const {
         return tokens.template row<kHeadDim>(first_token(tile) + lane % kTile);
     }
 
-    // Tokens past the sequence's end are zeros: a weight of zero does not undo what else may lie there.
+    // Tokens past the sequence's end get zeros: a weight of zero does not cancel a NaN or infinity in stale memory.
     __device__ __forceinline__ void fetch(Piece &piece, const Scalar *cache, long long rows) {
-#pragma unroll 8  // more takes the registers that 16 heads of 256 dimensions need
+#pragma unroll 8  // more would use registers that 16 heads of 256 dimensions need
         for (int step = 0; step < kTile * kRowLoads / 32; ++step) {
             const int row = (step * 32 + lane) / kRowLoads, load = (step * 32 + lane) % kRowLoads;
             const long long first = __shfl_sync(kFullWarp, rows, row);
@@ -93,7 +94,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         ptx::cp_async_commit();
     }
 
-    // Until the oldest piece has come, for all lanes.
+    // Waits until the oldest piece has arrived for all lanes.
     __device__ __forceinline__ void wait() {
         ptx::cp_async_wait<2 * kStages - 1>();
         __syncwarp();
@@ -110,7 +111,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         }
     }
 
-    // Scores become weights, and everything before is rescaled to the new maximum.
+    // Converts scores to weights, and rescales the previous sums to the new maximum.
     __device__ __forceinline__ void weigh(int tile, float (&scores)[kColumns][4]) {
         const int left = tokens.end - first_token(tile) - lane / 4;
 #pragma unroll
@@ -160,7 +161,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
         long long rows[kStages];
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) rows[tile] = find_rows(tile);
-        long long ahead = find_rows(kStages);  // a tile before they are needed: a look into the table takes long
+        long long ahead = find_rows(kStages);  // a tile before they are needed: a block table lookup takes long
 #pragma unroll
         for (int tile = 0; tile < kStages; ++tile) {
             fetch(ring.keys[tile], tokens.keys, rows[tile]);
@@ -171,7 +172,7 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct MmaDecoder
             float scores[kColumns][4] = {};
             wait();
             score(keys, scores);
-            __syncwarp();  // nobody reads them any more
+            __syncwarp();  // no lane reads them any more
             fetch(keys, tokens.keys, ahead);
             weigh(tile, scores);
             wait();

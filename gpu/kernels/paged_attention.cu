@@ -1,9 +1,9 @@
-// Decode attention over a KV cache: one query token a sequence, its keys and values found by a block table, or one
-// after the other.
+// Decode attention over a KV cache: one query token per sequence. A block table gives the slots of its keys and values,
+// or they are in consecutive slots.
 //
 // A block of threads serves up to kGroup query heads of one KV head, over one partition of one sequence, so a key is
 // read once for all of them. Its warps take tiles of the partition in turn, each with an online softmax of its own
-// (running maximum and sum, in base 2); the block merges them, and a second kernel the partitions.
+// (running maximum and sum, in base 2). The block merges the warps' results, and a second kernel merges the partitions.
 #include "fma_decoder.cuh"
 #include "mma_decoder.cuh"
 
@@ -27,8 +27,8 @@ template <class Scalar, int kHeadDim, int kGroup, class Slots> struct Storage {
 
 // grid: KV heads x tiles of kGroup query heads (KV heads fastest, so that neighbours read neighbouring memory),
 // partitions, sequences. With one partition `out` is written; with several, `partial_states` [sequences, heads,
-// partitions] (maximum and sum, base 2) and `partial_values` [..., head_dim], for merge_partitions. `ids` are
-// `ids_per_sequence` a sequence, for Slots.
+// partitions] (maximum and sum, base 2) and `partial_values` [..., head_dim], for merge_partitions. `ids` has
+// `ids_per_sequence` ids per sequence, for Slots.
 template <class Scalar, int kHeadDim, int kGroup, class Slots>
 __global__ void __launch_bounds__(kThreads)
     decode_attention(Scalar *out, float2 *partial_states, float *partial_values, const Scalar *query,
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     const int heads = min(kGroup, group - first_head);
     decoder.load_queries(query + head * kHeadDim, heads, scale);
     decoder.run();
-    __syncthreads();  // the rings' memory changes hands
+    __syncthreads();  // the rings' memory is reused
     decoder.write(storage.results);
     __syncthreads();
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// grid: heads, sequences; a thread a dimension, in whole warps. What decode_attention left of each partition into
+// grid: heads, sequences; one thread per dimension, in whole warps. Merges the partitions of decode_attention into
 // `out`.
 template <class Scalar, int kHeadDim>
 __global__ void __launch_bounds__(ceil_div(kHeadDim, 32) * 32)

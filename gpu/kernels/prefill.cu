@@ -1,13 +1,13 @@
-// Prefill attention over a paged KV cache: the new tokens of each sequence over all that it holds, causal.
+// Prefill attention over a paged KV cache: causal attention of each sequence's new tokens over all of its tokens.
 //
 // A block of threads takes kRows rows of one KV head: row r is new token r / group, for the group's head r % group,
-// so the heads that share a key read it once. The keys go by in tiles, with an online softmax (FlashAttention-2, Dao
-// 2023; here in base 2). Keys and values have one buffer each: the one arrives while the other is used.
+// so the heads that share a key read it once. It processes the keys in tiles, with an online softmax (FlashAttention-2,
+// Dao 2023; here in base 2). Keys and values have one buffer each: one is loaded while the other is used.
 //
-//   keys there | fetch values | score the tile      | values there | fetch next keys | weigh, add the values
-//              |   ... values are under way ...     |              |     ... keys are under way ...
+//   keys ready | fetch values | score the tile      | values ready | fetch next keys | weigh, add the values
+//              |   ... values in flight ...         |              |     ... keys in flight ...
 //
-// Few new tokens over a long context are split into partitions of it, which a second kernel merges.
+// For few new tokens over a long context the context is split into partitions, which a second kernel merges.
 #include "attention.cuh"
 #include "products.cuh"
 
@@ -25,24 +25,24 @@ template <class Scalar, int kHeadDim> struct Tile {
 
     struct Storage {
         Row queries[kRows], keys[kKeys], values[kKeys];
-        long long rows[2][kKeys];  // where the tile's tokens lie in the caches, in scalars; kNoRow past the end
-        int visible[kRows];            // tokens that a row sees
+        long long rows[2][kKeys];  // offsets of the tile's tokens in the caches, in scalars; kNoRow past the end
+        int visible[kRows];            // number of tokens that a row attends to
     };
 };
 
-// The rows of a block: which queries they are, and what they may see.
+// The rows of a block: their queries, and the tokens that they attend to.
 struct Queries {
     long long first_token;  // of the sequence, in `query` and `out`
     int tokens, context, kv_heads, kv_head, group, first_row;
 
     __device__ __forceinline__ bool holds(int row) const { return first_row + row < tokens * group; }
 
-    // Tokens that a row sees: the sequence ends with the last new token.
+    // Number of tokens that a row attends to: the sequence ends with the last new token.
     __device__ __forceinline__ int visible(int row) const {
         return context - tokens + (first_row + row) / group + 1;
     }
 
-    // Where a row lies in `query` and `out`.
+    // Offset of a row in `query` and `out`.
     template <int kHeadDim> __device__ __forceinline__ long long offset(int row) const {
         const int token = (first_row + row) / group, head = kv_head * group + (first_row + row) % group;
         return ((first_token + token) * kv_heads * group + head) * kHeadDim;
@@ -57,7 +57,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     const Tokens<Scalar, PagedSlots> tokens;
     typename Of::Storage &storage;
     const float scale;
-    // The warp's first row in the block, and this lane's in a strip: that one and the one eight rows on.
+    // The warp's first row in the block, and this lane's first row in a strip; its second one is eight rows further.
     const int warp_row = threadIdx.x / 32 * Of::kWarpRows, lane_row = threadIdx.x % 32 / 4;
     float maximum[Of::kStrips][2], sum[Of::kStrips][2] = {};
     Sums<Of::kStrips, kHeadDim> values = {};
@@ -82,14 +82,14 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         }
     }
 
-    // One look at the block table a token, by one thread; everybody reads it after a barrier.
+    // One block table lookup per token, by one thread; all threads read the result after a barrier.
     __device__ __forceinline__ void find_rows(int first_key) {
         if (threadIdx.x < Of::kKeys)
             storage.rows[first_key / Of::kKeys % 2][threadIdx.x] =
                 tokens.template row<kHeadDim>(first_key + (int)threadIdx.x);
     }
 
-    // A tile of keys or values; zeros past the end.
+    // Fetches a tile of keys or values; zeros past the end.
     __device__ __forceinline__ void fetch(typename Of::Row *to, const Scalar *cache, int first_key) {
 #pragma unroll 2  // sums and scores leave few registers
         for (int place = threadIdx.x; place < Of::kKeys * Of::kLoads; place += kThreads) {
@@ -102,7 +102,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         ptx::cp_async_commit();
     }
 
-    // Scores become weights, and what was summed before is brought to the new maximum.
+    // Converts scores to weights, and rescales the previous sums to the new maximum.
     __device__ __forceinline__ void weigh(Sums<Of::kStrips, Of::kKeys> &scores) {
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
@@ -151,18 +151,18 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     __device__ __forceinline__ void run() {
         find_rows(tokens.start);
         __syncthreads();
-        // A warp is done where its last row sees no more; it goes on to fetch for the others.
+        // A warp has no more work after the last token of its last row, but continues to fetch for the other warps.
         const int seen = queries.holds(warp_row) ? storage.visible[warp_row + Of::kWarpRows - 1] : 0;
         fetch(storage.keys, tokens.keys, tokens.start);
         for (int first_key = tokens.start; first_key < tokens.end; first_key += Of::kKeys) {
             ptx::cp_async_wait<0>();
-            __syncthreads();  // the keys have arrived, and nobody reads the last values any more
+            __syncthreads();  // the keys have arrived, and no warp reads the last values any more
             fetch(storage.values, tokens.values, first_key);
             find_rows(first_key + Of::kKeys);
             Sums<Of::kStrips, Of::kKeys> scores = {};
             if (first_key < seen) Times::score(scores, storage.queries + warp_row, storage.keys);
             ptx::cp_async_wait<0>();
-            __syncthreads();  // the values have arrived, and nobody reads these keys any more
+            __syncthreads();  // the values have arrived, and no warp reads these keys any more
             fetch(storage.keys, tokens.keys, first_key + Of::kKeys);  // zeros past the last tile
             if (first_key >= seen) continue;
             if (first_key + Of::kKeys > storage.visible[warp_row]) mask(scores, first_key);
@@ -172,7 +172,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         ptx::cp_async_wait<0>();
     }
 
-    // The sums of a row's lanes become the row's.
+    // Adds up the sums of a row's lanes.
     __device__ __forceinline__ void finish() {
 #pragma unroll
         for (int strip = 0; strip < Of::kStrips; ++strip)
@@ -183,7 +183,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
                     sum[strip][half] += __shfl_xor_sync(kFullWarp, sum[strip][half], distance);
     }
 
-    // The warp's rows go where its queries were, and from there to memory 16 bytes at a time.
+    // Copies the warp's rows to the shared memory of its queries, and from there to global memory 16 bytes at a time.
     __device__ __forceinline__ void write(Scalar *out) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -207,7 +207,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
         }
     }
 
-    // What this partition of the context gives the warp's rows, for merge_prefill.
+    // Writes the partial results of the warp's rows in this partition, for merge_prefill.
     __device__ __forceinline__ void write_partials(float2 *states, float *values_of, int partition, int partitions) {
         const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -226,7 +226,7 @@ template <class Scalar, int kHeadDim> struct Prefiller {
     }
 };
 
-// grid: KV heads x tiles of kRows rows (KV heads fastest, the tiles that see most first), sequences, partitions. The
+// grid: KV heads x tiles of kRows rows (KV heads fastest, tiles with most tokens first), sequences, partitions. The
 // tokens of `query` from query_start_loc[s] to query_start_loc[s + 1] are the last ones of sequence s. With one
 // partition `out` is written; with several, `partial_states` [tokens, heads, partitions] (maximum and sum, base 2)
 // and `partial_values` [..., head_dim], for merge_prefill.
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kThreads)
         prefiller.write_partials(partial_states, partial_values, partition, gridDim.z);
 }
 
-// grid: new tokens of the sequence that has most, heads, sequences; a thread a dimension, in whole warps.
+// grid: maximum new tokens of a sequence, heads, sequences; one thread per dimension, in whole warps.
 template <class Scalar, int kHeadDim>
 __global__ void __launch_bounds__(ceil_div(kHeadDim, 32) * 32)
     merge_prefill(Scalar *out, const float2 *partial_states, const float *partial_values, const int *query_start_loc,

@@ -1,7 +1,8 @@
 // One warp's matrix products over rows in shared memory: queries by keys, weights by values.
 //
-// Sums lie in registers as mma.m16n8k16 has them: of 16 rows and 8 columns a lane holds rows g and g + 8 at columns
-// 2t and 2t + 1, with g = lane / 4 and t = lane % 4. fp32 has no such instruction, and does the same lane by lane.
+// Sums are in registers in the layout of mma.m16n8k16: of 16 rows and 8 columns a lane holds rows g and g + 8 at
+// columns 2t and 2t + 1, with g = lane / 4 and t = lane % 4.
+// fp32 has no mma instruction: each lane computes the same sums with scalar instructions.
 #pragma once
 
 #include "matrix.cuh"
@@ -10,8 +11,8 @@
 // kStrips strips of 16 rows, by kColumns columns.
 template <int kStrips, int kColumns> using Sums = float[kStrips][kColumns / 8][4];
 
-// kSpan: 16-byte loads from one row of shared memory to the next. Odd, so that eight rows at one place lie in
-// different banks.
+// kSpan: distance between two rows of shared memory, in 16-byte loads. It is odd, so that the same column of eight rows
+// is in different banks.
 template <class Scalar, int kHeadDim, int kStrips, int kKeys, int kSpan> struct Products {
     using Row = uint4[kSpan];
 
@@ -57,7 +58,7 @@ template <class Scalar, int kHeadDim, int kStrips, int kKeys, int kSpan> struct 
     }
 
   private:
-    // 16 columns, from the `eight`th eight of them on.
+    // 16 columns, starting at 8-column tile `eight`.
     template <class Target>
     static __device__ __forceinline__ void multiply(Target &sums, int eight, const unsigned (&left)[kStrips][4],
                                                     const unsigned (&right)[4]) {

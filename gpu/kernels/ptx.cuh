@@ -14,7 +14,7 @@ __device__ __forceinline__ float exp2(float exponent) {
 #endif
 }
 
-// 16 bytes from global to shared memory, or zeros where `valid` is false (`from` is not read then).
+// Copies 16 bytes from global to shared memory, or writes zeros if `valid` is false (`from` is not read then).
 __device__ __forceinline__ void cp_async16(uint4 *to, const void *from, bool valid) {
 #ifdef __CUDACC__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
@@ -34,7 +34,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Until all but the `kGroups` last groups of this thread have arrived.
+// Waits until all but the `kGroups` last groups of this thread have arrived.
 template <int kGroups> __device__ __forceinline__ void cp_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
@@ -43,7 +43,7 @@ template <int kGroups> __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
-// 16 bytes that the kernel reads once: they need not stay in the L1 cache.
+// Loads 16 bytes that the kernel reads once: they need not remain in the L1 cache.
 __device__ __forceinline__ uint4 load16(const uint4 *from) {
 #ifdef __CUDACC__
     uint4 bytes;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store16(uint4 *to, uint4 bytes) {
     *to = bytes;
 }
 
-// The block's dynamic shared memory, of the size that the launch gives.
+// The block's dynamic shared memory; the launch gives its size.
 template <class Item> __device__ __forceinline__ Item *dynamic_shared_memory() {
 #ifdef __CUDACC__
     extern __shared__ uint4 items[];

@@ -1,4 +1,4 @@
-// The scalar types of a cache, and how they become fp32 and back.
+// The scalar types of a cache, and their conversion to and from fp32.
 #pragma once
 
 #ifdef __CUDACC__

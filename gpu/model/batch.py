@@ -1,4 +1,4 @@
-"""One step of a skeleton: what a plan says of it, on the host, and the same on the device."""
+"""One step of a skeleton: the batch on the host, and its tensors on the device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor
 
 from ...sim.types.optional import not_none
 
-#: Contiguous rows are handed to paged prefill as consecutive blocks of at most so many tokens.
+#: Maximum block size with which contiguous rows are passed to paged prefill as consecutive blocks.
 MOST_CONTIGUOUS_BLOCK = 256
 
 
-#: What a batch is made of: ids or lengths, in order.
+#: Block ids or lengths of a batch, in order.
 Ints = Sequence[int] | np.ndarray
 
 
 class Batch(NamedTuple):
-    """The rows of one step, in any order: each a sequence with one new token (a decode) or several.
+    """The rows of one step, in any order. Each row is a sequence with one new token (a decode) or several.
 
     Attributes:
         query_lens: int ``[rows]``, new tokens of each row.
-        context_lens: int ``[rows]``, all its tokens, the new ones included.
-        token_ids: int64 ``[tokens]``, row after row; taken modulo the vocabulary.
-        slot_mapping: int64 ``[tokens]``, where their keys and values go: ``block * block_size + offset``.
-        block_tables: int ``[rows, most blocks]``; None where caches are contiguous.
-        slot_starts: int64 ``[rows]``, the first slot of each row; None where caches are paged.
+        context_lens: int ``[rows]``, all its tokens, including the new ones.
+        token_ids: int64 ``[tokens]``, row after row; taken modulo the vocabulary size.
+        slot_mapping: int64 ``[tokens]``, slots of their keys and values: ``block * block_size + offset``.
+        block_tables: int ``[rows, most blocks]``; None for contiguous caches.
+        slot_starts: int64 ``[rows]``, the first slot of each row; None for paged caches.
     """
 
     query_lens: np.ndarray
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
         tables: Sequence[Ints] | np.ndarray,
         block_size: int,
     ) -> Batch:
-        """Rows with lists of block ids as tables; the slots of the new tokens follow from them."""
+        """Rows with lists of block ids as tables; the slots of the new tokens are computed from them."""
         padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
         for row, table in zip(padded, tables, strict=True):
             row[: len(table)] = table
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
         token_ids: Ints,
         slot_starts: Ints,
     ) -> Batch:
-        """Rows that lie in one piece each, from ``slot_starts`` on."""
+        """Rows with contiguous slots, from ``slot_starts`` on."""
         lens, contexts, starts = map(np.asarray, (query_lens, context_lens, slot_starts))
         rows, positions = _positions(lens, contexts)
         return cls(lens, contexts, np.asarray(token_ids), starts[rows] + positions, slot_starts=starts)
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
         return self.block_tables is not None
 
     def padded(self, rows: int, columns: int) -> Batch:
-        """Decodes, filled up with empty sequences that write nowhere; tables, where there are any, of ``columns``."""
+        """A batch of decodes, padded with empty sequences that write nothing; block tables get ``columns`` columns."""
         more = rows - len(self.query_lens)
         tables = starts = None
         if self.block_tables is not None:
@@ -110,9 +110,9 @@ class Rows:
     """Rows that attend in one call; ``query_start_loc`` is None for decodes, which have one token each.
 
     Attributes:
-        tokens: Which tokens of the step are theirs.
+        tokens: The tokens of the step that belong to these rows.
         block_tables: int32 ``[rows, blocks]``; None for decodes over contiguous caches.
-        slot_starts: int64 ``[rows]``, these decodes' first slots.
+        slot_starts: int64 ``[rows]``, the first slots of decodes over contiguous caches.
     """
 
     tokens: slice
@@ -125,7 +125,7 @@ class Rows:
     max_query_len: int = 1
 
     def tensors(self) -> list[Tensor]:
-        """Those that there are."""
+        """The tensors that are not None."""
         found = (self.context_lens, self.block_tables, self.slot_starts, self.query_start_loc)
         return [tensor for tensor in found if tensor is not None]
 
@@ -145,18 +145,18 @@ class Inputs:
     prefills: Rows | None
 
     def tensors(self) -> list[Tensor]:
-        """All of them, in one order."""
+        """All tensors, in a fixed order."""
         rows = [tensor for part in (self.decodes, self.prefills) if part for tensor in part.tensors()]
         return [self.token_ids, self.positions, self.slot_mapping, self.last_tokens, *rows]
 
     def load(self, other: Inputs) -> None:
-        """Take over the values of ``other``, which has the same shapes."""
+        """Copy the values of ``other``, which has the same shapes."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine.copy_(theirs, non_blocking=True)
 
 
 class Stager:
-    """Brings batches to a device.
+    """Transfers batches to a device.
 
     Args:
         vocab_size: Token ids are taken modulo this.
@@ -168,7 +168,7 @@ class Stager:
         self._vocab_size, self._block_size, self._num_slots = vocab_size, block_size, num_slots
 
     def inputs(self, batch: Batch, place: Place, max_context_len: int | None = None) -> Inputs:
-        """The batch as tensors, each made by ``place``; ``max_context_len`` where it is more than the rows' own."""
+        """The batch as tensors, each created by ``place``; ``max_context_len`` overrides the maximum of the rows."""
         row_of_token, positions = _positions(batch.query_lens, batch.context_lens)
         prefills = batch.query_lens > 1
         tokens = np.argsort(prefills[row_of_token], kind="stable")

@@ -1,9 +1,9 @@
-"""Carries out a recorded plan on a device: moves, writes and attention, by the plan's own block tables.
+"""Executes a recorded plan on a device: moves, writes and attention, by the plan's own block tables.
 
-No model computes the values: each token's keys, values and queries follow from its id and position alone
-(:mod:`replay_values`), so the right output of attention is known without any table. Unwritten slots are NaN.
+No model computes the values. Each token's keys, values and queries are functions of its id and position
+(:mod:`replay_values`), so the correct output of attention is known without a block table. Unwritten slots are NaN.
 
-A plan that names a block outside its pool is refused first: a GPU would read there without an error.
+A plan that names a block outside its pool is refused before execution: a GPU would read there without an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .skeleton import DTYPES, attend
 
 
 def require_within(plan: Plan) -> None:
-    """Refuse a plan that names a block or a slot that its pool does not have.
+    """Refuse a plan that names a block or a slot outside its pool.
 
     Raises:
-        SettingError: The first such entry, by array and place.
+        SettingError: Names the first invalid entry, by array and index.
     """
     meta = plan.meta
     slots, blocks, host_blocks = meta["num_slots"], meta["num_blocks"], meta["host_blocks"]
@@ -60,9 +60,9 @@ def _refuse(field: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None
         raise SettingError(f"{field}[{place}]", int(values[place]), why)
 
 
-#: What moves blocks, by the operations of ``sim.cost``.
+#: Functions that move blocks, by the operation names of ``sim.cost``.
 MOVES = {"swap_out": KvPool.swap_out, "swap_in": KvPool.swap_in, "block_copy": KvPool.copy}
-#: Token ids are names, and stay whole.
+#: Token ids are not reduced modulo a vocabulary: they identify tokens.
 _ANY_TOKEN = 2**63 - 1
 
 
@@ -71,12 +71,12 @@ class Executor:
 
     Args:
         plan: The recorded steps, executed from the first one on.
-        model: Gives the caches their layers, heads and head_dim; any model that is small enough works.
+        model: Determines the layers, heads and head_dim of the caches; any model that is small enough works.
         device: The device that computes, from ``devices.open``.
         dtype: fp32, fp16 or bf16.
 
     Raises:
-        SettingError: No such dtype, or a plan that leaves its own pool.
+        SettingError: The dtype is unknown, or the plan names a block outside its pool.
     """
 
     def __init__(self, plan: Plan, model: ModelSpec, device: Device, dtype: str = "fp32") -> None:
@@ -91,7 +91,7 @@ class Executor:
 
     @torch.inference_mode()
     def advance(self, step: int) -> Inputs:
-        """The moves and writes of a step, the one after the last; what :meth:`attention` takes."""
+        """Execute the moves and writes of the next step; returns the inputs of :meth:`attention`."""
         move(self.pool, self.plan, self.plan.step(step))
         inputs = self._stager.inputs(batch(self.plan, step), self.place)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
@@ -101,12 +101,12 @@ class Executor:
 
     @torch.inference_mode()
     def attention(self, step: int, inputs: Inputs) -> list[Tensor]:
-        """Attention of a step that has just been written, layer by layer: ``[new tokens, heads, head_dim]``."""
+        """Attention of the step that :meth:`advance` has just written, one layer at a time: ``[new tokens, heads, head_dim]``."""
         order = _order(self.plan.step(step).query_tokens)
         return [self._attend(layer, inputs)[order] for layer in range(self.model.num_layers)]
 
     def drawn(self, kind: int, layer: int, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Keys, values or queries of tokens, as the caches hold them."""
+        """Keys, values or queries of tokens, in the dtype of the caches."""
         heads = self.model.num_heads if kind == QUERY else self.model.num_kv_heads
         return drawn(kind, layer, token_ids, positions, heads, self.model.head_dim).to(DTYPES[self.dtype])
 
@@ -115,7 +115,7 @@ class Executor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device.torch_device)
 
     def _begin(self) -> None:
-        """What the pool and the host hold before the first step."""
+        """Write the contents of the pool and the host before the first step."""
         plan, pool = self.plan, self.pool
         here = plan.initial_slots, plan.initial_token_ids, plan.initial_positions
         self._fill(pool.keys, pool.values, *map(self.place, here))
@@ -140,7 +140,7 @@ class Executor:
 
 
 def batch(plan: Plan, step: int) -> Batch:
-    """What a step of a plan computes, as a skeleton takes it."""
+    """The batch of a step of a plan, as a skeleton takes it."""
     found = plan.step(step)
     rows = slice(*plan.row_offsets[step : step + 2])
     held = {"block_tables": plan.block_tables(step)} if plan.is_paged else {"slot_starts": plan.slot_starts[rows]}
@@ -148,20 +148,20 @@ def batch(plan: Plan, step: int) -> Batch:
 
 
 def move(pool: KvPool, plan: Plan, step: PlanStep) -> None:
-    """What moves before a step computes."""
+    """Execute the moves that precede the computation of a step."""
     for name, pairs in moves_of(plan, step).items():
         MOVES[name](pool, pairs)
 
 
 def moves_of(plan: Plan, step: PlanStep) -> dict[str, np.ndarray]:
-    """What moves before a step computes, in order, by the operations of ``sim.cost`` that have anything to do."""
+    """The moves that precede the computation of a step, in order, by operation name of ``sim.cost``, without empty ones."""
     copies = step.copies if plan.is_paged else _slot_pairs(step)
     moves = {"swap_out": step.swap_outs, "swap_in": step.swap_ins, "block_copy": copies}
     return {name: pairs for name, pairs in moves.items() if len(pairs)}
 
 
 def _slot_pairs(step: PlanStep) -> np.ndarray:
-    """Copies of contiguous pieces, slot by slot."""
+    """Slot pairs of the copies of contiguous pieces."""
     if not len(step.copies):
         return step.copies
     ends = np.cumsum(step.copied_slots)
@@ -170,7 +170,7 @@ def _slot_pairs(step: PlanStep) -> np.ndarray:
 
 
 def pool_of(plan: Plan, model: ModelSpec, device: Device, dtype: torch.dtype) -> KvPool:
-    """A pool of the plan's size; a contiguous layout has blocks of one slot."""
+    """A pool of the plan's size; for a contiguous layout, with blocks of one slot."""
     if plan.is_paged:
         meta = plan.meta
         return KvPool(model, device, meta["num_blocks"], meta["block_size"], dtype, used_host_blocks(plan))
@@ -178,13 +178,13 @@ def pool_of(plan: Plan, model: ModelSpec, device: Device, dtype: torch.dtype) ->
 
 
 def used_host_blocks(plan: Plan) -> int:
-    """Host blocks up to the last that the plan uses: a swap space is often far larger than what is swapped."""
+    """Number of host blocks up to the last one that the plan uses, as a swap space is often much larger than its use."""
     named = plan.swap_outs[:, 1], plan.swap_ins[:, 0], plan.initial_host_slots // plan.meta["block_size"]
     return 1 + int(np.concatenate(named).max(initial=-1))
 
 
 def _order(query_tokens: np.ndarray) -> np.ndarray:
-    """Where each new token of a step lies when single ones come first, as :class:`Inputs` has them."""
+    """The position of each new token of a step when decodes come first, as in :class:`Inputs`."""
     prefills = np.repeat(query_tokens > 1, query_tokens)
     order = np.empty(len(prefills), np.int64)
     order[np.argsort(prefills, kind="stable")] = np.arange(len(prefills))

@@ -1,9 +1,9 @@
-"""Steps that only decode, captured once and replayed: inputs lie in static buffers that every step fills anew.
+"""Decode-only steps as captured graphs: their inputs are static buffers that every step refills.
 
-Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``), and contexts to a power of two of blocks,
-since a kernel splits its work by the longest context that there could be. Steps over contiguous caches are captured
-like those over paged ones: what launches take must not tell the two apart. No GPU has run this yet: tests capture on
-the CPU by remembering the call.
+Batches are padded to the sizes that vLLM captures (``sim.spec.graphs``). Contexts are padded to a power of two of blocks,
+since a kernel splits its work by the longest possible context. Steps over contiguous caches are captured
+like those over paged ones, so that launch overhead does not differ between the two. No GPU has run this yet: tests
+capture on the CPU by remembering the call.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ...sim.spec.graphs import MAX_CAPTURED, padded_batch
 from .batch import Batch, Inputs, Place, Stager
 
 Replay = Callable[[], None]
-#: Runs of a step before it is captured: kernels are compiled and handles created in them.
+#: Runs of a step before its capture; they compile kernels and create handles.
 WARM_UPS = 3
 
 
 class DecodeGraphs:
-    """Captured steps by padded batch, blocks of the longest context, and layout.
+    """Captured steps, by padded batch size, blocks of the longest context, and layout.
 
     Args:
-        stager: Makes tensors of batches.
+        stager: Creates the tensors of batches.
         block_size: Tokens of a block.
-        place: Makes one tensor on the device.
+        place: Creates one tensor on the device.
         forward: A step, from its inputs to its logits.
     """
 
@@ -36,11 +36,11 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, int, bool], tuple[Inputs, Replay, Tensor]] = {}
 
     def takes(self, batch: Batch) -> bool:
-        """Whether the batch is one for a graph: only decodes, and no more than vLLM captures."""
+        """Whether a graph can run the batch: it has only decodes, and no more than vLLM captures."""
         return batch.only_decodes and len(batch.query_lens) <= MAX_CAPTURED
 
     def step(self, batch: Batch) -> Tensor:
-        """Replay the graph of the batch's size, which is captured first where there is none."""
+        """Replay the graph of the batch's size; the first call for a size captures it."""
         rows = len(batch.query_lens)
         blocks = -(-int(batch.context_lens.max()) // self._block_size)
         size = (padded_batch(rows), 1 << (blocks - 1).bit_length())
@@ -56,7 +56,7 @@ class DecodeGraphs:
 
 
 def capture(work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """A CUDA graph of ``work``, as its replay and where that leaves its result."""
+    """Capture ``work`` as a CUDA graph; returns its replay function and the tensor that receives the result."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Weights of a skeleton: a model's real shapes filled at random, and what a layer computes with them.
+"""Weights of a skeleton: a model's real shapes with random values, and the computation of a layer.
 
 Layers are those of OPT (LayerNorm, ReLU, learned positions) and of Llama (RMSNorm, SwiGLU, rotary positions), with the
 stacked matrices of vLLM's models: queries, keys and values are one GEMM, gate and up another.
@@ -19,10 +19,10 @@ from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 
-#: What turning positions into angles starts from; Llama's. No time depends on it.
+#: Base of the rotary angles, from Llama. Times do not depend on it.
 ROTARY_BASE = 10_000.0
 NORM_EPSILON = 1e-5
-#: On a CPU so few rows are multiplied one by one, which takes up to twice as long as four at once.
+#: Numbers of rows that torch multiplies one by one on a CPU, which takes up to twice as long as four rows at once.
 SLOW_ROWS = range(2, 4)
 
 
@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A LayerNorm, or without ``bias`` an RMSNorm."""
+    """A LayerNorm, or an RMSNorm if ``bias`` is None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -54,14 +54,14 @@ def multiply(inputs: Tensor, matrix: Matrix) -> Tensor:
 
 
 def normalise(hidden: Tensor, norm: Norm) -> Tensor:
-    """Over the last axis."""
+    """Normalise over the last axis."""
     if norm.bias is None:
         return F.rms_norm(hidden, norm.weight.shape, norm.weight, NORM_EPSILON)
     return F.layer_norm(hidden, norm.weight.shape, norm.weight, norm.bias, NORM_EPSILON)
 
 
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary positions: a head's first half with its second, as Llama's checkpoints have it."""
+    """Apply rotary positions: a head's first half is paired with its second half, as in Llama's checkpoints."""
     cos, sin = rotary
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -69,7 +69,7 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer; ``up`` holds gate and up, one after the other, where the MLP is ``gated``."""
+    """One layer; if the MLP is ``gated``, ``up`` contains gate and up, concatenated."""
 
     heads: tuple[int, int, int]
     gated: bool
@@ -81,11 +81,11 @@ class Layer:
     down: Matrix
 
     def forward(self, hidden: Tensor, rotary: Rotary | None, attend: Attend, multiply: Multiply = multiply) -> Tensor:
-        """``[tokens, hidden_size]`` to the same.
+        """``[tokens, hidden_size]`` to the same shape.
 
         Args:
-            rotary: Cosines and sines of the tokens' positions; None where positions are learned.
-            attend: From query, key and value ``[tokens, heads, head_dim]`` to an output like the query.
+            rotary: Cosines and sines of the tokens' positions; None for learned positions.
+            attend: Maps query, key and value ``[tokens, heads, head_dim]`` to an output with the query's shape.
             multiply: The GEMM; replaced to time the rest of a layer.
         """
         stacked = multiply(normalise(hidden, self.attention_norm), self.qkv)
@@ -106,11 +106,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model. The head is the embedding where the two are tied, and a matrix of its own elsewhere.
+    """The weights of a whole model. The head is the embedding if the model ties the two, else a matrix of its own.
 
     Attributes:
         embedding: ``[vocab_size, hidden_size]``.
-        positions: Learned positions ``[rows, hidden_size]``; those of token 0 stand in row ``first_position``.
+        positions: Learned positions ``[rows, hidden_size]``; token 0 uses row ``first_position``.
         rotary: Cosines and sines ``[max_model_len, 1, head_dim / 2]``.
     """
 
@@ -123,7 +123,7 @@ class Weights:
     head: Matrix
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
-        """The hidden states that the first layer takes, and the angles that every layer does."""
+        """The input of the first layer, and the rotary angles for every layer."""
         hidden = F.embedding(token_ids, self.embedding)
         if self.positions is not None:
             return hidden + F.embedding(positions + self.first_position, self.positions), None
@@ -136,10 +136,10 @@ class Weights:
 
 
 def check_shape(model: ModelSpec) -> None:
-    """Refuse what a skeleton does not compute.
+    """Refuse architectures that a skeleton does not support.
 
     Raises:
-        SettingError: A mixture of experts, latent attention, windows, or layers unlike OPT's and Llama's.
+        SettingError: The model has a mixture of experts, latent attention, windows, or layers unlike OPT's and Llama's.
     """
     unknown = {
         "a mixture of experts": model.experts,
@@ -157,7 +157,7 @@ def check_shape(model: ModelSpec) -> None:
 
 
 def draw_weights(model: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
-    """Random weights, all different and none zero, of a size that keeps the hidden states within fp16."""
+    """Random weights, all different and nonzero, scaled so that the hidden states stay within fp16."""
     draw = _Draw(model, device, dtype, torch.Generator(device).manual_seed(seed))
     embedding = draw.normal(model.vocab_size, model.hidden_size)
     learned = model.learned_positions
@@ -180,7 +180,7 @@ class _Draw:
     generator: torch.Generator
 
     def layer(self) -> Layer:
-        """One layer, each matrix scaled so that its outputs are about as large as its inputs."""
+        """One layer; each matrix is scaled so that its outputs have about the magnitude of its inputs."""
         model = self.model
         query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         wide = model.intermediate_size

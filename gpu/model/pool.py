@@ -1,4 +1,4 @@
-"""The KV pool of a skeleton: caches of every layer on its device, and their blocks on the host."""
+"""The KV pool of a skeleton: caches of every layer on its device, and host blocks for swaps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class KvPool:
-    """Random keys and values in every slot, so that unwritten slots take the usual time and are not zero.
+    """A KV pool with random keys and values in every slot, so that reads of unwritten slots take the usual time.
 
     Attributes:
-        keys, values: A cache a layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``. As contiguous caches
-            they are viewed without their blocks.
-        host_keys, host_values: The same of the host's blocks, in pinned memory where the device is a GPU.
+        keys, values: One cache per layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``. A contiguous layout
+            uses a view of them without the block dimension.
+        host_keys, host_values: The same for host blocks, in pinned memory if the device is a GPU.
 
     Raises:
         SettingError: The device has no room for the blocks.
@@ -78,11 +78,11 @@ class KvPool:
 
 
 def require_room(device: Device, needed_bytes: int, field: str, value: object, remedy: str) -> None:
-    """Refuse what would end in the system's killing this process, or another.
+    """Refuse an allocation that would make the operating system kill this process or another one.
 
     Args:
-        field, value: What asks for so much.
-        remedy: What is to go there, and what to do.
+        field, value: The setting that needs the memory.
+        remedy: The purpose of the memory, and the remedy.
 
     Raises:
         SettingError: The device has fewer bytes free.

@@ -1,8 +1,8 @@
-"""A transformer to time: a model's real shapes, random weights, torch's GEMMs and the kernels over a paged KV pool.
+"""A transformer for timing: a model's real shapes, random weights, torch's GEMMs and the kernels over a paged KV pool.
 
-It computes what an engine computes in a step, from token ids to the logits of every row's last token. What it says
-means nothing; when it says it is the point. On a GPU steps that only decode are captured as CUDA graphs, as vLLM
-does, a graph for every padded batch, longest context and layout; no GPU has run this yet.
+It computes the same operations as an engine in a step, from token ids to the logits of every row's last token. Only its
+timing is meaningful; its output is not. On a GPU decode-only steps are captured as CUDA graphs, as in vLLM, with
+one graph per padded batch, longest context and layout; no GPU has run this yet.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Skeleton:
     """A model on a device.
 
     Args:
-        model: One like OPT or Llama.
-        device: What computes, from ``devices.open``.
+        model: An OPT-like or Llama-like model.
+        device: The device that computes, from ``devices.open``.
         num_blocks: Blocks of the KV pool.
         block_size: Tokens of a block.
         dtype: fp32, fp16 or bf16, of weights, activations and KV.
-        seed: Of the weights.
+        seed: Seed of the weights.
         host_blocks: Blocks of the pool on the host, for swaps.
-        graphs: Whether to capture steps that only decode; by default on a GPU.
+        graphs: Whether to capture decode-only steps; default: on a GPU.
 
     Raises:
-        SettingError: A model or dtype that it cannot compute, or that the device has no room for.
+        SettingError: The model or dtype is not supported, or does not fit on the device.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Skeleton:
 
     @torch.inference_mode()
     def step(self, batch: Batch) -> Tensor:
-        """One step: writes the new keys and values, and returns the logits ``[rows, vocab_size]`` of the last tokens.
+        """One step: write the new keys and values, and return the logits ``[rows, vocab_size]`` of the last tokens.
 
-        Starts the work and does not wait for it. The logits of a captured step stay until the next step.
+        Starts the work without waiting for it. The logits of a captured step are valid until the next step.
         """
         if self._graphs and self._graphs.takes(batch):
             return self._graphs.step(batch)
         return self.forward(self.stager.inputs(batch, self.place))
 
     def place(self, values: np.ndarray) -> Tensor:
-        """``values`` as a new tensor on the device; a GPU fetches them from pinned memory, without waiting."""
+        """``values`` as a new tensor on the device; a GPU copies them asynchronously from pinned memory."""
         tensor = torch.from_numpy(np.ascontiguousarray(values))
         if self._on_gpu:
             return tensor.pin_memory().to(self.device.torch_device, non_blocking=True)
@@ -89,7 +89,7 @@ class Skeleton:
         return self.weights.logits(hidden[inputs.last_tokens])
 
     def attend(self, layer: int, inputs: Inputs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write keys and values of a layer, and attend to what the rows hold."""
+        """Write keys and values of a layer, and attend to all tokens of the rows."""
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         self.device.reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
         out = torch.empty_like(query)
@@ -99,7 +99,7 @@ class Skeleton:
 
 
 def attend(device: Device, rows: Rows, out: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Attention of ``rows`` over one layer's caches, by the operation that their layout and lengths ask for."""
+    """Attention of ``rows`` over one layer's caches; layout and lengths of the rows select the operation."""
     shape = keys.shape[2:]
     if rows.block_tables is None:
         slots = (keys.view(-1, *shape), values.view(-1, *shape))

@@ -1,1 +1,1 @@
-"""The kernels behind Python functions, and how they are built."""
+"""The kernels as Python functions, and their build."""

@@ -1,4 +1,4 @@
-"""Arrays of any library as a kernel sees them: where they lie, their shape and dtype, on which device."""
+"""Arrays of any library in the form that a kernel needs: address, shape, dtype and device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Array:
     """A contiguous array of numpy, torch or CuPy.
 
     Attributes:
-        field: What the caller calls it; errors name it.
+        field: The caller's name of the array, for errors.
         pointer: Its address.
-        shape: Its extents.
-        dtype: Its element type as all three libraries name it: ``float16``, ``bfloat16``, ``int32``, ...
-        nbytes: Its size.
+        shape: Its shape.
+        dtype: Its element type by the name that all three libraries use: ``float16``, ``bfloat16``, ``int32``, ...
+        nbytes: Its size in bytes.
         device: ``cpu``, or ``cuda:`` and a number.
-        owner: The array itself, which keeps the memory.
+        owner: The array itself, which keeps the memory alive.
     """
 
     field: str
@@ -34,10 +34,10 @@ class Array:
     owner: Any
 
     def expect(self, shape: tuple[int | None, ...], *dtypes: str) -> None:
-        """Refuse another shape (``None`` is any extent) or dtype.
+        """Check shape (``None`` matches any extent) and dtype.
 
         Raises:
-            SettingError: Naming the field, what it is and what it should be.
+            SettingError: The shape or dtype differs; names the field, its value and the expected one.
         """
         matches = [wanted in (None, extent) for wanted, extent in zip(shape, self.shape, strict=False)]
         if len(shape) != len(self.shape) or not all(matches):
@@ -48,10 +48,10 @@ class Array:
 
 
 def view(field: str, array: Any) -> Array:
-    """What a kernel needs to know of ``array``, without a copy.
+    """The array's address, shape, dtype and device, without a copy.
 
     Raises:
-        SettingError: If it is no array, or not contiguous.
+        SettingError: ``array`` is not an array, or is not contiguous.
     """
     library = type(array).__module__.partition(".")[0]
     if isinstance(array, np.ndarray):
@@ -73,10 +73,10 @@ def view(field: str, array: Any) -> Array:
 
 
 def views(**arrays: Any) -> tuple[Array, ...]:
-    """:func:`view` of each, all on one device.
+    """:func:`view` of each array; all must be on one device.
 
     Raises:
-        SettingError: As :func:`view`, and if the devices differ.
+        SettingError: As :func:`view`; or the devices differ.
     """
     found = tuple(view(field, array) for field, array in arrays.items())
     for other in found[1:]:

@@ -1,4 +1,4 @@
-"""Writing to a paged KV cache, copying its blocks, and swapping them to and from the host."""
+"""Writes to a paged KV cache, copies of its blocks, and swaps to and from the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arrays import Array, from_host, on_host, view, views
 from .cpu_kernels import Span
 from .launching import kernels_for
 
-#: Threads of a block: a row of 4,096 bytes in one go.
+#: Threads of a block; together they copy a row of 4,096 bytes in one iteration.
 THREADS = 256
 LOAD_BYTES = 16
 
@@ -28,11 +28,11 @@ def reshape_and_cache(
         value: As ``key``.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; changed in place.
         value_cache: As ``key_cache``; changed in place.
-        slot_mapping: int64 ``[tokens]``: ``block * block_size + offset``, or -1 for padding, which is left out.
-        check_ids: Look at every slot first, which waits for the device.
+        slot_mapping: int64 ``[tokens]``: ``block * block_size + offset``, or -1 for padding, which is skipped.
+        check_ids: Check every slot before the launch, which waits for the device.
 
     Raises:
-        SettingError: A shape, dtype, device or (where checked) slot that does not fit.
+        SettingError: A shape, dtype, device or (if checked) slot does not fit.
     """
     key, value, key_cache, value_cache, slot_mapping = views(
         key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slot_mapping
@@ -60,14 +60,14 @@ def copy_blocks(
     """Copy whole blocks within each layer's caches, all layers in one launch.
 
     Args:
-        key_caches: One cache a layer, all alike; changed in place.
+        key_caches: One cache per layer, all with the same shape and dtype; changed in place.
         value_caches: As ``key_caches``.
-        block_mapping: int64 ``[pairs, 2]``: source and destination block. A destination is named once,
-            and is no source.
-        check_ids: Look at every pair first, which waits for the device.
+        block_mapping: int64 ``[pairs, 2]``: source and destination block. A destination occurs once,
+            and is not a source.
+        check_ids: Check every pair before the launch, which waits for the device.
 
     Raises:
-        SettingError: A shape, dtype, device or (where checked) block id that does not fit.
+        SettingError: A shape, dtype, device or (if checked) block id does not fit.
     """
     if not key_caches or len(key_caches) != len(value_caches):
         raise SettingError("key_caches", len(key_caches), f"one a layer, as value_caches ({len(value_caches)})")
@@ -93,19 +93,19 @@ def copy_blocks(
 
 
 def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -> None:
-    """Copy whole blocks between two caches, as between a GPU's and one in host memory (vLLM's swap in and out).
+    """Copy whole blocks between two caches, for example between GPU and host memory (vLLM's swap in and out).
 
-    Blocks that lie side by side in both caches are one copy. The copies go to the caller's current stream; on a GPU
-    they overlap its work where that stream is another than the one that computes, and the host's cache is pinned.
+    Adjacent blocks in both caches are merged into one copy. The copies run on the caller's current stream. On a GPU
+    they overlap computation if another stream computes and the host's cache is pinned.
 
     Args:
         source_cache: ``[num_blocks, ...]``, one layer's keys or values.
-        destination_cache: As ``source_cache``, of any number of blocks; changed in place.
-        block_mapping: int64 ``[pairs, 2]``, on the host: source and destination block. A destination is named once,
-            and within one cache is no source.
+        destination_cache: As ``source_cache``, with any number of blocks; changed in place.
+        block_mapping: int64 ``[pairs, 2]``, on the host: source and destination block. A destination occurs once,
+            and within one cache is not a source.
 
     Raises:
-        SettingError: A shape, dtype, device or block id that does not fit; host memory that is not pinned.
+        SettingError: A shape, dtype, device or block id does not fit, or host memory is not pinned.
     """
     source_cache = view("source_cache", source_cache)
     destination_cache = view("destination_cache", destination_cache)
@@ -123,7 +123,7 @@ def swap_blocks(source_cache: Any, destination_cache: Any, block_mapping: Any) -
 
 
 def _spans(pairs: np.ndarray, block_bytes: int) -> list[Span]:
-    """Runs of pairs in which both blocks follow on, as byte offsets and sizes; their order does not matter."""
+    """Runs of pairs that are consecutive in both caches, as byte offsets and sizes; the order of the pairs does not matter."""
     ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
     breaks = np.flatnonzero((np.diff(ordered, axis=0) != 1).any(axis=1)) + 1
     runs = np.split(ordered, breaks) if len(ordered) else []
@@ -131,7 +131,7 @@ def _spans(pairs: np.ndarray, block_bytes: int) -> list[Span]:
 
 
 def _loads(what: str, cache: Array, parts: int) -> int:
-    """16-byte loads of one of the cache's equal parts."""
+    """Number of 16-byte loads in one of ``parts`` equal parts of the cache."""
     part_bytes = cache.nbytes // max(1, parts)
     if part_bytes % LOAD_BYTES:
         raise SettingError(f"{cache.field}, bytes of a {what}", part_bytes, f"must be a multiple of {LOAD_BYTES}")
@@ -139,7 +139,7 @@ def _loads(what: str, cache: Array, parts: int) -> int:
 
 
 def _check_range(field: str, ids: np.ndarray, lowest: int, end: int | list[int]) -> None:
-    """Every id from ``lowest`` up to its column's ``end``."""
+    """Check that every id is at least ``lowest`` and below its column's ``end``."""
     ends = np.broadcast_to(end, ids.shape)
     for place in map(tuple, np.argwhere((ids < lowest) | (ids >= ends))[:1]):
         where = ", ".join(map(str, place))

@@ -1,4 +1,4 @@
-"""What the attention functions check alike. Each refuses with one :class:`SettingError` that names the field."""
+"""Shared argument checks of the attention functions. Each raises one :class:`SettingError` that names the field."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_BLOCK_SIZE = 4096
 
 
 def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots: int | None) -> None:
-    """Shapes and dtypes of queries ``[any, num_heads, head_dim]`` and caches ``[*slots, num_kv_heads, head_dim]``.
+    """Check shapes and dtypes of queries ``[any, num_heads, head_dim]`` and caches ``[*slots, num_kv_heads, head_dim]``.
 
     Raises:
-        SettingError: A shape or dtype does not fit; ``num_heads`` is no multiple of ``num_kv_heads``; an array does
-            not begin at a multiple of 16 bytes, the size that the kernels read at once.
+        SettingError: A shape or dtype does not fit; ``num_heads`` is not a multiple of ``num_kv_heads``; or the address of an
+            array is not a multiple of 16 bytes, the size of the kernels' loads.
     """
     query.expect((None, None, None), *source.SCALARS)
     _, num_heads, head_dim = query.shape
@@ -34,7 +34,7 @@ def heads(query: Array, out: Array, key_cache: Array, value_cache: Array, *slots
 
 
 def limit(field: str, value: int) -> None:
-    """A length that no sequence exceeds, such as ``max_context_len``.
+    """Check an upper bound of lengths, for example ``max_context_len``.
 
     Raises:
         SettingError: It is negative.
@@ -44,20 +44,20 @@ def limit(field: str, value: int) -> None:
 
 
 def block_size(value: int) -> None:
-    """Tokens of a block.
+    """Check the tokens of a block.
 
     Raises:
-        SettingError: Not 1 to 4096.
+        SettingError: The value is not in 1 to 4096.
     """
     if not 1 <= value <= MAX_BLOCK_SIZE:
         raise SettingError("block_size", value, f"must be from 1 to {MAX_BLOCK_SIZE}")
 
 
 def tables(block_tables: Array, batch: int, block_size: int, max_context_len: int) -> None:
-    """Shape and dtype of the tables, which must have room for the longest sequence.
+    """Check shape and dtype of the block tables, which must have room for the longest sequence.
 
     Raises:
-        SettingError: One that does not fit.
+        SettingError: The shape or dtype does not fit.
     """
     block_tables.expect((batch, None), "int32")
     room = block_tables.shape[1] * block_size
@@ -66,10 +66,10 @@ def tables(block_tables: Array, batch: int, block_size: int, max_context_len: in
 
 
 def lengths(field: str, values: np.ndarray, limit_field: str, most: int) -> None:
-    """Tokens a sequence, on the host.
+    """Check the number of tokens of each sequence, on the host.
 
     Raises:
-        SettingError: The first that is out of range.
+        SettingError: A length is out of range; names the first one.
     """
     for sequence in np.flatnonzero((values < 0) | (values > most))[:1]:
         remedy = f"must be from 0 to {limit_field} = {most}"
@@ -77,10 +77,10 @@ def lengths(field: str, values: np.ndarray, limit_field: str, most: int) -> None
 
 
 def block_ids(block_tables: Array, context_lens: np.ndarray, block_size: int, num_blocks: int) -> None:
-    """Every block id that a sequence uses; waits for the device.
+    """Check every block id that a sequence uses; waits for the device.
 
     Raises:
-        SettingError: The first that is not in the cache.
+        SettingError: A block id is not in the cache; names the first one.
     """
     ids = on_host(block_tables)
     used = np.arange(ids.shape[1]) < -(-context_lens[:, None] // block_size)

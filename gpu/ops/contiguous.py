@@ -1,7 +1,7 @@
-"""Decode attention over a contiguous KV cache, in which a sequence's tokens lie one after the other.
+"""Decode attention over a contiguous KV cache, in which the tokens of a sequence occupy consecutive slots.
 
-What static batching and reserving allocators run. The kernel is that of :mod:`paged_attention`; only the rule of a
-token's slot differs, so a difference in speed is the block table's.
+Static batching and reserving allocators use this layout. The kernel is that of :mod:`paged_attention` with another
+rule for a token's slot, so a difference in speed is due to the block table.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def forward(
     *,
     check_ids: bool = False,
 ) -> Any:
-    """Attention of one new token a sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
+    """Attention of one new token per sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
 
     Args:
         query: ``[batch, num_heads, head_dim]``, float16, bfloat16 or float32; a torch tensor, CuPy or numpy array.
         key_cache: ``[num_slots, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a multiple of
             ``num_kv_heads`` (MHA, GQA and MQA).
         value_cache: As ``key_cache``.
-        slot_starts: int64 ``[batch]``: the slot of each sequence's first token; token i lies i slots further.
-        context_lens: int32 ``[batch]``, in tokens; a sequence of none gives zeros.
-        max_context_len: No context is longer. Work is split by it.
-        check_ids: Look at every slot and context length first, which waits for the device.
+        slot_starts: int64 ``[batch]``: the slot of each sequence's first token; token i is i slots further.
+        context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
+        max_context_len: Upper bound of the context lengths; it determines how the work is split.
+        check_ids: Check every slot and context length before the launch, which waits for the device.
 
     Returns:
         A new array like ``query``.
 
     Raises:
-        SettingError: A shape, dtype, device or (where checked) slot or length that does not fit.
+        SettingError: A shape, dtype, device or (if checked) slot or length does not fit.
     """
     (like,) = views(query=query)
     out = empty("out", like.shape, like.dtype, like)
@@ -87,10 +87,10 @@ def checked(
     context_lens: Array,
     max_context_len: int,
 ) -> Decode:
-    """The call with these arguments of :func:`forward`.
+    """The checked call with the arguments of :func:`forward`.
 
     Raises:
-        SettingError: A shape or dtype that does not fit.
+        SettingError: A shape or dtype does not fit.
     """
     checks.heads(query, out, key_cache, value_cache, None)
     checks.limit("max_context_len", max_context_len)

@@ -1,7 +1,7 @@
-"""The kernels on the CPU: the text that NVRTC compiles for a GPU, built by g++ behind ``kernels/cpu/shim.h``.
+"""The kernels on the CPU: the source that NVRTC compiles for a GPU, built by g++ with ``kernels/cpu/shim.h``.
 
-It is slow, and meant to be: a barrier that is missing, a wild block id or a copy that is not waited for shows here,
-on a machine without a GPU.
+The build is slow because it checks for errors. It detects a missing barrier, an invalid block id and a copy that is not
+waited for, on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from ...sim.types.errors import KernelFault, UserError
 from .arrays import Array
 from .source import KERNELS, Kernel, inlined
 
-#: What a kernel takes: an array, or a numpy scalar of the parameter's size.
+#: A kernel argument: an array, or a numpy scalar of the parameter's size.
 Argument = Array | np.generic
 Extent = tuple[int, int, int]
-#: Bytes to copy: where from and where to, as offsets, and how many.
+#: Bytes to copy: source offset, destination offset, and size.
 Span = tuple[int, int, int]
 
-# Kernels read 16 bytes as scalars of another type, as CUDA allows; no contraction, so that machines agree.
+# Kernels read 16 bytes as scalars of another type, as CUDA allows; without contraction all machines give equal results.
 _FLAGS = (
     "-std=c++17",
-    "-O1",  # most of the time goes into building
+    "-O1",  # most of the time is build time
     "-fPIC",
     "-shared",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
-    "-Wno-unknown-pragmas",  # unroll
+    "-Wno-unknown-pragmas",  # the unroll pragma
 )
 _MESSAGE_BYTES = 512
-#: Set to build with AddressSanitizer and UndefinedBehaviorSanitizer; see :mod:`sanitize`.
+#: Environment variable that enables AddressSanitizer and UndefinedBehaviorSanitizer; see :mod:`sanitize`.
 SANITIZE = "FRAGMETER_SANITIZE"
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 
@@ -70,7 +70,7 @@ class CpuKernels:
     """Launches kernels on the CPU.
 
     Attributes:
-        seed: Of the order in which the threads of a block run.
+        seed: Seed of the order in which the threads of a block run.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -78,7 +78,7 @@ class CpuKernels:
 
     @staticmethod
     def places(kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """As many as an A100 has, by threads and shared memory, so that the same partitions are run."""
+        """The capacity of an A100 by threads and shared memory, so that work is split into the same partitions."""
         return 108 * min(2048 // threads, 164 * 1024 // (shared_bytes + 1024))
 
     def launch(
@@ -90,10 +90,10 @@ class CpuKernels:
         touched: Sequence[Array] = (),
         shared_bytes: int = 0,
     ) -> None:
-        """Run the grid to its end.
+        """Run the grid to completion.
 
         Args:
-            kernel: What to run; it is built at first use.
+            kernel: The kernel, built at first use.
             grid: Blocks, x y z.
             block: Threads of a block, x y z.
             arguments: In the kernel's order.
@@ -101,7 +101,7 @@ class CpuKernels:
             shared_bytes: Dynamic shared memory.
 
         Raises:
-            KernelFault: A deadlock, or a 16-byte access that a GPU would not survive.
+            KernelFault: A deadlock, or a 16-byte access that would fault on a GPU.
             UserError: There is no compiler.
         """
         arrays = [argument for argument in (*arguments, *touched) if isinstance(argument, Array)]
@@ -163,13 +163,13 @@ def _flags() -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept, by the hash of what they are built from."""
+    """Folder of built kernels, by the hash of their sources and build options."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fragmeter" / "kernels"
 
 
 def compiler() -> str | None:
-    """The C++ compiler's path: ``$CXX``, or g++; None where there is none."""
+    """The C++ compiler's path: ``$CXX``, or g++; None if neither exists."""
     return shutil.which(os.environ.get("CXX") or "g++")
 
 
@@ -179,9 +179,9 @@ def _shim() -> str:
 
 
 def _header(found: str) -> Path:
-    """The shim as a header that this compiler has read before: half of a small kernel's time goes into that.
+    """The shim as a precompiled header: parsing it is half of a small kernel's build time.
 
-    Beside the header lies what was read. A compiler that cannot use it reads the header itself.
+    The precompiled header lies beside the plain one. A compiler that cannot use it reads the plain header.
     """
     name = hashlib.sha256("\0".join((found, _shim(), *_flags())).encode()).hexdigest()
     header = cache_folder() / name / "shim.h"
@@ -209,5 +209,5 @@ def _compile(kernel: Kernel, text: str, library: Path) -> None:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             raise KernelFault(f"{kernel.expression}: {(errors or ['the compiler failed'])[0]}")
-        # Whole or not at all: two processes may build the same kernel.
+        # The replacement is atomic: two processes may build the same kernel.
         target.replace(library)

@@ -16,7 +16,7 @@ from .arrays import Array
 from .cpu_kernels import Argument, Extent, Span
 from .source import Kernel
 
-#: Dynamic shared memory that a kernel may have unasked (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
+#: Dynamic shared memory that a kernel may use without an opt-in (CUDA's cudaFuncAttributeMaxDynamicSharedMemorySize).
 UNASKED_SHARED_BYTES = 48 * 1024
 
 
@@ -31,7 +31,7 @@ class _Stream:
 
 
 class CudaKernels:
-    """Launches kernels on one CUDA device, on the stream that is current when asked.
+    """Launches kernels on one CUDA device, on the stream that is current at the launch.
 
     Raises:
         MissingExtra: CuPy is not installed.
@@ -56,7 +56,7 @@ class CudaKernels:
         touched: Sequence[Array] = (),
         shared_bytes: int = 0,
     ) -> None:
-        """Start the grid; the first launch of a kernel compiles it, so do that before a graph is captured."""
+        """Start the grid. The first launch of a kernel compiles it, so launch it once before a graph capture."""
         values = tuple(np.uint64(one.pointer) if isinstance(one, Array) else one for one in arguments)
         if 0 in grid:
             return
@@ -64,15 +64,15 @@ class CudaKernels:
             self._function(kernel, shared_bytes)(grid, block, values, shared_mem=shared_bytes)
 
     def load(self, kernel: Kernel) -> Any:
-        """The kernel as CuPy's function, compiled where it never was."""
+        """The kernel as CuPy's function, compiled if needed."""
         with self._cupy.cuda.Device(self._device):
             return self._function(kernel, 0)
 
     def copy(self, source: Array, destination: Array, spans: Iterable[Span]) -> None:
-        """Copy bytes between two arrays, of which one may be in pinned memory of the host.
+        """Copy bytes between two arrays; one may be in pinned host memory.
 
         Raises:
-            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
+            SettingError: The arrays are on two GPUs, or host memory is not pinned.
         """
         runtime = self._cupy.cuda.runtime
         with self._cupy.cuda.Device(self._device):
@@ -89,7 +89,7 @@ class CudaKernels:
         if not array.nbytes:
             return
         runtime = self._cupy.cuda.runtime
-        # The host would wait for every copy from memory that can be paged out.
+        # A copy from pageable memory would block the host.
         if runtime.pointerGetAttributes(array.pointer).type == runtime.memoryTypeUnregistered:
             remedy = "must be pinned (torch: pin_memory=True; numpy: cupyx.empty_pinned)"
             raise SettingError(array.field, "pageable memory", remedy)
@@ -100,19 +100,19 @@ class CudaKernels:
         if shared_bytes > UNASKED_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = shared_bytes
         if shared_bytes:
-            # As many blocks as fit, at the cost of the L1 cache: what comes by cp.async passes it by.
+            # Maximises the number of resident blocks at the cost of the L1 cache, which cp.async bypasses.
             function.preferred_shared_memory_carveout = 100
         return function
 
     def _places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """As CUDA counts them, by registers too."""
+        """Number of resident blocks that CUDA computes, which includes the limit by registers."""
         with self._cupy.cuda.Device(self._device):
             function = self._function(kernel, shared_bytes).kernel.ptr
             occupancy = self._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
             return self._multiprocessors * occupancy(function, threads, shared_bytes)
 
     def _stream(self, arguments: Iterable[Argument]) -> Any:
-        """torch's current stream where the arrays are torch's: CuPy knows only its own."""
+        """torch's current stream for torch arrays, since CuPy knows only its own streams."""
         torch = sys.modules.get("torch")
         owners = (argument.owner for argument in arguments if isinstance(argument, Array))
         if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):

@@ -17,7 +17,7 @@ class Kernels(Protocol):
     """Launches kernels on one device."""
 
     def places(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """Blocks of a kernel that the device holds at a time, of so many threads and so much dynamic shared memory."""
+        """Number of resident blocks of a kernel on the device, given threads and dynamic shared memory of a block."""
 
     def launch(
         self,
@@ -31,8 +31,8 @@ class Kernels(Protocol):
         """Start the grid on the caller's stream.
 
         Args:
-            kernel: What to run.
-            grid: Blocks, x y z; none where an extent is zero.
+            kernel: The kernel.
+            grid: Blocks, x y z; nothing runs if an extent is zero.
             block: Threads of a block, x y z.
             arguments: In the kernel's order.
             touched: Arrays that the kernel reaches by addresses in memory.
@@ -43,16 +43,16 @@ class Kernels(Protocol):
         """Copy bytes between two arrays, of which one may be on the host, on the caller's stream.
 
         Raises:
-            SettingError: The arrays lie on two GPUs, or host memory is not pinned.
+            SettingError: The arrays are on two GPUs, or host memory is not pinned.
         """
 
 
 def kernels_for(array: Array) -> Kernels:
-    """The kernels of the device that ``array`` lies on.
+    """The kernels of the array's device.
 
     Raises:
-        SettingError: It is neither the CPU nor a CUDA device.
-        MissingExtra: It is a CUDA device, and CuPy is not installed.
+        SettingError: The device is neither the CPU nor a CUDA device.
+        MissingExtra: The device is a CUDA device, and CuPy is not installed.
     """
     kind, _, number = array.device.partition(":")
     if kind == "cpu":

@@ -1,4 +1,4 @@
-"""Decode attention over a paged KV cache: the kernels behind one function.
+"""Decode attention over a paged KV cache: one function for all kernels.
 
 GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernels. No GPU has run this code yet.
 """
@@ -16,11 +16,12 @@ from . import checks, source
 from .arrays import Array, empty, on_host, views
 from .launching import Kernels, kernels_for
 
-#: Of a block.
+#: Threads of a block.
 THREADS = 32 * source.DECODE_WARPS
-#: A partition is worth its merge from here on, and no longer than this: a long sequence must not keep a block alone.
+#: Size limits of a partition: below the minimum its merge costs too much, and above the maximum one long sequence would
+#: occupy a block alone.
 MIN_PARTITION_TOKENS, MAX_PARTITION_TOKENS = 256, 2048
-#: What a block's beginning and end take, in tokens: the first look into the table, the first copies, the merge.
+#: Fixed cost of a block, in tokens: the first block table lookup, the first copies, the merge.
 PARTITION_OVERHEAD_TOKENS = 64
 
 
@@ -35,7 +36,7 @@ def forward(
     *,
     check_ids: bool = False,
 ) -> Any:
-    """Attention of one new token a sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
+    """Attention of one new token per sequence over its cached tokens, softmax scale ``1 / sqrt(head_dim)``.
 
     Args:
         query: ``[batch, num_heads, head_dim]``, float16, bfloat16 or float32; a torch tensor, CuPy or numpy array.
@@ -43,16 +44,16 @@ def forward(
             multiple of ``num_kv_heads`` (MHA, GQA and MQA).
         value_cache: As ``key_cache``.
         block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
-        context_lens: int32 ``[batch]``, in tokens; a sequence of none gives zeros.
+        context_lens: int32 ``[batch]``, in tokens; a sequence of length 0 gives zeros.
         block_size: Tokens of a block, 1 to 4096.
-        max_context_len: No context is longer. Work is split by it.
-        check_ids: Look at every block id and context length first, which waits for the device.
+        max_context_len: Upper bound of the context lengths; it determines how the work is split.
+        check_ids: Check every block id and context length before the launch, which waits for the device.
 
     Returns:
         A new array like ``query``.
 
     Raises:
-        SettingError: A shape, dtype, device or (where checked) block id or length that does not fit.
+        SettingError: A shape, dtype, device or (if checked) block id or length does not fit.
     """
     (like,) = views(query=query)
     out = empty("out", like.shape, like.dtype, like)
@@ -109,10 +110,10 @@ def checked(
     block_size: int,
     max_context_len: int,
 ) -> Decode:
-    """The call with these arguments of :func:`forward`.
+    """The checked call with the arguments of :func:`forward`.
 
     Raises:
-        SettingError: A shape or dtype that does not fit.
+        SettingError: A shape or dtype does not fit.
     """
     checks.block_size(block_size)
     checks.heads(query, out, key_cache, value_cache, None, block_size)
@@ -125,12 +126,12 @@ def checked(
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How the kernel finds the slots of a sequence's tokens.
+    """The rule by which the kernel finds the slots of a sequence's tokens.
 
     Attributes:
         rule: The kernel's type.
-        ids: ``[batch, ids of a sequence]``, or ``[batch]`` with one each.
-        block_size: Tokens that an id stands for.
+        ids: ``[batch, ids of a sequence]``, or ``[batch]`` with one id each.
+        block_size: Tokens per id.
     """
 
     rule: str
@@ -144,7 +145,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A call of the decode kernels, checked; caches are ``[..., num_kv_heads, head_dim]``."""
+    """A checked call of the decode kernels; caches are ``[..., num_kv_heads, head_dim]``."""
 
     query: Array
     out: Array
@@ -160,7 +161,7 @@ class Decode:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.query.shape[1] // self.kv_heads
 
     def run(self, kernels: Kernels, partition_tokens: int | None = None) -> None:
@@ -204,17 +205,17 @@ class Decode:
             )
 
 
-@functools.lru_cache(256)  # the layers of a step ask the same
+@functools.lru_cache(256)  # all layers of a step have the same arguments
 def partition_size(max_context_len: int, columns: int, places: int) -> int:
-    """Tokens of a partition, so that the blocks fill the device a whole number of times, as nearly as can be.
+    """Tokens of a partition, chosen so that the blocks fill the device a whole number of times, as nearly as possible.
 
-    Lengths are on the device and not known here: every sequence counts as the longest. Where many are shorter, their
-    blocks end at once and others take their places, none of them longer than :data:`MAX_PARTITION_TOKENS`.
+    Context lengths are on the device and unknown here, so every sequence counts as the longest. Blocks of shorter
+    sequences end early and other blocks replace them; no block has more tokens than :data:`MAX_PARTITION_TOKENS`.
 
     Args:
-        max_context_len: Of the longest sequence, in tokens.
-        columns: Sequences x blocks of heads, each to be cut into partitions.
-        places: Blocks that the device holds at a time.
+        max_context_len: Length of the longest sequence, in tokens.
+        columns: Sequences x blocks of heads; each is split into partitions.
+        places: Number of resident blocks of the device.
     """
 
     def duration(tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Prefill attention over a paged KV cache: many new tokens a sequence, causal, over what the cache holds of it.
+"""Prefill attention over a paged KV cache: causal attention of many new tokens per sequence over its cached tokens.
 
 GPU arrays run on their GPU, CPU arrays through the CPU build of the same kernel. No GPU has run this code yet.
 """
@@ -34,29 +34,29 @@ def forward(
 ) -> Any:
     """Causal attention of each sequence's new tokens over all of its tokens, softmax scale ``1 / sqrt(head_dim)``.
 
-    The new tokens are the sequence's last ones and lie in the cache already: new token i of q sees the first
-    ``context - q + i + 1``.
+    The new tokens are the sequence's last ones and are already in the cache: new token i of q attends to the first
+    ``context - q + i + 1`` tokens.
 
     Args:
-        query: ``[tokens, num_heads, head_dim]``, the new tokens of all sequences one after the other; float16,
+        query: ``[tokens, num_heads, head_dim]``, the new tokens of all sequences, concatenated; float16,
             bfloat16 or float32; a torch tensor, CuPy or numpy array.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, as ``value_cache``; ``num_heads`` is a
             multiple of ``num_kv_heads`` (MHA, GQA and MQA).
         value_cache: As ``key_cache``.
         block_tables: int32 ``[batch, max_blocks_per_seq]``; entries past a sequence's end are not read.
-        query_start_loc: int32 ``[batch + 1]``: where in ``query`` each sequence's new tokens begin, from 0 to
+        query_start_loc: int32 ``[batch + 1]``: index in ``query`` of each sequence's first new token, from 0 to
             ``tokens``; a sequence may have none.
-        context_lens: int32 ``[batch]``, in tokens, the new ones included.
+        context_lens: int32 ``[batch]``, in tokens, including the new ones.
         block_size: Tokens of a block, 1 to 4096.
-        max_query_len: No sequence has more new tokens; later ones would not be computed.
-        max_context_len: No context is longer.
-        check_ids: Look at every block id and length first, which waits for the device.
+        max_query_len: Upper bound of the new tokens of a sequence; tokens beyond it are not computed.
+        max_context_len: Upper bound of the context lengths.
+        check_ids: Check every block id and length before the launch, which waits for the device.
 
     Returns:
         A new array like ``query``.
 
     Raises:
-        SettingError: A shape, dtype, device or (where checked) block id or length that does not fit.
+        SettingError: A shape, dtype, device or (if checked) block id or length does not fit.
     """
     (like,) = views(query=query)
     out = empty("out", like.shape, like.dtype, like)
@@ -124,10 +124,10 @@ class Call:
     max_context_len: int
 
     def check(self) -> None:
-        """Shapes and dtypes.
+        """Check shapes and dtypes.
 
         Raises:
-            SettingError: One that does not fit.
+            SettingError: A shape or dtype does not fit.
         """
         batch = self.block_tables.shape[0] if self.block_tables.shape else 0
         checks.block_size(self.block_size)
@@ -139,10 +139,10 @@ class Call:
         self.context_lens.expect((batch,), "int32")
 
     def check_ids(self) -> None:
-        """Every length, and every block id that a sequence uses.
+        """Check every length, and every block id that a sequence uses.
 
         Raises:
-            SettingError: The first that is out of range.
+            SettingError: A value is out of range; names the first one.
         """
         starts, contexts = on_host(self.query_start_loc), on_host(self.context_lens)
         tokens = self.query.shape[0]
@@ -207,9 +207,9 @@ class Call:
 
 
 def partition_size(max_context_len: int, columns: int, places: int) -> int:
-    """Tokens of a partition: all of a context where the ``columns`` (tiles of rows) fill half of the device's places.
+    """Tokens of a partition: the whole context if the ``columns`` (tiles of rows) fill half of the device's ``places``.
 
-    Few new tokens over a long context would leave most of the device idle, and are split as decoding is.
+    Few new tokens over a long context would leave most of the device idle. They are split like decodes.
     """
     if 2 * columns >= places:
         return max(1, max_context_len)
@@ -218,11 +218,11 @@ def partition_size(max_context_len: int, columns: int, places: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a block of threads works on at a time; ``prefill.cu`` has the same.
+    """The work of a block of threads at a time; ``prefill.cu`` defines the same values.
 
     Attributes:
-        rows: Rows of queries: new tokens times query heads of a KV head.
-        shared_bytes: Its dynamic shared memory.
+        rows: Rows of queries: new tokens times query heads per KV head.
+        shared_bytes: Dynamic shared memory in bytes.
     """
 
     rows: int

@@ -1,6 +1,7 @@
-"""The kernels' source: one text a kernel, with the project's own headers written into it.
+"""The kernels' source: one text per kernel, with the project's own headers inlined.
 
-CuPy's disk cache and the cache of CPU builds go by the text that is compiled; an included file would escape them.
+CuPy's disk cache and the cache of CPU builds use the compiled text as key; they would not notice changes of an included
+file.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from pathlib import Path
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 _INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$')
-#: The C++ type of a cache's dtype.
+#: The C++ type of each cache dtype.
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
-#: Where a token's slot is looked up: in a block table, or counted from the sequence's first one.
+#: Rules for a token's slot: from a block table, or relative to the sequence's first slot.
 SLOT_RULES = ("PagedSlots", "ContiguousSlots")
 #: Warps of a block of the decode kernel.
 DECODE_WARPS = 4
-#: Query heads that a block can serve; larger groups take several blocks. Of 16-bit types 8 and 16 go to tensor cores.
+#: Query heads that a block can serve; larger groups use several blocks. 16-bit types use tensor cores for 8 and 16.
 GROUP_TILES = {"float16": (1, 2, 8, 16), "bfloat16": (1, 2, 8, 16), "float32": (1, 2, 4, 8)}
 
 
@@ -28,8 +29,8 @@ class Kernel:
     """One kernel instance.
 
     Attributes:
-        text: The whole source that it is compiled from.
-        expression: Its name in C++, template arguments and all.
+        text: The complete source text.
+        expression: Its C++ name with template arguments.
     """
 
     text: str
@@ -38,13 +39,13 @@ class Kernel:
 
 @functools.cache
 def inlined(path: Path) -> str:
-    """The text of a source file, each header of the project in place of its first ``#include``."""
+    """The text of a source file, with each header of the project in place of its first ``#include``."""
     return "\n".join(_lines(path, set())) + "\n"
 
 
 def _lines(path: Path, seen: set[Path]) -> list[str]:
     seen.add(path)
-    # Compilers name the file that a person would open.
+    # Compiler messages then name the original file.
     lines = [f'#line 1 "{path.name}"']
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         include = _INCLUDE.match(line)
@@ -59,18 +60,18 @@ def _lines(path: Path, seen: set[Path]) -> list[str]:
 
 
 def decode_attention(dtype: str, head_dim: int, group: int, slots: str = "PagedSlots") -> Kernel:
-    """Attention of ``group`` query heads a KV head; ``slots`` is one of :data:`SLOT_RULES`."""
+    """Attention of ``group`` query heads per KV head; ``slots`` is one of :data:`SLOT_RULES`."""
     return attention(f"decode_attention<{SCALARS[dtype]}, {head_dim}, {group_tile(dtype, group)}, {slots}>")
 
 
 def group_tile(dtype: str, group: int) -> int:
-    """Query heads that one block serves, of ``group`` a KV head."""
+    """Query heads that one block serves, for ``group`` query heads per KV head."""
     tiles = GROUP_TILES[dtype]
     return next((tile for tile in tiles if tile >= group), tiles[-1])
 
 
 def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
-    """Dynamic shared memory of a block of :func:`decode_attention`: its warps' rings, or what they hand in."""
+    """Dynamic shared memory of a block of :func:`decode_attention`: the ring buffers of its warps, or their results."""
     tile = group_tile(dtype, group)
     if dtype != "float32" and tile >= 8:
         stage = DECODE_WARPS * 16 * 2 * head_dim * 2  # keys and values of 16 tokens
@@ -81,7 +82,7 @@ def decode_shared_bytes(dtype: str, head_dim: int, group: int) -> int:
 
 
 def merge_partitions(dtype: str, head_dim: int) -> Kernel:
-    """What brings the partitions of :func:`decode_attention` together."""
+    """The kernel that merges the partitions of :func:`decode_attention`."""
     return attention(f"merge_partitions<{SCALARS[dtype]}, {head_dim}>")
 
 
@@ -91,12 +92,12 @@ def prefill_attention(dtype: str, head_dim: int) -> Kernel:
 
 
 def merge_prefill(dtype: str, head_dim: int) -> Kernel:
-    """What brings the partitions of :func:`prefill_attention` together."""
+    """The kernel that merges the partitions of :func:`prefill_attention`."""
     return Kernel(inlined(KERNELS / "prefill.cu"), f"merge_prefill<{SCALARS[dtype]}, {head_dim}>")
 
 
 def plain(name: str) -> Kernel:
-    """A kernel without templates, in a file of its name."""
+    """A kernel without templates, in the file of its name."""
     return Kernel(inlined(KERNELS / f"{name}.cu"), name)
 
 

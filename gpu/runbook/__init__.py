@@ -1,1 +1,1 @@
-"""The whole GPU day in one command."""
+"""The GPU day: all GPU checks and measurements in one command."""

@@ -1,8 +1,9 @@
-"""The whole GPU day in one command: ``python -m fragmeter.gpu.runbook --device cuda --out DIR``.
+"""All GPU checks and measurements in one command: ``python -m fragmeter.gpu.runbook --device cuda --out DIR``.
 
-Each part is a process of its own, with a budget of seconds: one that fails, hangs or breaks its CUDA context is
-written down, and the rest goes on. What a part finds lies in a JSON file as soon as the part is over; ``run.json``
-says how each went, and ``summary.md`` tells it all. With ``--device cpu`` the same parts run small, without a GPU.
+Each part runs in a process of its own with a time budget in seconds. A part that fails, hangs or breaks its CUDA context
+is recorded, and the other parts still run. The results of a part are in a JSON file as soon as the part ends; ``run.json``
+has the state of each part, and ``summary.md`` summarises all results. With ``--device cpu`` the same parts run at a
+small size, without a GPU.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from ...sim.types.errors import SettingError, UserError
 from ..devices import devices, program
 from .summary import summary
 
-#: What is calibrated and validated: of a size that every A100 has room for, and one for a core of a CPU.
+#: Models to calibrate and validate: one that fits every A100, and one for a single CPU core.
 MODELS = {"cuda": "llama-3.1-8b", "cpu": "toy-llama"}
-#: Of each part on a CPU, which may have much else to do.
+#: Budget of each part on a CPU, which may be under other load.
 CPU_BUDGET_S = 600
-#: Where each program is that measures.
+#: Modules of the measuring programs.
 _PROGRAMS = {
     "modules": "check.modules",
     "grid": "check.grid",
@@ -49,11 +50,11 @@ class Part:
     """One part.
 
     Attributes:
-        name: Of the part and its log.
-        program: What Python runs; ``{out}`` is the folder.
-        files: What it leaves there.
-        budget_s: After so many seconds it is stopped.
-        reason: Why it is left out on this device; None where it runs.
+        name: Name of the part and its log.
+        program: Arguments of the Python interpreter; ``{out}`` is the folder.
+        files: Output files in that folder.
+        budget_s: Time in seconds after which the part is stopped.
+        reason: Reason why the part does not run on this device; None if it runs.
     """
 
     name: str
@@ -63,15 +64,15 @@ class Part:
     reason: str | None = None
 
     def tokens(self, out: Path) -> list[str]:
-        """Python's command line."""
+        """Arguments of the Python interpreter, with the folder in place of ``{out}``."""
         return [token.replace("{out}", str(out)) for token in self.program]
 
 
 def parts_for(device: str, model: str | None = None, only: Sequence[str] | None = None) -> list[Part]:
-    """The parts for a device, or those of them that are asked for.
+    """The parts for a device, or the requested ones among them.
 
     Raises:
-        SettingError: Asked for one that is not there, or for no device that could be measured.
+        SettingError: A requested part does not exist, or the device cannot be measured.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise SettingError("device", device, "must be cpu, cuda, or cuda: and a number")
@@ -100,7 +101,7 @@ def _on_gpu(device: str, model: str) -> list[Part]:
 
 
 def _on_cpu(device: str, model: str) -> list[Part]:
-    """The same, small; the kernels' own source in its CPU build."""
+    """The same parts at a small size, with the kernels' CPU build."""
     few = ("--subset", "--dtype", "float16", "--head-dim", "64")
     parts = [
         _doctor(),
@@ -122,7 +123,7 @@ def _doctor() -> Part:
 
 
 def _record(window: str) -> Part:
-    """Preemptions, swaps both ways, copies on write and shuffled ids are in the window."""
+    """The window contains preemptions, swaps in both directions, copies on write and shuffled ids."""
     load = ("--policy", "vllm-v0", "--n", "2", "--request-rate", "4", "--num-prompts", "40")
     pool = ("--num-gpu-blocks-override", "300", "--preemption-mode", "swap")
     plan = ("--record-plan", "{out}/plan.npz", "--record-steps", window, "--shuffle-ids")
@@ -130,7 +131,7 @@ def _record(window: str) -> Part:
 
 
 def _replay(device: str, model: str, every: int) -> Part:
-    """Attention over the simulator's own tables, against what its sequences hold."""
+    """Attention over the simulator's own block tables, compared with the sequences' actual tokens."""
     how = ("--plan", "{out}/plan.npz", "--check", "--every", str(every), "--device", device, "--model", model)
     return _verb("replay", *how, verb="validate", budget_s=40)
 
@@ -148,14 +149,14 @@ def _validate(device: str, model: str, *more: str) -> Part:
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:
-    """A command of the command line; the part's file is its JSON output."""
+    """A part that runs a command of the command line; its file is the JSON output."""
     result = f"{name}.json"
     program = ("-m", "fragmeter", verb or name, *flags, "--json", f"{{out}}/{result}")
     return Part(name, program, (result, *files), budget_s)
 
 
 def _measuring(name: str, device: str, *more: str, budget_s: float = 60) -> Part:
-    """A program of this package that writes one file."""
+    """A part that runs a program of this package, which writes one file."""
     program = ("-m", f"fragmeter.gpu.{_PROGRAMS[name]}", "--device", device, *more, "--json", f"{{out}}/{name}.json")
     return Part(name, program, (f"{name}.json",), budget_s)
 
@@ -166,14 +167,14 @@ State = Literal["done", "failed", "over budget", "left out"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a part went.
+    """The outcome of a part.
 
     Attributes:
-        name: Of the part.
-        state: ``failed`` also where a check did not pass; ``left out`` where it cannot run on this device.
-        seconds: What it took.
-        error: One line; None where it is done.
-        files: What it wrote, beside its log.
+        name: Name of the part.
+        state: ``failed`` also if a check did not pass; ``left out`` if the part cannot run on this device.
+        seconds: Run time.
+        error: One line; None if the part is done.
+        files: Files written, besides the log.
     """
 
     name: str
@@ -186,11 +187,11 @@ class Outcome:
 def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
     """Run the parts in order and keep ``run.json`` and ``summary.md`` up to date.
 
-    What a part leaves of its budget the next one may use: all take no longer than their budgets together.
-    Outcomes of parts that an earlier run left in ``out`` stay where they are not run again.
+    A part may use the budget that earlier parts left over, so the total time does not exceed the sum of the budgets.
+    Outcomes of parts that an earlier run left in ``out`` are kept, unless the part runs again.
 
     Raises:
-        UserError: ``out`` takes no files.
+        UserError: ``out`` is not writable.
     """
     outcomes, saved_s = _earlier(out), 0.0
     check_folder(out, _folder_kind(parts, outcomes.values()))
@@ -209,7 +210,7 @@ def play(parts: Sequence[Part], out: Path, device: str) -> list[Outcome]:
 
 
 def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKind:
-    """The folder of ``--out``: what these parts, those of any device and earlier ones write, and their logs."""
+    """The kind of the ``--out`` folder: files and logs of these parts, of the parts of any device, and of earlier parts."""
     known: list[Part | Outcome] = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
     files = {name for part in known for name in (*part.files, f"{part.name}.log")}
     return FolderKind(
@@ -218,7 +219,7 @@ def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKin
 
 
 def run_part(part: Part, out: Path, budget_s: float) -> Outcome:
-    """One part in a process of its own; its log begins with the command, to be run by hand, and has all output."""
+    """Run one part in a process of its own; its log has the command, for a manual run, and all output."""
     if part.reason:
         return Outcome(part.name, "left out", 0.0, part.reason)
     log = out / f"{part.name}.log"
@@ -238,14 +239,14 @@ def run_part(part: Part, out: Path, budget_s: float) -> Outcome:
 
 
 def _status(command: list[str], output: Any, budget_s: float) -> int | None:
-    """The exit status of a process; None where it had to be stopped."""
+    """The exit status of a process; None if it had to be stopped."""
     process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         return process.wait(budget_s)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # Its workers, too; on Ctrl-C as well.
+        # Also kills the process's workers; runs on Ctrl-C as well.
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -257,10 +258,10 @@ def _last_line(log: Path) -> str | None:
 
 
 def _earlier(out: Path) -> dict[str, Outcome]:
-    """What an earlier run says of its parts.
+    """Outcomes of an earlier run in the same folder.
 
     Raises:
-        UserError: Its file is another's.
+        UserError: The file was not written by a runbook.
     """
     found = out / "run.json"
     try:
@@ -284,7 +285,7 @@ def _write(out: Path, device: str, outcomes: list[Outcome]) -> None:
 
 
 def main(tokens: list[str] | None = None) -> int:
-    """The program."""
+    """Entry point of the program."""
     parser = argparse.ArgumentParser(prog="python -m fragmeter.gpu.runbook", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ..., or cpu: the same, small")
     parser.add_argument("--model", help="preset that is calibrated and validated; one that fits by default")
@@ -297,7 +298,7 @@ def main(tokens: list[str] | None = None) -> int:
 def _play_asked(given: argparse.Namespace) -> bool:
     parts = parts_for(given.device, given.model, given.only)
     if given.device != "cpu" and any(given.device in part.program for part in parts):
-        # Once, instead of in every part.
+        # Checked once here instead of in every part.
         devices.require(given.device)
     outcomes = play(parts, given.out, given.device)
     print(f"{given.out / 'summary.md'}")

@@ -1,4 +1,4 @@
-"""``summary.md`` of a GPU day, from the JSON files of its parts: whatever is there, and nothing that is not."""
+"""``summary.md`` of a GPU day, from the JSON files of its parts that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = dict[str, Any]
 
 
 def summary(out: Path) -> str:
-    """The page."""
+    """The page, in Markdown."""
     run = not_none(_read(out, "run"))
     sections = [_section(name, found) for name in SECTIONS if (found := _read(out, name))]
     return "\n\n".join([_heading(run, _device(out)), _parts(run), *sections]) + "\n"
@@ -34,7 +34,7 @@ def _read(out: Path, name: str) -> Found | None:
 
 
 def _device(out: Path) -> str:
-    """What a part that measures says that it ran on."""
+    """The device, from the first part's file that describes it."""
     measured = (_read(out, name) for name in ("ceiling", "bench", "grid"))
     device = next((found["device"] for found in measured if found), {"name": "no device answered"})
     driver = device.get("driver")
@@ -128,7 +128,7 @@ def _calibration(found: Found) -> str:
 
 
 def _validation(found: Found) -> str:
-    """Part by part: one that was stopped has those that it came to."""
+    """The validation results; a stopped validation has only the parts that it completed."""
     sections: dict[str, Callable[[Any], str]] = {
         "runs": _runs,
         "operations": _operations,
@@ -184,7 +184,7 @@ def _start_up(found: Found) -> str:
     return f"A prompt of {found['prompt_tokens']:,} tokens in {found['chunks']} chunks starts up in {times}."
 
 
-#: Of steps, as :func:`_errors` tells them.
+#: Columns of the errors of steps, in the order of :func:`_errors`.
 ERRORS = ("steps", "mean error", "p95", "bias", "of the sum")
 
 
@@ -193,7 +193,7 @@ def _errors(error: Found) -> tuple[Any, ...]:
     return error["count"], *shares
 
 
-#: By the names of their files, in the order of the page.
+#: Formatters by file name, in the order of the page.
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "doctor": _doctor,
     "modules": _modules,
@@ -208,7 +208,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
 
 
 def _scientific(error: float | None) -> str:
-    """An error that is no number is null in JSON."""
+    """A formatted error; JSON stores NaN as null."""
     return "no number" if error is None else f"{error:.1e}"
 
 

@@ -1,1 +1,1 @@
-"""Measured steps beside predicted ones."""
+"""Comparison of measured steps with predicted ones."""

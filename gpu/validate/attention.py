@@ -1,7 +1,7 @@
-"""Decode attention by block tables against the same over contiguous pieces: what paging costs a kernel, measured.
+"""Kernel overhead of paging: decode attention by block tables, compared with contiguous slots.
 
-The comparison of the paper's Fig 18a. Both read the same tokens of the same pool; the tables list its blocks in a
-random order.
+The comparison of the paper's Fig 18a. Both variants read the same tokens of the same pool; the block tables list its
+blocks in a random order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..devices.timing import Work
 from ..model.batch import Rows
 from ..model.skeleton import Skeleton, attend
 
-#: Sequences, and the tokens that each of them holds.
+#: Numbers of sequences, and tokens of each sequence.
 SHAPES = {
     "cpu": ((8, 64), (8, 128), (8, 224), (4, 224)),
     "cuda": tuple((batch, context) for batch in (8, 32) for context in (64, 128, 256, 512, 1024, 2048)),
@@ -28,10 +28,10 @@ SHAPES = {
 def paged_against_contiguous(
     skeleton: Skeleton, shapes: Iterable[tuple[int, int]], rounds: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One layer's decode attention, both ways, for those of the shapes that the pool has room for.
+    """One layer's decode attention over both layouts, for the shapes that fit into the pool.
 
     Returns:
-        ``batch``, ``context``, ``paged_us``, ``contiguous_us`` and ``overhead``, the share that tables add.
+        ``batch``, ``context``, ``paged_us``, ``contiguous_us`` and ``overhead``, the relative cost of block tables.
     """
     fitting = [shape for shape in shapes if _fits(skeleton, *shape)]
     rng, stopwatch = np.random.default_rng(seed), timing.stopwatch(skeleton.device)
@@ -73,7 +73,7 @@ def _both(skeleton: Skeleton, batch: int, context: int, rng: np.random.Generator
 
 
 def _attending(skeleton: Skeleton, query: torch.Tensor, rows: Rows) -> Work:
-    """Over the caches of all layers by turns, so that what is read is as cold as in a step."""
+    """A call that rotates through the caches of all layers, so that its data are as cold as in a step."""
     out, pool = torch.empty_like(query), skeleton.pool
 
     def work(number: int) -> None:

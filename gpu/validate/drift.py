@@ -1,7 +1,7 @@
-"""Whether a machine still is what it was when it was calibrated: some calls of the calibration, measured again.
+"""Detects drift of a machine since its calibration, by measuring some calls of the calibration again.
 
-Other processes, a warmer chip or another clock frequency make every prediction wrong by the same factor. That is no fault
-of the step model. Nothing is corrected by it; the report only states it.
+Other processes, a warmer chip or another clock frequency make every prediction wrong by the same factor, which is not an
+error of the step model. The report states the drift, and no result is corrected by it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..calibrate.probes import Probes
 from ..devices import timing
 from ..model.skeleton import Skeleton
 
-#: What is measured again: GEMMs of a decode step, what is between them, and attention.
+#: Operations measured again: GEMMs of a decode step, the operations between them, and attention.
 AGAIN = Grid(
     tokens=(16,),
     head_rows=(4, 16),
@@ -38,12 +38,12 @@ AGAIN = Grid(
 
 
 class Drift:
-    """Looks at a machine from time to time.
+    """Measures a machine's drift from time to time.
 
     Args:
-        skeleton: Of the model that was calibrated.
+        skeleton: Skeleton of the calibrated model.
         calibrated: The calibration's points.
-        seed: The calibration's, so that lengths are the same.
+        seed: The calibration's seed, so that lengths are the same.
     """
 
     def __init__(self, skeleton: Skeleton, calibrated: Sequence[Point], seed: int) -> None:
@@ -57,7 +57,7 @@ class Drift:
 
     @property
     def between(self) -> float | None:
-        """By which share they took longer at the last two looks, in the mean; None where nothing is compared."""
+        """Relative slowdown, as the mean of the last two measurements; None if nothing is compared."""
         return round(sum(self._looks[-2:]) / 2, 4) if self._looks else None
 
     @torch.inference_mode()
@@ -71,6 +71,6 @@ class Drift:
             self._looks.append(float(np.median(now_us / self._then_us)) - 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """``calls``: how many are compared; ``looks`` and ``median``: the share by which they took longer."""
+        """``calls``: number of compared calls; ``looks`` and ``median``: relative slowdowns and their median."""
         looks = [round(look, 4) for look in self._looks]
         return {"calls": len(self._samplers), "looks": looks, "median": float(np.median(looks)) if looks else None}

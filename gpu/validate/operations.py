@@ -1,8 +1,8 @@
-"""What the operations of a step take while the step runs, each beside its prediction.
+"""Times of the operations of a step while the step runs, each compared with its prediction.
 
-A step of the skeleton, call by call under a clock. On a CPU that is the time that the core spent on the thread. On a
-GPU events stand between the calls, which are laid up behind a kernel that waits, so that the device never waits for
-the host; what the host takes is then not among them. No GPU has run this yet.
+A step of the skeleton runs call by call under a clock. On a CPU the clock is the CPU time of the thread. On a
+GPU events surround the calls. The calls are queued behind a kernel that waits, so that the device never waits for
+the host; host time is therefore not included. No GPU has run this yet.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..model.layers import Matrix, multiply
 from ..model.skeleton import Skeleton, attend
 from .validate import batch_of, compared
 
-#: All but GEMMs, attention and moves: short calls. What a step takes beyond its operations, as they were measured by
-#: themselves, a calibration gives to ``step``; so only their sum says whether it is right.
+#: The short operations: all except GEMMs, attention and moves. A calibration assigns the overhead of a step beyond its
+#: individually measured operations to ``step``, so only the sum of these operations can be compared.
 BESIDE = ("embedding", "elementwise", "kv_write", "step")
-#: Cycles of a GPU, some 50 ms: enough to lay a step up.
+#: GPU cycles, about 50 ms: enough time to queue a step.
 AHEAD_CYCLES = 100_000_000
 
 
@@ -41,34 +41,34 @@ Microseconds = dict[str, float]
 
 
 class Clock(Protocol):
-    """Adds up microseconds by name; calls may lie within each other."""
+    """Adds up microseconds by name; calls may be nested."""
 
     def begin(self) -> None:
-        """A step is about to run; nothing is counted yet."""
+        """Start a step and reset the times."""
 
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call returns."""
+        """Call a function, add its time to ``name``, and return its result."""
 
     def read(self) -> Microseconds:
-        """What has been counted since the beginning."""
+        """The times since :meth:`begin`."""
 
 
 class CpuClock:
-    """:class:`Clock` of this thread's time on its core."""
+    """:class:`Clock` of this thread's CPU time."""
 
     def begin(self) -> None:
-        """As :class:`Clock` has it."""
+        """As in :class:`Clock`."""
         self._us: Microseconds = {}
 
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """As :class:`Clock` has it."""
+        """As in :class:`Clock`."""
         start = time.thread_time_ns()
         found = call(*arguments)
         self._us[name] = self._us.get(name, 0.0) + (time.thread_time_ns() - start) / 1e3
         return found
 
     def read(self) -> Microseconds:
-        """As :class:`Clock` has it."""
+        """As in :class:`Clock`."""
         return self._us
 
 
@@ -76,12 +76,12 @@ class CudaClock:
     """:class:`Clock` of events on the current stream."""
 
     def begin(self) -> None:
-        """As :class:`Clock` has it: lets the device wait."""
+        """As in :class:`Clock`; also makes the device wait."""
         self._spans: list[tuple[str, Any, Any]] = []
         torch.cuda._sleep(AHEAD_CYCLES)
 
     def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """As :class:`Clock` has it."""
+        """As in :class:`Clock`."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         found = call(*arguments)
@@ -90,7 +90,7 @@ class CudaClock:
         return found
 
     def read(self) -> Microseconds:
-        """As :class:`Clock` has it; waits for the device."""
+        """As in :class:`Clock`; waits for the device."""
         torch.cuda.synchronize()
         found: Microseconds = {}
         for name, start, end in self._spans:
@@ -108,7 +108,7 @@ class TimedStep:
 
     @torch.inference_mode()
     def operations_us(self, plan: Plan, step: int) -> Microseconds:
-        """Microseconds of each operation of a step, all its calls together."""
+        """Microseconds of each operation of a step, summed over its calls."""
         self._clock.begin()
         for name, pairs in moves_of(plan, plan.step(step)).items():
             self._clock.timed(name, MOVES[name], self._skeleton.pool, pairs)
@@ -153,13 +153,13 @@ def operations_compared(
     rounds: int,
     watch: Callable[..., Any],
 ) -> dict[str, dict[str, Any]]:
-    """Errors of each operation, over those of the steps that have it; ``beside`` is :data:`BESIDE` together.
+    """Errors of each operation, over the selected steps that have it; ``beside`` is the sum of :data:`BESIDE`.
 
     Args:
-        plan: A paged one.
-        steps: Which of its steps are looked at.
-        rounds: Samples of each, in turns, after one to warm up.
-        watch: Passes the samples on while they are taken.
+        plan: A paged plan.
+        steps: Indices of the steps to measure.
+        rounds: Interleaved samples of each step, after one warm-up.
+        watch: Passes the samples on and shows progress.
     """
     timed, quantile = TimedStep(skeleton), timing.stopwatch(skeleton.device).quantile
     samples: dict[int, list[Microseconds]] = {step: [] for step in steps}
@@ -179,7 +179,7 @@ def operations_compared(
 
 
 def predicted_us(calibration: Calibration, model: ModelSpec, plan: Plan, step: int) -> Microseconds:
-    """What the calibration says of a step, operation by operation."""
+    """The calibration's prediction for each operation of a step."""
     found, block_size = plan.step(step), plan.meta["block_size"]
     lens, contexts = found.query_tokens.tolist(), found.context_lens.tolist()
     calls = points.operations_of_step(model, lens, contexts, block_size)
@@ -196,7 +196,7 @@ def _point_us(calibration: Calibration, point: Point) -> float:
 
 
 def selected_steps(plan: Plan, count: int) -> list[int]:
-    """Steps to look at: half of them out of those that prefill or move blocks, the others out of all, evenly."""
+    """Steps to measure: half of them from the steps that prefill or move blocks, the others evenly from all steps."""
     moved = sum(np.diff(getattr(plan, f"{move}_offsets")) for move in ("swap_out", "swap_in", "copy"))
     special = np.flatnonzero((plan.prefill_tokens > 0) | (moved > 0))
     return sorted({*_evenly(special, count // 2), *_evenly(np.arange(plan.num_steps), count - count // 2)})

@@ -1,6 +1,6 @@
-"""Steps of recorded plans, timed: a skeleton runs them over the simulator's own block tables.
+"""Timed steps of recorded plans: a skeleton runs them over the simulator's own block tables.
 
-Nothing is calibrated here. What a step was predicted to take stands in the plan; what it takes is measured.
+This module calibrates nothing. The plan contains the predicted times, and the measured times come from the replay.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..model.batch import Batch
 from ..model.executor import batch, move
 from ..model.skeleton import Skeleton
 
-#: Passes the numbers of steps on and shows how far they have come.
+#: Passes the step numbers on and shows progress.
 Watch = Callable[[Iterable[int], int], Iterable[int]]
 
 
 @torch.inference_mode()
 def step_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Watch) -> np.ndarray:
-    """Microseconds of every step of a plan, in the quantile that the device's stopwatch takes of ``rounds`` replays.
+    """Microseconds of every step of a plan: the stopwatch's quantile of ``rounds`` replays.
 
-    A step is timed as an engine would wait for it: moves, computing, and on a GPU the wait for it. What it is made of
-    is laid out before.
+    The time of a step includes its moves, its computation, and on a GPU the wait for completion, as an engine would
+    experience it. The inputs are prepared before.
     """
     stopwatch = timing.stopwatch(skeleton.device)
     warm_up(skeleton, plan)
@@ -39,7 +39,7 @@ def step_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Watch) -> np.nda
 
 
 def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch) -> float:
-    """Microseconds of one step, this once."""
+    """Microseconds of a single execution of one step."""
     moved, computed = plan.step(step), batch_of(plan, step)
 
     def work(_: int) -> None:
@@ -50,20 +50,20 @@ def one_step_us(skeleton: Skeleton, plan: Plan, step: int, stopwatch: Stopwatch)
 
 
 def warm_up(skeleton: Skeleton, plan: Plan) -> None:
-    """Run one step of each size: whatever is compiled, captured or allocated for it is there afterwards."""
+    """Run one step of each size, so that compilation, captures and allocations are complete afterwards."""
     sizes: dict[tuple[int, int, int], Batch] = {}
     for step in range(plan.num_steps):
         found = batch_of(plan, step)
         blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
-        # By tokens, too: of two steps of as many rows one may prefill, and GEMMs of new sizes load other kernels.
+        # Also by tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.
         sizes.setdefault((len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length()), found)
-    # A capture gives back what memory torch keeps for later: what is not captured comes after.
+    # A capture releases the memory that torch has cached, so uncaptured steps run after the captures.
     for found in sorted(sizes.values(), key=lambda found: not found.only_decodes):
         skeleton.step(found)
 
 
 def batch_of(plan: Plan, step: int) -> Batch:
-    """What a step computes, including the padding of a static batch."""
+    """The batch of a step, including the padding of a static batch."""
     found = batch(plan, step)
     padding = int(plan.padding_tokens[step])
     return found if not padding else padded(found, padding, decodes=bool(plan.decodes[step]))
@@ -72,7 +72,7 @@ def batch_of(plan: Plan, step: int) -> Batch:
 def padded(found: Batch, padding: int, decodes: bool) -> Batch:
     """A step of a static batch with its padding.
 
-    An ended sequence remains as a row as long as the longest one, and writes nowhere. The padding of each prompt up to the
+    A finished sequence remains as a row of the longest length, which writes nothing. The padding of each prompt up to the
     longest is one row; its tokens attend to each other, and not to the prompt itself.
     """
     longest = int(found.context_lens.max())
@@ -100,13 +100,13 @@ def compared(predicted_us: np.ndarray, measured_us: np.ndarray) -> dict[str, Any
 
 
 def quantiles_ms(us: np.ndarray) -> dict[str, float]:
-    """Median and 99th percentile."""
+    """Median and 99th percentile, in milliseconds."""
     p50, p99 = np.quantile(us, [0.5, 0.99]) / 1e3
     return {"p50_ms": round(float(p50), 4), "p99_ms": round(float(p99), 4)}
 
 
 def allocates(plan: Plan) -> np.ndarray:
-    """bool [steps]: in which a row's block table is longer than in the row of its sequence before."""
+    """bool [steps]: whether a step has a row with a longer block table than its sequence's previous row."""
     blocks = np.diff(plan.table_offsets)
     before: dict[int, int] = {}
     grown = np.zeros(plan.num_steps, bool)

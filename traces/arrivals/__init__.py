@@ -1,1 +1,1 @@
-"""When requests come: traced, drawn, or along a rate."""
+"""Arrival times of requests: from the trace, from a random process, or along a rate curve."""

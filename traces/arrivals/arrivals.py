@@ -1,4 +1,4 @@
-"""Arrivals and declared lengths of requests: from a trace to a workload."""
+"""Arrival times and declared output lengths: conversion of a trace into a workload."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .streams import stream
 def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Arrival ticks (int64 [n]) of a Poisson process of ``rate`` requests/s, in whole nanoseconds.
 
-    The first arrival comes one gap after 0. At an infinite rate all arrive at 0.
+    The first request arrives one gap after 0. At an infinite rate all requests arrive at 0.
 
     Raises:
-        SettingError: the rate is not positive, or so low that the last arrival lies beyond 97 days.
+        SettingError: The rate is not positive, or is so low that the last request arrives after more than 97 days.
     """
     return at_rate(rate, unit_gaps(n, 1, rng))
 
 
 def declared_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
-    """The max_tokens (int64 [n]) that requests declare, given the true outputs.
+    """The max_tokens (int64 [n]) that requests declare, given their true output lengths.
 
-    ``"true"``: the output itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
-    the estimate of Orca (Pow2)). A number: the same for all.
+    ``"true"``: the output length itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
+    Orca's estimate Orca (Pow2)). A number: the same value for all requests.
 
     Raises:
-        SettingError: another rule, or a number below the longest output.
+        SettingError: The rule is unknown, or the number is below the longest output.
     """
     if rule == "true":
         return output_tokens
@@ -57,13 +57,13 @@ def workload(
 ) -> Workload:
     """The workload of a trace or of length pairs, in file order.
 
-    A ``request_rate`` (requests/s) draws Poisson arrivals in place of the trace's own; None keeps
-    those. ``max_tokens`` is a rule of ``declared_max_tokens``; None takes the trace's column, if any. So does ``n``,
-    the sequences that every request asks for. What the prompts are made of goes with the trace. ``users`` are those of
-    a closed loop.
+    With a ``request_rate`` (requests/s), Poisson arrivals replace the arrivals of the trace; None keeps the trace's
+    arrivals. ``max_tokens`` is a rule of ``declared_max_tokens``; None uses the trace's column, if it has one. ``n`` is the
+    number of sequences of every request; None uses the trace's column, if it has one. The workload keeps the prompt
+    contents of the trace. ``users`` are the users of a closed loop.
 
     Raises:
-        SettingError: neither the trace nor the caller says when requests arrive; a rate, rule or n that cannot be.
+        SettingError: Neither the trace nor the caller gives arrivals, or a rate, a rule or ``n`` is invalid.
     """
     trace = source if isinstance(source, Trace) else Trace(source.name, source.prompt_tokens, source.output_tokens)
     declared = trace.max_tokens if max_tokens is None else declared_max_tokens(trace.output_tokens, max_tokens)

@@ -1,7 +1,7 @@
-"""When requests come, where it is not as traced.
+"""Arrival times that replace those of the trace.
 
-Gaps are drawn at unit rate and then laid along the rate: the i-th request comes when the rate's integral reaches the
-sum of the first i gaps. So the same draw serves every rate, and a curve.
+Gaps are drawn at unit rate and then mapped onto the rate: the i-th request arrives when the integral of the rate reaches
+the sum of the first i gaps. One draw therefore serves every constant rate and every rate curve.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..parsing.times import LATEST_S, to_ticks
 from ..types.trace import Trace
 from .streams import stream
 
-#: Columns of a rate curve, and what they hold.
+#: Columns of a rate curve and their contents.
 _CURVE = {"start_s": "seconds, from 0 on", "request_rate": "requests/s"}
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 
@@ -73,20 +73,23 @@ class Pacing:
 
 @dataclass(frozen=True, eq=False)
 class RateCurve:
-    """A rate that changes at some times.
+    """A piecewise constant request rate.
 
     Attributes:
-        start_s: Float64 [steps], ascending from 0.
-        request_rate: Float64 [steps], requests/s from each start on, not below 0.
+        start_s: Float64 [steps], start times in seconds, ascending from 0.
+        request_rate: Float64 [steps], requests/s from each start time on, at least 0.
     """
 
     start_s: np.ndarray
     request_rate: np.ndarray
 
     def times_s(self, passed: np.ndarray) -> np.ndarray:
-        """When (float64 [n], seconds) the rate's integral reaches ``passed`` (float64 [n], ascending), inf for never."""
+        """Times (float64 [n], seconds) at which the integral of the rate reaches ``passed`` (float64 [n], ascending).
+
+        The time is inf where the integral never reaches the value.
+        """
         reached = np.concatenate([[0], np.cumsum(self.request_rate[:-1] * np.diff(self.start_s))])
-        # The step in which it is reached: the first that ends with more, as no request arrives at rate 0.
+        # The first step with an integral above the value at its end: no request arrives at rate 0.
         step = np.searchsorted(reached, passed, side="left") - 1
         step = np.maximum(step, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -94,10 +97,10 @@ class RateCurve:
 
 
 def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
-    """The trace with arrivals as ``pacing`` has them; as it is where it says nothing.
+    """The trace with the arrivals that ``pacing`` describes, or the unchanged trace if ``pacing`` sets none.
 
     Raises:
-        SettingError: A rate that cannot be, or arrivals beyond 97 days.
+        SettingError: A rate is invalid, or a request arrives after more than 97 days.
     """
     if pacing.rate_scale is not None:
         return replace(trace, arrival_ticks=_scaled(trace, pacing.rate_scale))
@@ -112,18 +115,18 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
 
 
 def _gaps(trace: Trace, pacing: Pacing, seed: int) -> np.ndarray:
-    """Gaps between arrivals, float64 [n], 1 in the mean."""
+    """Gaps between arrivals, float64 [n], with mean 1."""
     return unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
 
 
 def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
-    """The users of a closed loop; None where requests arrive whatever the server does.
+    """The users of a closed loop; None if arrivals do not depend on the server's answers.
 
-    With ``think_time`` or delays in the trace each turn of a session is sent after the answer to the one before it.
-    Otherwise turns arrive as traced, and ``max_concurrency`` limits the requests in flight.
+    With ``think_time``, or with delays in the trace, each turn of a session is sent after the answer to the turn before it.
+    Otherwise turns arrive at the times of the trace, and ``max_concurrency`` limits the requests in flight.
 
     Raises:
-        SettingError: A think time without users.
+        SettingError: A think time is set without users.
     """
     think_s, sessions = pacing.think_time, None
     if think_s is not None or trace.delay_ticks is not None:
@@ -142,7 +145,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
 
 
 def _before_next_turn(delay_ticks: np.ndarray, sessions: np.ndarray) -> np.ndarray:
-    """What each answer is followed by, of delays that say what each turn is preceded by; int64 [n]."""
+    """Delay after each answer (int64 [n]), from the delay before each turn."""
     before = turns_before(sessions)
     think_ticks = np.zeros(len(delay_ticks), dtype=np.int64)
     think_ticks[before[before >= 0]] = delay_ticks[before >= 0]
@@ -155,12 +158,12 @@ def unit_gaps(n: int, burstiness: float, rng: np.random.Generator) -> np.ndarray
 
 
 def at_rate(rate: float, gaps: np.ndarray) -> np.ndarray:
-    """Arrival ticks (int64 [n]) of ``rate`` requests/s, in whole nanoseconds, one gap after another from 0 on.
+    """Arrival ticks (int64 [n]) at ``rate`` requests/s, in whole nanoseconds: cumulative gaps from 0.
 
-    At an infinite rate all arrive at 0, as they do by default in ``vllm bench serve``.
+    At an infinite rate all requests arrive at 0, which is the default of ``vllm bench serve``.
 
     Raises:
-        SettingError: the rate is not positive, or so low that the last arrival lies beyond 97 days.
+        SettingError: The rate is not positive, or is so low that the last request arrives after more than 97 days.
     """
     if not rate > 0:
         raise SettingError("request_rate", rate, "must be positive; inf lets all requests arrive at 0")
@@ -171,10 +174,10 @@ def at_rate(rate: float, gaps: np.ndarray) -> np.ndarray:
 
 
 def along(curve: RateCurve, gaps: np.ndarray, path: str | PathLike[str]) -> np.ndarray:
-    """Arrival ticks (int64 [n]) along a curve.
+    """Arrival ticks (int64 [n]) along a rate curve.
 
     Raises:
-        SettingError: The curve, of ``path``, is over before all have come, or lets them come beyond 97 days.
+        SettingError: The curve of ``path`` ends before all requests have arrived, or a request arrives after more than 97 days.
     """
     arrivals_s = curve.times_s(np.cumsum(gaps))
     if not (arrivals_s < LATEST_S).all():
@@ -189,15 +192,15 @@ def _scaled(trace: Trace, scale: float) -> np.ndarray:
         raise SettingError("rate_scale", scale, f"{trace.name} has no arrivals; give a request rate")
     if int(trace.arrival_ticks[-1]) / scale >= LATEST_S * ticks.PER_SECOND:
         raise SettingError("rate_scale", scale, f"spreads the trace over more than {LATEST_S} s; raise it")
-    # Nanoseconds below 2**53 are exact in float64, and no trace is longer.
+    # Whole nanoseconds below 2**53 are exact in float64, and no trace is longer.
     return np.rint(trace.arrival_ticks // 1000 / scale).astype(np.int64) * 1000
 
 
 def read_curve(path: str | PathLike[str]) -> RateCurve:
-    """A rate curve from a CSV with the columns ``start_s`` and ``request_rate``.
+    """Read a rate curve from a CSV with the columns ``start_s`` and ``request_rate``.
 
     Raises:
-        TraceError: It cannot be read, or names the first line that cannot be.
+        TraceError: The file cannot be read, or has an invalid line; names the first one.
     """
     file = TraceFile(path, MOST_INFLATED_BYTES)
     file.head()

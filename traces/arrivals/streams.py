@@ -1,4 +1,4 @@
-"""Named random streams from one seed: a draw added to one stream moves no other."""
+"""Named random streams from one seed: extra draws from one stream leave all other streams unchanged."""
 
 from __future__ import annotations
 

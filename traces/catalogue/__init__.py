@@ -1,1 +1,1 @@
-"""Public traces, and how they are fetched."""
+"""Catalogue of public traces, and their download."""

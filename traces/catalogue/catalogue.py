@@ -1,4 +1,4 @@
-"""The sets that come with the package, and where their facts are from."""
+"""The data sets that the package embeds, and their sources."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..synthesis.summaries import length_summaries
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One embedded set.
+    """One embedded data set.
 
     Attributes:
-        name: What ``sample`` calls it.
-        description: What it is.
-        source: Where the summarised data are from.
-        licence: On what terms.
-        rows: Pairs that were summarised.
-        mean_prompt_tokens: Their mean prompt.
-        mean_output_tokens: Their mean output.
+        name: Its name for ``sample``.
+        description: Its contents in a few words.
+        source: Source of the summarised data.
+        licence: Licence of the data.
+        rows: Number of pairs in the summarised data.
+        mean_prompt_tokens: Mean prompt length.
+        mean_output_tokens: Mean output length.
     """
 
     name: str

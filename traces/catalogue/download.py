@@ -1,8 +1,8 @@
 """Public traces, downloaded from their publishers.
 
-The catalogue has the SHA-256 of a trace's requests: of their lengths and arrivals, as in ``Workload.sha256``. It does not
-depend on the format of the file, and it checks that the requests read are those published. A trace without one
-is marked as unverified.
+The catalogue stores a SHA-256 of the lengths and arrivals of each trace's requests, as in ``Workload.sha256``. The hash
+does not depend on the file format, and it verifies that the downloaded requests are the published ones. A trace without
+a hash is marked as unverified.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Public:
     Attributes:
         name: Its name for ``get``.
         description: Its contents in a few words.
-        urls: Where its files are; the first is the trace, the others belong beside it.
-        licence: On what terms.
-        requests_sha256: Of its requests; None where the trace is unverified.
+        urls: URLs of its files: first the trace, then the files that belong beside it.
+        licence: Licence of the data.
+        requests_sha256: Hash of its requests; None if the trace is unverified.
     """
 
     name: str
@@ -121,10 +121,10 @@ PUBLIC = (
 
 
 def public(name: str) -> Public:
-    """The public trace of a name.
+    """The public trace with this name.
 
     Raises:
-        SettingError: There is none.
+        SettingError: No trace has this name.
     """
     for entry in PUBLIC:
         if entry.name == name:
@@ -133,20 +133,20 @@ def public(name: str) -> Public:
 
 
 def requests_sha256(trace: Trace) -> str:
-    """Hash of the lengths and arrivals of a trace; all arrive at 0 where it has no times."""
+    """Hash of the lengths and arrivals of a trace; without times, all arrivals count as 0."""
     arrivals = np.zeros(len(trace), dtype=np.int64) if trace.arrival_ticks is None else trace.arrival_ticks
     return Workload(trace.name, arrivals, trace.prompt_tokens, trace.output_tokens).sha256()
 
 
 def fetch(entry: Public, folder: str | PathLike[str]) -> Path:
-    """Fetch a public trace into a folder, unless it is there, and hold it against its checksum, if it has one.
+    """Download a public trace into a folder, unless the folder already has it, and verify its hash, if it has one.
 
     Returns:
-        Where the trace lies.
+        Path of the trace.
 
     Raises:
-        MissingExtra: The package ``pooch`` is not there.
-        UserError: There is no network, or the origin has no such file, or other requests.
+        MissingExtra: The package ``pooch`` is not installed.
+        UserError: The network is unreachable, the server does not have the file, or the file has other requests.
     """
     first, *beside = [_file(url, Path(folder)) for url in entry.urls]
     if entry.requests_sha256 is None:
@@ -165,7 +165,7 @@ def _file(url: str, folder: Path) -> Path:
     except ImportError:
         text = "traces get needs the package pooch: pip install 'fragmeter[traces]', or fetch the file by hand from"
         raise MissingExtra(f"{text} {url}") from None
-    # It would say on standard error what it does, and what checksum to write into the code.
+    # At its default level pooch logs each download to standard error, with a checksum to paste into the code.
     pooch.get_logger().setLevel("ERROR")
     name, downloader = url.rpartition("/")[2], pooch.HTTPDownloader(timeout=_TIMEOUT_S)
     try:

@@ -1,1 +1,1 @@
-"""Benchmark clients: what each one's result says of the requests that it sent. One module a client."""
+"""Result files of benchmark clients: the requests that a client sent and their latencies. One module per client."""

@@ -1,11 +1,12 @@
-"""AIPerf's ``profile_export.jsonl``: a line for each request, in the order in which answers ended.
+"""AIPerf's ``profile_export.jsonl``: one line per request, in the order in which answers ended.
 
     {"metadata": {"request_start_ns": 1763847600000000000, "benchmark_phase": "profiling", "was_cancelled": false, ...},
      "metrics": {"input_sequence_length": {"value": 128, "unit": "tokens"}, "time_to_first_token": {"value": 50.0, "unit":
      "ms"}, "request_latency": ..., "inter_chunk_latency": {"value": [10.0, ...], "unit": "ms"}, ...}, "error": {...}}
 
-Metrics that a request does not have are missing or null. Requests of the warm-up are left out; those with an error or
-cancelled failed. ``profile_export_aiperf.json`` holds statistics only, ``profile_export_raw.jsonl`` no lengths.
+Metrics that a request does not have are missing or null. Requests of the warm-up are left out. Requests with an error
+and cancelled requests count as failed. ``profile_export_aiperf.json`` has statistics only, and
+``profile_export_raw.jsonl`` has no lengths.
 
 Source: ai-dynamo/aiperf, releases 0.3.0, 0.6.0 and 0.13.0: common/models/record_models.py,
 post_processors/record_export_jsonl_writer.py, metrics/metric_dicts.py.
@@ -45,12 +46,12 @@ AIPERF = Client(
 
 
 def is_aiperf(value: Any) -> bool:
-    """Whether a JSON value is a record of the per-request export, or of the raw one."""
+    """Whether a JSON value is a record of the per-request export or of the raw export."""
     return isinstance(value, dict) and isinstance(value.get("metadata"), dict) and _START in value["metadata"]
 
 
 def is_aiperf_summary(document: Mapping[str, Any]) -> bool:
-    """Whether an object is an export of statistics, of AIPerf or of genai-perf."""
+    """Whether an object is a statistics export of AIPerf or genai-perf."""
     return "aiperf_version" in document or {"input_config", "request_throughput"} <= document.keys()
 
 
@@ -58,7 +59,7 @@ def read_aiperf(file: TraceFile) -> BenchmarkResult:
     """The requests of an export.
 
     Raises:
-        TraceError: A line is no record of a request, or the export has none of its lengths.
+        TraceError: A line is not a request record, or the export has no lengths.
     """
     records = enumerate(_records(file), 1)
     requests = [_request(file, row, record) for row, record in records if not _is_warmup(record)]

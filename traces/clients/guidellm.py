@@ -1,12 +1,12 @@
-"""GuideLLM's ``benchmarks.json``: one object with a benchmark for each rate, and in it the requests by how they ended.
+"""GuideLLM's ``benchmarks.json``: one object with a benchmark per rate, which groups its requests by outcome.
 
     {"benchmarks": [{"type_": "generative_benchmark", "config": {"strategy": {"type_": "poisson", "rate": 4.0}},
      "requests": {"successful": [{"request_start_time": 1763847600.0, "prompt_tokens": 128, "output_tokens": 5,
      "time_to_first_token_ms": 50.0, "request_latency": 0.09, ...}], "incomplete": [...], "errored": [...]}, ...}]}
 
 Releases before 0.4 name the start ``start_time`` and keep the strategy under ``args``. Times are seconds since 1970. The
-times of single tokens are not there. A file keeps a sample of the requests where ``--sample-requests`` (by default 10
-in 0.4 and 0.5) says so; that is no trace, and is refused.
+file has no times of single tokens. With ``--sample-requests`` (default 10 in 0.4 and 0.5) the file has only a sample of
+the requests. The reader refuses it, since a sample is not a trace.
 
 Source: vllm-project/guidellm, releases 0.2.1 to 0.8.1: benchmark/benchmark.py and schemas/request_stats.py; their
 classes wrote the samples in the tests.
@@ -52,7 +52,7 @@ def read_guidellm(path: str | PathLike[str], document: Mapping[str, Any]) -> Ben
     """The requests of the benchmark in a report.
 
     Raises:
-        TraceError: It has several benchmarks, or not all of the requests.
+        TraceError: The report has several benchmarks, or only some of the requests.
     """
     benchmarks = document["benchmarks"]
     if not benchmarks:
@@ -91,7 +91,7 @@ def _request(path: str | PathLike[str], row: int, request: Any, failed: bool) ->
 
 def _about(benchmark: Mapping[str, Any]) -> dict[str, Any]:
     strategy = _within(benchmark, "config", "strategy") or _within(benchmark, "args", "strategy")
-    # How many streams there are at once: a closed loop.
+    # For a closed loop, the number of concurrent streams.
     kind = str(strategy.get("type_"))
     streams = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(kind)
     return {
@@ -103,7 +103,7 @@ def _about(benchmark: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """An object in an object; an empty one where it is not there."""
+    """A nested object; an empty one if a key is missing."""
     for name in names:
         inner = document.get(name)
         if not isinstance(inner, dict):

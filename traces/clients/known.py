@@ -1,4 +1,4 @@
-"""The result of a benchmark client, whichever it is of."""
+"""Recognition of benchmark results: finds the client that wrote a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .result import BenchmarkResult
 from .sglang import is_sglang, read_sglang
 from .vllm import is_vllm, read_vllm
 
-#: Keys of which each result has one near its beginning, and how near.
+#: Keys that each result has near its beginning (one of them is enough), and the number of bytes to search.
 _MARKS = re.compile(
     rb'"(input_lens|request_throughput|sharegpt_output_len|benchmarks|request_start_ns|experiments|aiperf_version)"\s*:'
 )
@@ -25,10 +25,10 @@ _NO_LENGTHS = "is of genai-perf, which does not write token counts; give AIPerf'
 
 
 def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
-    """The result that a file holds; None where it holds none.
+    """The benchmark result in a file; None if the file is not one.
 
     Raises:
-        TraceError: It is of a client that we know, and cannot be read or lacks what is needed.
+        TraceError: The result is of a known client, but is unreadable or incomplete.
     """
     head = file.head().lstrip()[:_HEAD_BYTES]
     marks = set(_MARKS.findall(head))
@@ -60,10 +60,10 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 
 def _document(file: TraceFile) -> dict[str, Any]:
-    """The object that a file holds; that of its first line where it holds one in each.
+    """The JSON object of a file; for JSON lines, the object of the first line.
 
     Raises:
-        TraceError: It holds none, or several runs of a client.
+        TraceError: The file has no object, or has several runs of a client.
     """
     text = file.whole()
     try:

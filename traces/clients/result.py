@@ -1,6 +1,6 @@
-"""A benchmark's result: what a client measured of each request, in the order in which it sent them.
+"""A benchmark's result: the client's measurements of each request, in sending order.
 
-Values are as the file has them; ``traces.readers.recognise`` checks lengths and start times, ``traces.readers.measured`` latencies.
+Values are unconverted. ``traces.readers.recognise`` checks lengths and start times, ``traces.readers.measured`` latencies.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..parsing.table import Table, shown
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request by the names of its client's file.
+    """One request, under the field names of the client's file.
 
     Attributes:
-        row: Its place in the file, from 1.
-        fields: Lengths, start time and latencies; those that the file does not have are missing.
-        failed: Whether it has no whole answer.
+        row: Its position in the file, from 1.
+        fields: Lengths, start time and latencies; fields that the file does not have are missing.
+        failed: Whether the answer is missing or incomplete.
     """
 
     row: int
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The name of a latency in a file, and the seconds in its unit."""
+    """The field name of a latency in a file, and the seconds in its unit."""
 
     name: str
     unit_s: float
@@ -48,14 +48,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How a benchmark client names what it measures.
+    """Field names of a benchmark client.
 
     Attributes:
         form: Names of the lengths and of the start time.
         ttft: Time to first token.
-        e2el: End-to-end latency; None where it is the TTFT and all gaps.
-        gaps: List of the times between chunks of the answer; None where the file has only their mean.
-        streaming: With what the client has to be run so that it measures a TTFT and gaps.
+        e2el: End-to-end latency; None if it is the TTFT plus all gaps.
+        gaps: List of the times between chunks of the answer; None if the file has only their mean.
+        streaming: The client option that makes it measure a TTFT and gaps.
     """
 
     form: Form
@@ -67,14 +67,14 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """A benchmark of a server.
+    """The result of a benchmark run.
 
     Attributes:
-        client: The benchmark client; ``requests`` uses its names.
+        client: The benchmark client; ``requests`` uses its field names.
         path: The file.
-        requests: In the order in which they were sent, where the file says when.
-        about: The load by the names of ``vllm bench serve``: ``duration`` (seconds), ``request_rate`` (requests/s, inf
-            for all at once), ``burstiness``, ``max_concurrency``, ``model_id``; missing or None where the file is silent.
+        requests: In sending order, if the file has start times.
+        about: The load, under the names of ``vllm bench serve``: ``duration`` (seconds), ``request_rate`` (requests/s, inf
+            for all at once), ``burstiness``, ``max_concurrency``, ``model_id``; missing or None if the file has no value.
     """
 
     client: Client
@@ -83,20 +83,20 @@ class BenchmarkResult:
     about: Mapping[str, Any]
 
     def pieces(self) -> Iterator[list[Request]]:
-        """The requests, all at once.
+        """The requests, as a single piece.
 
         Raises:
-            TraceError: There are none.
+            TraceError: There are no requests.
         """
         if not self.requests:
             raise TraceError(self.path, None, None, None, "has no requests; give another result")
         yield list(self.requests)
 
     def table(self, requests: Sequence[Request]) -> Table:
-        """Lengths and start times; a request that failed has lengths of 0, since no answer is the one it was sent for.
+        """Lengths and start times; failed requests get lengths of 0, since they have no whole answer.
 
         Raises:
-            TraceError: A value that is no number.
+            TraceError: A value is not a number.
         """
         form = self.client.form
         lengths = [name for names in form.names.values() for name in names]
@@ -109,12 +109,12 @@ class BenchmarkResult:
         )
 
     def error(self, row: int | None, field: str, value: object, remedy: str) -> TraceError:
-        """The error that names a value of a request, or of the file where ``row`` is None."""
+        """The error for a value of a request, or of the file if ``row`` is None."""
         return TraceError(self.path, row, field, shown(value), remedy, "row")
 
 
 def in_order(requests: Sequence[Request], start: str) -> list[Request]:
-    """Requests by their start times, where all that were answered have one; those that failed last."""
+    """Requests sorted by start time, failed ones last; in file order if an answered request has no start time."""
     answered = [request for request in requests if not request.failed]
     if all(type(request.fields.get(start)) in (int, float) for request in answered):
         answered.sort(key=lambda request: request.fields[start])

@@ -1,11 +1,11 @@
-"""SGLang's ``bench_serving --output-file FILE --output-details``: JSON lines, a line for each run of the client.
+"""SGLang's ``bench_serving --output-file FILE --output-details``: JSON lines, one line per run of the client.
 
     {"backend": "sglang-oai", "request_rate": 4.0, "max_concurrency": null, ..., "input_lens": [...], "output_lens": [...],
      "ttfts": [...], "itls": [[...], ...], "generated_texts": [...], "errors": ["", ...]}
 
-The lists are those of ``vllm bench serve``, in the order in which requests were sent; there are no start times, so
+The lists are the same as in ``vllm bench serve``, in sending order. There are no start times, so
 arrivals are drawn at ``request_rate`` (``Infinity``: all at once; ``"trace"``: unknown). With ``--backend sglang`` the
-gap between two chunks is divided among the tokens of the later one.
+gap between two chunks is divided among the tokens of the later chunk.
 
 Source: sgl-project/sglang, python/sglang/benchmark/serving.py of 0.5.23 (bench_serving.py before); a run of that
 release against a stub server made the sample in the tests.
@@ -37,7 +37,7 @@ def read_sglang(path: str | PathLike[str], document: Mapping[str, Any]) -> Bench
     """The requests of a run.
 
     Raises:
-        TraceError: It has no details, or lists of different lengths.
+        TraceError: The result has no details, or lists of different lengths.
     """
     rows = per_request(path, document, (TTFTS, GAPS, ERRORS), "is missing; run bench_serving with --output-details")
     server = document.get("server_info")

@@ -1,11 +1,11 @@
-"""``vllm bench serve --save-result --save-detailed``: one JSON object with a list for each quantity.
+"""``vllm bench serve --save-result --save-detailed``: one JSON object with a list per quantity.
 
     {"date": ..., "request_rate": 4.0, ..., "input_lens": [...], "output_lens": [...], "start_times": [...],
      "ttfts": [...], "itls": [[...], ...], "errors": ["", ...]}
 
-``start_times`` are seconds of a clock that starts anywhere; releases before vLLM #32667 have none. ``ttfts`` and
-``itls`` are in seconds, from when the client sent a request (behind its own ``--max-concurrency``), and an answer is
-over with its last gap. A request with an error, or without output, failed.
+``start_times`` are seconds of a clock with an arbitrary origin; releases before vLLM #32667 do not write them.
+``ttfts`` and ``itls`` are in seconds and start when the client sends a request, after its own ``--max-concurrency``
+limit. An answer ends with its last gap. Requests with an error or without output count as failed.
 
 Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
 """
@@ -49,7 +49,7 @@ def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> Benchma
     """The requests of a result.
 
     Raises:
-        TraceError: It has no details, or lists of different lengths.
+        TraceError: The result has no details, or lists of different lengths.
     """
     columns = (_START, TTFTS, GAPS, ERRORS)
     rows = per_request(path, document, columns, "is missing; run vllm bench serve with --save-result --save-detailed")
@@ -59,14 +59,14 @@ def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> Benchma
 def per_request(
     path: str | PathLike[str], document: Mapping[str, Any], optional: tuple[str, ...], missing: str
 ) -> list[Request]:
-    """From a list for each quantity to one request after the other.
+    """Convert one list per quantity into one record per request.
 
     Args:
-        optional: Lists besides those of lengths that a result may have.
-        missing: Remedy where there are no lengths.
+        optional: Names of optional lists besides the lengths.
+        missing: Remedy to show if there are no lengths.
 
     Raises:
-        TraceError: There are no lengths, or a list has not one value a request.
+        TraceError: There are no lengths, or a list does not have one value per request.
     """
     lists = {name: document[name] for name in (PROMPT, OUTPUT, *optional) if name in document}
     for name in (PROMPT, OUTPUT):

@@ -1,1 +1,1 @@
-"""Traces as they are found: a module for each kind of file, with its names, its units and where that is from."""
+"""Trace file formats: one module per format, with its field names, units and source."""

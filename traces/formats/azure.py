@@ -4,8 +4,9 @@
     2023-11-16 18:15:46.6805900,374,44
     2024-05-10 00:00:00.009930+00:00,2162,5
 
-Source: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md. The multimodal
-trace of 2025 has the column NumImages besides, which is not read: its images are counted in ContextTokens.
+The multimodal trace of 2025 also has the column NumImages. It is not read, because ContextTokens includes the images.
+
+Source: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md.
 """
 
 from ..parsing.form import Clock, Form, lengths

@@ -3,8 +3,8 @@
     {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132,
      "type": "text", "turn": 2, "hash_ids": [1089, 1090, 1091]}
 
-``timestamp`` is in seconds. ``hash_ids`` are blocks of 16 tokens. ``parent_chat_id`` is the turn before, -1 at the first;
-turns that hang together are one session.
+``timestamp`` is in seconds. ``hash_ids`` are blocks of 16 tokens. ``parent_chat_id`` is the previous turn, -1 at the
+first turn. Turns that are linked by it form one session.
 
 Source: alibaba-edu/qwen-bailian-usagetraces-anon, README.md.
 """
@@ -21,11 +21,11 @@ _CHAT, _PARENT, _NONE = "chat_id", "parent_chat_id", -1
 
 
 def _sessions() -> Callable[[Table], Table]:
-    """Turns chats into sessions: each is that of its parent, or its own."""
+    """Returns a function that assigns each chat the session of its parent, or a new session."""
     first: dict[int, int] = {}
 
     def prepared(table: Table) -> Table:
-        """The table with its sessions; chats of earlier tables are known."""
+        """The table with a session for each chat; remembers the chats of earlier tables."""
         if _CHAT not in table.columns:
             return table
         chats = table.columns[_CHAT].to_pylist()

@@ -3,8 +3,8 @@
     Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
 
-``Timestamp`` is in seconds from the first midnight. Where ``Response tokens`` is 0 the request failed, and is left out.
-Requests of one ``Session ID`` are turns of one session.
+``Timestamp`` is in seconds from the first midnight. ``Response tokens`` of 0 marks a failed request, which is left out.
+Requests with the same ``Session ID`` are turns of one session.
 
 Source: HPMLL/BurstGPT, README.md.
 """

@@ -2,11 +2,12 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
-``hash_ids`` are blocks of the prompt, each with all that precedes it. The two differ in what the file does not say:
-Mooncake's blocks have 512 tokens and its times are milliseconds, vLLM's default to 16 tokens and to seconds
-(``--timed-trace-chunk-hash-size``, ``--timed-trace-sec-multiplier``). Which it is shows in how many ids a prompt has.
-``session_id`` says which requests are turns of one session. ``delay`` is the time between the answer to a turn and
-the next one, which carries it, in the unit of the times; a turn that has it needs no ``timestamp``.
+``hash_ids`` are blocks of the prompt; each id identifies its block and all blocks before it. The two formats differ in
+block size and time unit, which the file does not state: Mooncake's blocks have 512 tokens and its times are milliseconds;
+vLLM defaults to blocks of 16 tokens and to seconds (``--timed-trace-chunk-hash-size``, ``--timed-trace-sec-multiplier``).
+The number of ids per prompt shows which format a file has. ``session_id`` identifies requests that are turns of one
+session. ``delay`` is the time between the answer to the previous turn and this turn, in the unit of the timestamps. A
+turn with a ``delay`` needs no ``timestamp``.
 
 Sources: kvcache-ai/Mooncake, FAST25-release/traces; vllm-project/vllm, pull request 39795; of ``delay``
 ai-dynamo/aiperf, pull requests 299 and 452.
@@ -22,7 +23,7 @@ MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_leng
 
 
 def timed(block_tokens: int, reading: Reading) -> Form:
-    """The form of a file with blocks of so many tokens; ``reading`` may set its unit of time."""
+    """The form of a file with blocks of ``block_tokens`` tokens; ``reading`` may set its time unit."""
     title, unit_ticks = "Mooncake", ticks.PER_MS
     if block_tokens == VLLM_BLOCK_TOKENS:
         title, unit_ticks = "vLLM timed_trace", ticks.PER_SECOND

@@ -1,7 +1,7 @@
-"""fragmeter's own columns, the SOSP'23 pairs (``input``, ``output``), and files with the same names.
+"""fragmeter's own columns, the SOSP'23 pairs (``input``, ``output``), and files with the same column names.
 
-``arrival_s`` is in seconds, and so is ``delay_s``, between a turn of a ``session_id`` and the answer before it.
-``hash_ids`` and ``block_tokens`` are for JSON lines and Parquet.
+``arrival_s`` and ``delay_s`` are in seconds. ``delay_s`` is the time between the answer to the previous turn of a
+``session_id`` and this turn. ``hash_ids`` and ``block_tokens`` exist in JSON lines and Parquet only.
 """
 
 from ...sim.types import ticks

@@ -3,15 +3,15 @@
     {"timestamp": "27", "input_length": 3861, "output_length": 127, "session_id": "1758081660427-xa8rbsd2uco1",
      "hash_ids": {"sys_prompt": [8325, 8326], "passages_ids": [6123], "history": [], "web_search": [], "user_input": [23648]}}
 
-``timestamp`` is in seconds, as text. ``hash_ids`` are chunks of content, wherever they occur. Their sizes are in five
-other files; of those that lie beside the trace, as upstream has them, they are taken:
+``timestamp`` is in seconds, as text. ``hash_ids`` identify chunks of content, independent of their position. The chunk
+sizes are in five other files. The reader uses those that lie beside the trace, under their upstream names:
 
     1_sys_prompt.jsonl ... 5_web_search.jsonl     {"hash_id": 8325, "token_length": 512}
 
-A request with a chunk of unknown size, or with chunks that are longer than its prompt, is known up to that.
+If a chunk has an unknown size, or the chunks are longer than the prompt, only the prefix before that point is known.
 
 Source: flashserve/RAGPulse, README.md and example/single_local_instance/preprocess_data.py (which takes the two values
-of a line in that order, whatever they are called).
+of a line in that order and ignores their keys).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHUNKS, _TALK = "hash_ids", "session_id"
 
 
 def _chunks(table: Table, name: str, values: Sequence[Any]) -> Column:
-    """The chunks of each prompt in their order, whatever their kind."""
+    """The chunks of each prompt in prompt order, of all kinds."""
     for row, value in enumerate(values):
         if not isinstance(value, dict) or not all(isinstance(ids, list) for ids in value.values()):
             raise table.error(row, name, value, "must be an object of lists of chunks; correct the row")
@@ -41,11 +41,11 @@ def _chunks(table: Table, name: str, values: Sequence[Any]) -> Column:
 
 
 def _sized() -> Callable[[Table], Table]:
-    """Puts the chunks' sizes beside them; without sizes nothing is known of the prompts."""
+    """Returns a function that adds the chunk sizes; without sizes the contents of the prompts are unknown."""
     sizes: dict[int, int] | None = None
 
     def prepared(table: Table) -> Table:
-        """The table with hash ids and their tokens; sizes are read once, beside the first table."""
+        """The table with hash ids and their tokens; the size files are read once, at the first table."""
         nonlocal sizes
         if _CHUNKS not in table.columns:
             return table
@@ -65,8 +65,8 @@ def _sized() -> Callable[[Table], Table]:
 
 
 def _known(ids: list[int], sizes: dict[int, int], prompt_tokens: float | None) -> tuple[list[int], list[int]]:
-    """The chunks that are known, and their tokens, up to the end of the prompt."""
-    # A length that is missing or no number is refused later, with the other columns.
+    """The known chunks and their tokens, up to the end of the prompt."""
+    # A length that is missing or not a number is refused later, with the other columns.
     left, tokens = prompt_tokens if prompt_tokens and prompt_tokens > 0 else 0, []
     for chunk in ids:
         size = min(sizes.get(chunk, 0), int(left))
@@ -92,7 +92,7 @@ def _sizes(folder: Path) -> dict[int, int]:
 
 
 def _seconds(table: Table, name: str, values: Sequence[Any]) -> Column:
-    """Numbers, also as text."""
+    """Numbers; accepts numbers in text."""
     found = []
     for row, value in enumerate(values):
         try:

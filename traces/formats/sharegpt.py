@@ -1,9 +1,9 @@
-"""ShareGPT, JSON: an array of conversations, of which the first round is the request, as in vLLM's ``sharegpt``.
+"""ShareGPT, JSON: an array of conversations. The first round of each is the request, as in vLLM's ``sharegpt``.
 
     [{"id": "QWJhYvA_0", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}]
 
-Lengths are a quarter of the characters, rounded up, or what a ``tokenizer.json`` counts. Conversations without an
-answer are left out and counted. There are no times.
+Lengths are a quarter of the characters, rounded up, or the token counts of a ``tokenizer.json``. Conversations without
+an answer are left out and counted. The file has no times.
 
 Source: vllm-project/vllm, vllm/benchmarks/datasets (``ShareGPTDataset``: the first two turns); the quarter is the rule
 of thumb of OpenAI's tokenizer page.
@@ -25,18 +25,18 @@ from ..parsing.json_values import Element
 from ..parsing.table import Table
 
 _CHARACTERS_A_TOKEN = 4
-#: Turns of one conversation, under either name.
+#: The key that holds the turns of a conversation, under either name.
 _TURNS = ("conversations", "conversation")
 Counter = Callable[[Sequence[str]], list[int]]
 SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=True)
 
 
 class ShareGptParser:
-    """From conversations to a table of lengths.
+    """Parser of conversations into a table of lengths.
 
     Args:
         path: The file.
-        tokenizer: Of Hugging Face, a ``tokenizer.json``; None counts characters.
+        tokenizer: A Hugging Face ``tokenizer.json``; None counts characters.
     """
 
     def __init__(self, path: str | PathLike[str], tokenizer: Path | None) -> None:
@@ -47,7 +47,7 @@ class ShareGptParser:
         """The first rounds; a conversation without an answer has lengths of 0.
 
         Raises:
-            TraceError: A conversation that is none.
+            TraceError: An element is not a conversation.
         """
         table = Table(self._path, {}, np.array([element.line for element in batch]))
         rounds = [_first_round(table, row, element.value) for row, element in enumerate(batch)]
@@ -56,7 +56,7 @@ class ShareGptParser:
 
 
 def _first_round(table: Table, row: int, conversation: Any) -> tuple[str, str]:
-    """What is asked first and what is answered; both empty where there is no answer."""
+    """Texts of the first prompt and its answer; both empty if there is no answer."""
     turns = None
     if isinstance(conversation, dict):
         turns = next((conversation[name] for name in _TURNS if name in conversation), None)
@@ -73,11 +73,11 @@ def _quarters(texts: Sequence[str]) -> list[int]:
 
 
 def _counter(tokenizer: Path) -> Counter:
-    """Counts tokens.
+    """Returns a function that counts the tokens of texts.
 
     Raises:
-        MissingExtra: The package ``tokenizers`` is not there.
-        SettingError: The file is no tokenizer.
+        MissingExtra: The package ``tokenizers`` is not installed.
+        SettingError: The file is not a tokenizer.
     """
     try:
         from tokenizers import Tokenizer
@@ -86,7 +86,7 @@ def _counter(tokenizer: Path) -> Counter:
         raise MissingExtra(text) from None
     try:
         found = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # it raises plain Exception
+    except Exception as error:  # tokenizers raises plain Exception
         complaint = " ".join(str(error).split())
         raise SettingError("tokenizer", str(tokenizer), f"is no tokenizer.json ({complaint})") from None
     return lambda texts: [len(encoding.ids) for encoding in found.encode_batch(texts, add_special_tokens=False)]

@@ -1,4 +1,4 @@
-"""Vidur's processed traces, and those of Sarathi-Serve and Etalon, CSV: lengths, and sometimes times in seconds.
+"""Processed traces of Vidur, Sarathi-Serve and Etalon, CSV: lengths, and in some files times in seconds.
 
     arrived_at,num_prefill_tokens,num_decode_tokens
     num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio

@@ -1,1 +1,1 @@
-"""From bytes to rows: compression, lines, CSV, JSON, Parquet, pickles, checks."""
+"""Conversion of bytes into rows: compression, lines, CSV, JSON, Parquet, pickles, checks."""

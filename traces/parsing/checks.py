@@ -1,4 +1,4 @@
-"""What rows must hold: from a table by the file's names to arrays by ours, or one line that says what cannot be."""
+"""Checks of rows: convert a table with the file's column names into arrays with ours, or raise for the first invalid value."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .times import LATEST_S, PER_SECOND, TICKS_PER_NS, date_ns, is_zoned, to_tic
 
 Arrays = dict[str, np.ndarray]
 _TOO_MANY_TOKENS = 2**31
-#: Sequences that one request may ask for.
+#: Maximum number of sequences of one request.
 MOST_SEQUENCES = 1024
-#: Of a dialogue; they are held against each other when all rows are there.
+#: Columns of a dialogue; they are checked against each other once all rows are read.
 DIALOGUE = ("parent", "fork_at", "truncate_to")
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the rows above say to those below.
+    """State carried from the rows checked so far to the next ones.
 
     Attributes:
-        origin: The first time as the file tells it, of a clock that starts with it; None where no row is above.
+        origin: The first time of the file, for a clock that starts at the first request; None before the first row.
         last_ticks: The last arrival.
-        zoned: Whether dates say their offset.
-        timed: Whether rows above have a time.
+        zoned: Whether dates have an offset.
+        timed: Whether earlier rows have a time.
     """
 
     origin: float | int | None = None
@@ -44,13 +44,13 @@ class Before:
 
 
 def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MANY_TOKENS) -> tuple[Arrays, Before]:
-    """The arrays of some rows by our names, and what they say to those below.
+    """The arrays of some rows under our names, and the state for the next rows.
 
     Args:
-        longest: Tokens of the longest prompt and output together.
+        longest: Maximum of prompt + output, in tokens.
 
     Raises:
-        TraceError: Names the first value of the first column that cannot be true.
+        TraceError: A value is invalid; names the first one of the first such column.
     """
     arrays = {
         "prompt_tokens": _lengths(table, _column(table, form, "prompt_tokens")),
@@ -81,7 +81,7 @@ def checked(table: Table, form: Form, before: Before, longest: int = 2 * _TOO_MA
 
 
 def _column(table: Table, form: Form, field: str) -> str:
-    """What the file calls a column that it must have; by its first name where these rows have none."""
+    """The file's name of a required column; its first alternative if these rows have none of the names."""
     names = form.names[field]
     return next((name for name in names if name in table.columns), names[0])
 
@@ -117,10 +117,10 @@ def _content(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> Arra
 
 
 def _session_texts(table: Table) -> np.ndarray:
-    """Names of sessions, None where a row has none; object [n]."""
+    """Names of sessions, None for a row without one; object [n]."""
     column, remedy = table.columns[SESSION], "must be a whole number or a text; correct the row"
     if pa.types.is_floating(column.type):
-        # pandas makes floats of whole numbers where some are missing.
+        # pandas stores whole numbers as floats if some are missing.
         values = np.asarray(column.fill_null(0), dtype=np.float64)
         table.refuse(~(np.abs(values) < 2**63) | (values != np.floor(values)), SESSION, values, remedy)
         column = column.cast(pa.int64())
@@ -134,11 +134,11 @@ def _session_texts(table: Table) -> np.ndarray:
 
 
 def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
-    """Parents of requests: ``parent`` with either ``fork_at`` or ``truncate_to``, in the rows that have one.
+    """Parents of requests: ``parent`` with either ``fork_at`` or ``truncate_to``, for the rows that have one.
 
     Args:
-        rows: Where all the rows stand; it needs no columns.
-        arrays: By our names, those of ``DIALOGUE`` float64 with NaN where a row has none.
+        rows: Positions of all rows, for errors; it needs no columns.
+        arrays: Columns under our names; those of ``DIALOGUE`` are float64 with NaN for a row without a value.
     """
     prompt_tokens, output_tokens = arrays["prompt_tokens"], arrays["output_tokens"]
     nowhere = np.full(len(rows), np.nan)
@@ -160,7 +160,7 @@ def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
 
 
 def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
-    """Ticks (int64 [n]) between each turn and the answer before it, 0 where the row says nothing."""
+    """Ticks (int64 [n]) between the answer to the previous turn and each turn; 0 for a row without a delay."""
     delays = _numbers_or_nan(table, field, "a time between a turn and the answer before it, 0 or more")
     delays[np.isnan(delays)] = 0
     latest = LATEST_S * PER_SECOND // unit_ticks
@@ -170,7 +170,7 @@ def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
 
 
 def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
-    """The table, with the time of the row above where a row has a delay instead of a time of its own."""
+    """The table, where a row with a delay but no time of its own gets the time of the row above."""
     field = next((name for name in form.clocks if name in table.columns), next(iter(form.clocks)))
     unit_ticks = form.clocks[field].unit_ticks
     times = table.columns.get(field, pa.nulls(len(table)))
@@ -189,7 +189,7 @@ def _timed(table: Table, delay: str, form: Form, before: Before) -> Table:
 
 
 def _optional(table: Table, field: str) -> np.ndarray:
-    """A column of whole numbers that may be missing (NaN), float64."""
+    """A column of whole numbers, float64 with NaN for missing values."""
     meaning = "tokens of the parent's text, 1 or more"
     if field == "parent":
         meaning = "the row of an earlier request, the first being 0"
@@ -200,10 +200,10 @@ def _optional(table: Table, field: str) -> np.ndarray:
 
 
 def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
-    """A column of numbers that may be missing (NaN), float64."""
+    """A column of numbers, float64 with NaN for missing values."""
     column = table.columns[field]
     if pa.types.is_string(column.type):
-        # So a column is read that is empty throughout, or in which some value is no number.
+        # A CSV column is text if it is empty throughout, or if one of its values is not a number.
         texts = np.array(["" if text is None else text for text in column.to_pylist()], dtype=object)
         wrong = np.array([bool(text) and not _NUMBER.fullmatch(text) for text in texts])
         table.refuse(wrong, field, texts, f"must be {meaning}; correct the row")
@@ -220,7 +220,7 @@ def _numbers_or_nan(table: Table, field: str, meaning: str) -> np.ndarray:
 
 
 def _counts(table: Table, field: str, what: str) -> np.ndarray:
-    """A column of whole numbers from 1 up, float64."""
+    """A column of whole numbers of at least 1, float64."""
     counts = numbers_of(table, field, f"a whole number of {what}, 1 or more")
     broken = ~np.isfinite(counts) | (counts != np.floor(counts))
     table.refuse(broken, field, counts, f"must be a whole number of {what}; correct the row")
@@ -254,12 +254,12 @@ def _arrivals(table: Table, field: str, clock: Clock, before: Before) -> tuple[n
 
 
 def _as_written(table: Table, field: str) -> np.ndarray:
-    """The times as the file has them, for messages."""
+    """The times in the file's own notation, for error messages."""
     return table.columns[field].to_numpy(zero_copy_only=False)
 
 
 def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:
-    """The column as int64 or float64 [n]; refuses missing values and what is no number."""
+    """The column as int64 or float64 [n]; refuses missing values and values that are not numbers."""
     column = table.columns.get(field, pa.nulls(len(table)))
     kind = column.type
     if not (_is_numeric(kind) or pa.types.is_null(kind)):
@@ -285,7 +285,7 @@ def _not_a_number(table: Table, field: str, meaning: str) -> Exception:
 
 
 def failed(table: Table, form: Form) -> np.ndarray:
-    """bool [n]: rows of requests that failed, as a length of 0 says."""
+    """bool [n]: whether each row is a failed request, which has a length of 0."""
     zero = np.zeros(len(table), dtype=bool)
     for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
         if name in table.columns and pa.types.is_integer(table.columns[name].type):

@@ -1,4 +1,4 @@
-"""CSV: one header line, one request a line."""
+"""CSV: one header line, then one request per line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .table import Table, shown
 
 @dataclass(frozen=True, slots=True)
 class CsvParser:
-    """From lines to a table.
+    """Parser of lines into a table.
 
     Attributes:
         path: The file.
-        names: What the header calls the columns.
-        wanted: Names of those that are read; others may hold anything.
-        texts: Names of those that are text, whatever they look like.
+        names: Column names in the header.
+        wanted: Names of the columns to read; other columns may have any contents.
+        texts: Names of the columns to read as text, even if their values look like numbers.
     """
 
     path: str | PathLike[str]
@@ -31,10 +31,10 @@ class CsvParser:
     texts: tuple[str, ...] = ()
 
     def __call__(self, block: Block) -> Table:
-        """The rows on some lines.
+        """The rows of some lines.
 
         Raises:
-            TraceError: An open quote, a row that is longer or shorter than the header, or no text.
+            TraceError: A quote is open, a row is longer or shorter than the header, or the bytes are not text.
         """
         block.check_text(self.path)
         if b'"' in block.data:
@@ -57,7 +57,7 @@ class CsvParser:
         try:
             return pyarrow.csv.read_csv(
                 pa.BufferReader(data),
-                # Only without threads a bad row knows its number. One block, so that types are of all rows.
+                # pyarrow reports the number of a bad row only without threads. One block, so that types are inferred from all rows.
                 read_options=pyarrow.csv.ReadOptions(
                     use_threads=False, column_names=self.names, block_size=max(len(data) + 1, 2**20)
                 ),
@@ -79,10 +79,10 @@ class CsvParser:
 
 
 def header(path: str | PathLike[str], block: Block) -> tuple[str, ...]:
-    """The names in the first line of a file.
+    """The column names in the first line of a file.
 
     Raises:
-        TraceError: It is no text, or leaves a quote open.
+        TraceError: The line is not text, or leaves a quote open.
     """
     first = block.part(0, 1)
     first.check_text(path)

@@ -1,7 +1,6 @@
-"""Bytes of a trace file, a piece at a time, whatever it is compressed with.
+"""Bytes of a trace file in pieces, for any compression.
 
-A compressed file is read through a limit on what it inflates to, and a line through a limit of its own, so that a
-small file cannot ask for all of the memory.
+A limit on the decompressed size and a limit on the length of a line keep a small file from using all memory.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ if TYPE_CHECKING:
 _GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ENDINGS = (".gz", ".zst")
-#: Bytes that are parsed at a time, and the longest line.
+#: Size of the pieces that are parsed at a time, and maximum length of a line, in bytes.
 PIECE_BYTES, LONGEST_LINE_BYTES = 2**22, 2**26
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A file that is there.
+    """An existing trace file.
 
     Attributes:
-        path: Where.
-        max_inflated_bytes: Of a compressed file, the most that is read.
+        path: Path of the file.
+        max_inflated_bytes: Maximum number of bytes that are read from a compressed file.
     """
 
     path: str | PathLike[str]
@@ -45,20 +44,20 @@ class TraceFile:
 
     @property
     def bare_name(self) -> str:
-        """Its name without the ending of the compression."""
+        """The file name without the suffix of the compression."""
         name = Path(as_utf8(self.path)).name
         return next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
 
     def is_compressed(self) -> bool:
-        """Whether it is inflated as it is read."""
+        """Whether the file is decompressed while it is read."""
         with self._opened() as raw:
             return raw.read(4).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
 
     def head(self) -> bytes:
-        """The first bytes, inflated, without a byte order mark: enough to see what it is.
+        """The first decompressed bytes, without a byte order mark, for the recognition of the format.
 
         Raises:
-            TraceError: It is missing, cannot be read, or is empty.
+            TraceError: The file is missing, cannot be read, or is empty.
         """
         head = next(self.pieces(), b"")
         if not head.strip():
@@ -66,18 +65,18 @@ class TraceFile:
         return head
 
     def whole(self) -> bytes:
-        """Everything, inflated."""
+        """All decompressed bytes."""
         return b"".join(self.pieces())
 
     def stream(self) -> BinaryIO:
-        """Everything, inflated, as a file."""
+        """All decompressed bytes, as a file object."""
         return io.BufferedReader(_Pieces(self.pieces()))
 
     def pieces(self) -> Iterator[bytes]:
-        """The inflated bytes in pieces of at most ``PIECE_BYTES``, without a byte order mark.
+        """The decompressed bytes in pieces of at most ``PIECE_BYTES``, without a byte order mark.
 
         Raises:
-            TraceError: It cannot be read, is damaged, or inflates to more than it may.
+            TraceError: The file cannot be read, is damaged, or exceeds ``max_inflated_bytes``.
         """
         try:
             with self._opened() as raw:
@@ -124,16 +123,16 @@ class TraceFile:
             yield piece
 
     def too_large(self) -> TraceError:
-        """The error of a file that inflates to more than it may."""
+        """The error for a file that exceeds ``max_inflated_bytes``."""
         limit = f"{self.max_inflated_bytes:,} bytes"
         remedy = f"inflates to more than {limit}; raise max_inflated_bytes if it should"
         return TraceError(self.path, None, None, None, remedy)
 
     def blocks(self) -> Iterator[Block]:
-        """The lines, a few megabytes at a time.
+        """The lines in blocks of a few megabytes.
 
         Raises:
-            TraceError: As ``pieces``; or names a line that is too long.
+            TraceError: As ``pieces``; or a line is too long, and the error names it.
         """
         rest, first_line = b"", 1
         for piece in self.pieces():
@@ -154,7 +153,7 @@ class TraceFile:
 
 
 class _Pieces(io.RawIOBase):
-    """Pieces of bytes as a raw file."""
+    """An iterator over byte pieces as a raw file."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""

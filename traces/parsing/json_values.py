@@ -1,4 +1,4 @@
-"""The elements of a JSON array, or values that follow each other, one at a time, without holding all of them."""
+"""Incremental JSON reader: the elements of an array, or consecutive values, one at a time in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...sim.types.errors import TraceError
 from .files import LONGEST_LINE_BYTES, TraceFile
 
 _SPACE = " \t\r\n"
-#: A literal, a number or an escape that is cut in two has fewer signs.
+#: Characters; a literal, number or escape that a piece boundary splits is shorter.
 _UNSURE = 32
-#: Values that are parsed together.
+#: Number of values that are parsed together.
 _BATCH = 4096
 
 
@@ -24,8 +24,8 @@ class Element:
     """One element.
 
     Attributes:
-        value: What it says.
-        line: Where it begins, as an editor counts.
+        value: The parsed value.
+        line: The line on which it begins, from 1.
     """
 
     value: Any
@@ -33,14 +33,14 @@ class Element:
 
 
 class Twice(Exception):
-    """A key that an object has twice."""
+    """An object has the same key twice."""
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, of which each key is there once.
+    """The object of some pairs; refuses duplicate keys.
 
     Raises:
-        Twice: One is there again.
+        Twice: A key occurs twice.
     """
     record = dict(pairs)
     if len(record) < len(pairs):
@@ -50,10 +50,10 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def elements(file: TraceFile) -> Iterator[Element]:
-    """The elements of the array that a file is, or else the values in it.
+    """The elements of a file that is an array, or else its consecutive values.
 
     Raises:
-        TraceError: As ``TraceFile.pieces``; or names the line at which it is no JSON any more.
+        TraceError: As ``TraceFile.pieces``; or the file stops being JSON, and the error names the line.
     """
     text = _Text(file)
     if text.next() != "[":
@@ -72,14 +72,14 @@ def elements(file: TraceFile) -> Iterator[Element]:
 
 
 def batches(values: Iterable[Element]) -> Iterator[list[Element]]:
-    """Some values at a time."""
+    """The values in batches."""
     values = iter(values)
     while batch := list(islice(values, _BATCH)):
         yield batch
 
 
 class _Text:
-    """What has been read and not yet understood."""
+    """Buffer of text that is read but not yet parsed."""
 
     def __init__(self, file: TraceFile) -> None:
         self._path, self._pieces = file.path, file.pieces()
@@ -88,7 +88,7 @@ class _Text:
         self._text, self._place, self._line = "", 0, 1
 
     def next(self) -> str:
-        """The next sign that is no space; empty at the end. It stays."""
+        """The next character that is not white space, without consuming it; empty at the end."""
         while True:
             start = self._place
             end = start
@@ -101,19 +101,19 @@ class _Text:
                 return ""
 
     def expect(self, sign: str, remedy: str) -> None:
-        """Go past a sign that must be there."""
+        """Consume a required character."""
         if self.next() != sign:
             raise self._error(remedy)
         self._place += 1
 
     def element(self) -> Element:
-        """Go past a value."""
+        """Parse and consume one value."""
         if not self.next():
             raise self._error("ends within the array; fetch the file again")
         tried, ended = 0, False
         while True:
             size = len(self._text) - self._place
-            # Not again before there is twice as much to understand.
+            # Retry only once the text has doubled, so that the total parsing work is linear.
             if ended or size >= 2 * tried:
                 tried = size
                 found = self._decoded()
@@ -126,7 +126,7 @@ class _Text:
             ended = not self._more()
 
     def _decoded(self) -> Element | None:
-        """The value, None where it may go on in what is still to come."""
+        """The value, or None if it may continue in text that is not yet read."""
         try:
             value, end = self._json.raw_decode(self._text, self._place)
         except json.JSONDecodeError as error:
@@ -135,7 +135,7 @@ class _Text:
             return None
         except Twice as twice:
             raise self._error(f"has the key {twice} twice; keep one") from None
-        except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
+        except (ValueError, RecursionError):  # numbers of thousands of digits, and equally deep brackets
             raise self._error("cannot be read as JSON; correct or drop it") from None
         found = Element(value, self._line)
         self._pass(end)

@@ -1,4 +1,4 @@
-"""JSON objects: one a line, or spread over lines."""
+"""JSON objects: one per line, or spread over several lines."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from .lines import Block
 from .table import Column, Table, shown
 
 Record = dict[str, Any]
-#: The largest whole number that is read, and what is said of lists that hold a larger one.
+#: The largest whole number that is read, and the message for lists with a larger one.
 MOST = 2**63 - 1
 IN_64_BITS = f"must hold whole numbers from {-MOST - 1} to {MOST}; correct the row"
 
-#: Turns what the rows of a table have under a key into a column, or names the first row that cannot be.
+#: Converts the values of one key in all rows of a table into a column, or raises for the first invalid row.
 Reader = Callable[[Table, str, Sequence[Any]], Column]
 
 
 @dataclass(frozen=True, slots=True)
 class JsonlParser:
-    """From lines, or from values, to a table.
+    """Parser of lines, or of JSON values, into a table.
 
     Attributes:
         path: The file.
-        readers: How each key is read; other keys may hold anything.
+        readers: Reader of each key; other keys may have any values.
     """
 
     path: str | PathLike[str]
     readers: Mapping[str, Reader]
 
     def __call__(self, piece: Block | Sequence[Element]) -> Table:
-        """The rows of a piece; keys that no row has make no column.
+        """The rows of a piece; a key that occurs in no row makes no column.
 
         Raises:
-            TraceError: One that is no object, or a value that cannot be.
+            TraceError: A value is not an object, or has an invalid field.
         """
         if isinstance(piece, Block):
             piece.check_text(self.path)
@@ -69,7 +69,7 @@ class JsonlParser:
             record = json.loads(text, object_pairs_hook=once)
         except Twice as twice:
             raise TraceError(self.path, line, "key", shown(str(twice)), "is there twice; keep one") from None
-        except (ValueError, RecursionError):  # numbers of thousands of digits, and brackets as deep
+        except (ValueError, RecursionError):  # numbers of thousands of digits, and equally deep brackets
             record = None
         if not isinstance(record, dict):
             remedy = "is no JSON object; give one object a line"
@@ -78,7 +78,7 @@ class JsonlParser:
 
 
 def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
-    """Numbers, int64 or float64; what is missing is null."""
+    """Numbers, int64 or float64; missing values are null."""
     for row, value in enumerate(values):
         if not _is_number(value):
             raise table.error(row, name, value, "must be a finite number; correct the row")
@@ -90,12 +90,12 @@ def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
 def _is_number(value: Any) -> bool:
     if type(value) not in (int, float):
         return value is None
-    # What is no number is refused with what must be there; infinity is what 1e999 becomes.
+    # NaN passes: a later check refuses it and names the requirement. Infinity, the value of 1e999, is refused here.
     return value != value or abs(value) < 2**63
 
 
 def whole_numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
-    """Whole numbers, int64; what is missing is null."""
+    """Whole numbers, int64; missing values are null."""
     for row, value in enumerate(values):
         if not _is_number(value) or isinstance(value, float) and not value.is_integer():
             raise table.error(row, name, value, "must be a whole number; correct the row")
@@ -127,7 +127,7 @@ def _check_list(table: Table, row: int, name: str, value: Any) -> None:
 
 
 def sessions(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
-    """Names of sessions, each in its JSON text, so that 1 and "1" are two; what is missing is null."""
+    """Names of sessions as JSON text, so that 1 and "1" differ; missing values are null."""
     for row, value in enumerate(values):
         if value is not None and type(value) not in (int, str):
             raise table.error(row, name, value, "must be a whole number or a text; correct the row")

@@ -1,4 +1,4 @@
-"""The lines of a text file, as an editor counts them."""
+"""The lines of a text file, numbered as in an editor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Block:
 
     Attributes:
         data: The lines; each ends in ``\\n`` but for the last.
-        lines: int64 [lines], the number of each, as an editor counts it.
+        lines: int64 [lines], the line number of each, as in an editor.
     """
 
     data: bytes
@@ -26,23 +26,23 @@ class Block:
         return len(self.lines)
 
     def texts(self) -> list[bytes]:
-        """The lines one by one."""
+        """The lines, one string each."""
         return self.data.split(b"\n")
 
     def part(self, start: int, end: int | None = None) -> Block:
-        """Some of the lines."""
+        """The lines from ``start`` up to ``end``."""
         return Block(b"\n".join(self.texts()[start:end]), self.lines[start:end])
 
     def where(self, keep: np.ndarray) -> Block:
-        """The lines where ``keep`` (bool [lines]) holds."""
+        """The lines for which ``keep`` (bool [lines]) is true."""
         kept = [text for text, well in zip(self.texts(), keep.tolist(), strict=True) if well]
         return Block(b"\n".join(kept), self.lines[keep])
 
     def check_text(self, path: str | PathLike[str]) -> None:
-        """Refuse what is no text.
+        """Refuse bytes that are not text.
 
         Raises:
-            TraceError: Names the first line that is no UTF-8.
+            TraceError: A line is not UTF-8; names the first one.
         """
         if self.data.isascii():
             return
@@ -54,9 +54,9 @@ class Block:
 
 
 def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
-    """``data`` without its blank lines, and the number of the line that comes after it.
+    """``data`` without its blank lines, and the number of the line after it.
 
-    Line ends become ``\\n``, so that rows and lines match in files of any system.
+    Line ends become ``\\n``, so that rows and lines match in files from any operating system.
     """
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -64,5 +64,5 @@ def filled_lines(data: bytes, first_line: int = 1) -> tuple[Block, int]:
     filled = [index for index, line in enumerate(lines) if line.strip()]
     if len(filled) < len(lines):
         data = b"\n".join([lines[index] for index in filled])
-    # What follows the last line end is no line yet.
+    # The text after the last line end is not a line yet.
     return Block(data, np.array(filled, dtype=np.int64) + first_line), first_line + len(lines) - 1

@@ -1,4 +1,4 @@
-"""Parquet: our own columns, as ``traces convert`` writes them, or another program's with the same names."""
+"""Parquet: our own columns, as ``traces convert`` writes them, or files of other programs with the same column names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .files import TraceFile
 from .table import Table
 
 _BATCH_ROWS = 65_536
-#: What a damaged file raises; a name of a column that is no text is a ValueError.
+#: Errors that a damaged file raises; a column name that is not text raises a ValueError.
 _DAMAGE = (pa.ArrowException, OSError, ValueError)
 
 
 def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
-    """A Parquet file, read in place unless it is compressed as a whole.
+    """Open a Parquet file, in place unless the whole file is compressed.
 
     Raises:
-        TraceError: It is damaged.
+        TraceError: The file is damaged.
     """
     with open(file.path, "rb") as raw:
         compressed = raw.read(4) != head[:4]
@@ -33,10 +33,10 @@ def open_parquet(file: TraceFile, head: bytes) -> pyarrow.parquet.ParquetFile:
 
 
 def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted: set[str]) -> Iterator[Table]:
-    """The wanted columns, some rows at a time.
+    """The wanted columns, a batch of rows at a time.
 
     Raises:
-        TraceError: Damaged, without rows, or inflating to more than it may.
+        TraceError: The file is damaged, has no rows, or exceeds the limit on decompressed size.
     """
     names = [name for name in parquet.schema_arrow.names if name in wanted]
     if not parquet.metadata.num_rows:
@@ -55,7 +55,7 @@ def parquet_tables(file: TraceFile, parquet: pyarrow.parquet.ParquetFile, wanted
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The column in the type that readers of text make, where it holds the same in another one."""
+    """The column in the type that the text readers produce, if its values convert to that type."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type

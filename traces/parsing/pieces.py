@@ -1,4 +1,4 @@
-"""What prompts are made of, block by block: lists of ids, and the tokens of each."""
+"""Prompt contents, block by block: lists of ids, and the number of tokens of each block."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .table import Table
 
 
 def whole_pieces(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> dict[str, np.ndarray]:
-    """Blocks that are full but for the last, which is as full as the prompt leaves it.
+    """Full blocks, except for the last block of each prompt, which has the remaining tokens.
 
     Returns:
-        ``pieces`` (int64 [n], ids of each request), ``ids`` and ``tokens`` (int64, one after the other).
+        ``pieces`` (int64 [n], number of ids of each request), ``ids`` and ``tokens`` (int64, concatenated over requests).
 
     Raises:
-        TraceError: Names a request that has not as many ids as its prompt has blocks.
+        TraceError: The number of ids of a request differs from the number of blocks of its prompt; names the request.
     """
     pieces, ids = _lists(table, HASH_IDS)
     needed = -(-prompt_tokens // block_tokens)
@@ -38,7 +38,7 @@ def whole_pieces(table: Table, prompt_tokens: np.ndarray, block_tokens: int) -> 
 
 
 def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Blocks of the sizes that the file gives, which may leave a rest of the prompt.
+    """Blocks of the sizes in the file; they may cover only a prefix of the prompt.
 
     Returns:
         As ``whole_pieces``.
@@ -53,7 +53,7 @@ def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarra
         first = int(low.argmax())
         remedy = f"must hold whole numbers from 1 to {2**63 - 1}; correct the row"
         raise table.error(int(request[first]), BLOCK_TOKENS, int(tokens[first]), remedy)
-    # Of a size beyond any prompt a part is enough; the sum stays within 64 bits.
+    # Sizes are capped above the longest prompt, so that the sum fits into 64 bits.
     before = np.concatenate([[0], np.cumsum(np.minimum(tokens, 2**31))])
     totals = np.diff(before[np.concatenate([[0], np.cumsum(sizes)])])
     for wrong, remedy in (
@@ -69,10 +69,10 @@ def sized_pieces(table: Table, prompt_tokens: np.ndarray) -> dict[str, np.ndarra
 
 
 def likely_block_tokens(counts: Iterable[tuple[int, int]]) -> int:
-    """Tokens of a full block, of the two sizes there are: that of which more prompts have as many ids as they need.
+    """The likely block size in tokens: the one of the two known sizes that more prompts match in their number of ids.
 
     Args:
-        counts: Of some requests, the ids and the prompt's tokens.
+        counts: Number of ids and prompt tokens of some requests.
     """
     fits = {MOONCAKE_BLOCK_TOKENS: 0, VLLM_BLOCK_TOKENS: 0}
     for ids, prompt_tokens in counts:
@@ -82,7 +82,7 @@ def likely_block_tokens(counts: Iterable[tuple[int, int]]) -> int:
 
 
 def _lists(table: Table, field: str) -> tuple[np.ndarray, np.ndarray]:
-    """How many numbers each row has, and all of them; int64."""
+    """The length of the list in each row, and all numbers concatenated; int64."""
     column = table.columns[field]
     if not pa.types.is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         raise table.error(0, field, column[0].as_py(), "must be a list, one whole number a block; correct the row")

@@ -1,4 +1,4 @@
-"""How a file is to be read, where its user says more than it says itself."""
+"""Options that state how to read a file, where the file does not state it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-#: Bytes that a compressed file may inflate to, if its user says nothing: six times the largest public trace.
+#: Default limit on the decompressed size, in bytes: six times the largest public trace.
 MOST_INFLATED_BYTES = 8 * 2**30
 
 

@@ -1,4 +1,4 @@
-"""A parsed but unchecked trace file: Arrow columns, and where each row stands."""
+"""A parsed but unchecked trace file: Arrow columns, and the file position of each row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> object:
-    """``value`` fit for an error of one line: a Python scalar, whole floats as ints, long values shortened."""
+    """``value`` formatted for a one-line error: as a Python scalar, whole floats as ints, long values shortened."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -50,12 +50,12 @@ Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Some rows of a trace file, by the file's own names, not yet checked.
+    """Some rows of a trace file, under the file's own column names, not yet checked.
 
     Attributes:
         path: The file.
-        columns: Arrow arrays [n] of what is read; what a text means is not decided yet.
-        lines: int64 [n], the number of each row: of its line as an editor counts it, or of the row itself, from 1.
+        columns: Arrow arrays [n] of the columns read; texts are not interpreted yet.
+        lines: int64 [n], the line number of each row as in an editor, or the row number from 1.
         unit: ``"line"`` for text, ``"row"`` for formats without lines.
     """
 
@@ -68,27 +68,27 @@ class Table:
         return len(self.lines)
 
     def part(self, start: int, end: int | None = None) -> Table:
-        """Some of the rows."""
+        """The rows from ``start`` up to ``end``."""
         columns = {name: column[start:end] for name, column in self.columns.items()}
         return replace(self, columns=columns, lines=self.lines[start:end])
 
     def where(self, keep: np.ndarray) -> Table:
-        """The rows where ``keep`` (bool [n]) holds."""
+        """The rows for which ``keep`` (bool [n]) is true."""
         if keep.all():
             return self
         columns = {name: column.filter(pa.array(keep)) for name, column in self.columns.items()}
         return replace(self, columns=columns, lines=self.lines[keep])
 
     def having(self, **columns: Column) -> Table:
-        """The table with some columns put in, or put in the place of those that are there."""
+        """The table with these columns added or replaced."""
         return replace(self, columns=self.columns | columns)
 
     def error(self, row: int, field: str, value: object, remedy: str) -> TraceError:
-        """The error that names the row at index ``row``."""
+        """The error for a value in the row at index ``row``."""
         return TraceError(self.path, int(self.lines[row]), field, shown(value), remedy, self.unit)
 
     def refuse(self, bad: np.ndarray, field: str, values: np.ndarray, remedy: str) -> None:
-        """Raise for the first row where ``bad`` (bool [n]) holds, if there is one."""
+        """Raise for the first row for which ``bad`` (bool [n]) is true, if there is one."""
         if bad.any():
             row = int(bad.argmax())
             raise self.error(row, field, values[row], remedy)

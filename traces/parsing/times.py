@@ -1,9 +1,9 @@
-"""From the seconds of a trace to ticks and back, without losing a nanosecond.
+"""Conversion between the seconds of a trace and ticks, exact to the nanosecond.
 
-The rule: an arrival is rounded to a whole nanosecond, half to even. Whole seconds and the fraction
-are converted apart, since ``seconds * 1e12`` in float64 has too few bits. A float64 below
-``LATEST_S`` lies less than half a nanosecond from the decimal text that it was read from, so text of
-up to nine decimals is met exactly, and every format gives the same ticks. Integers are exact.
+An arrival is rounded to a whole nanosecond, half to even. Whole seconds and the fraction are
+converted separately, since ``seconds * 1e12`` in float64 has too few bits. A float64 below
+``LATEST_S`` differs by less than half a nanosecond from the decimal text that it was read from. Text
+of up to nine decimals therefore converts exactly, and every format gives the same ticks. Integers are exact.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def to_seconds(arrival_ticks: np.ndarray) -> np.ndarray:
 
 
 def is_zoned(table: Table, field: str) -> bool:
-    """Whether the first date of a column says its offset."""
+    """Whether the first date of a column has an offset."""
     return bool(pc.match_substring_regex(table.columns[field].slice(0, 1), _OFFSET)[0].as_py())
 
 
 def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:
     """Nanoseconds since 1970 (int64 [n]) of a column of dates in text, ``YYYY-MM-DD HH:MM:SS`` with up to nine decimals.
 
-    Dates with an offset (``+00:00``) count in UTC; those without are taken to be all in one zone.
+    Dates with an offset (``+00:00``) are converted to UTC; dates without one are assumed to share a time zone.
 
     Raises:
-        TraceError: Names the first row that is missing, is no date, or has an offset where others have none.
+        TraceError: A row has no date, an invalid date, or an offset where other rows have none; names the first one.
     """
     column = table.columns[field]
     missing = np.asarray(column.is_null())

@@ -1,8 +1,8 @@
-"""The SOSP'23 artifact's own format, a pickled list of (prompt_len, output_len), read without trust.
+"""The SOSP'23 artifact's own format, a pickled list of (prompt_len, output_len), read without trusting the file.
 
-A pickle is a program for a small stack machine, and Python's calls any function that the file names.
-This one knows only the instructions that build lists, tuples and numbers; it refuses every other
-before it runs. Protocols 0 to 5.
+A pickle is a program for a small stack machine. Python's unpickler calls any function that the file names.
+This unpickler supports only the instructions that build lists, tuples and numbers, and refuses every other
+instruction before it runs. Protocols 0 to 5.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _OPCODE_NAMES = {
 
 
 class _Refused(Exception):
-    """The pickle asks for more than lists, tuples and numbers."""
+    """The pickle contains more than lists, tuples and numbers."""
 
 
 class _Harmless(dict[int, Callable[..., None]]):
-    """The instructions that are known, by opcode; looking up another refuses it."""
+    """The supported instructions, by opcode; a lookup of another opcode raises ``_Refused``."""
 
     def __missing__(self, opcode: int) -> NoReturn:
         raise _Refused(_OPCODE_NAMES.get(opcode, f"opcode {opcode}"))
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    # The interpreter in Python takes its instructions from a table, so that what is not in the
-    # table cannot run; the one in C has no table, and can be made to reserve gigabytes besides.
+    # Python's pure-Python unpickler dispatches through this table, so an instruction that is not in the
+    # table cannot run. The C unpickler has no table, and a file can make it allocate gigabytes.
     dispatch = _Harmless(
         (opcode, run) for opcode, run in pickle._Unpickler.dispatch.items() if _OPCODE_NAMES[opcode] in _HARMLESS
     )
@@ -56,10 +56,10 @@ _REMEDY = "a pickled trace is a list of (prompt, output) in plain ints; save it 
 
 
 def pickle_pieces(file: TraceFile) -> Iterator[list[Pair]]:
-    """The pairs that are pickled in a file.
+    """The pairs in a pickle file.
 
     Raises:
-        TraceError: Not a pickle, damaged, or holding anything but a list.
+        TraceError: The file is not a pickle, is damaged, or contains anything but a list.
     """
     path = file.path
     try:
@@ -68,7 +68,7 @@ def pickle_pieces(file: TraceFile) -> Iterator[list[Pair]]:
         raise TraceError(path, None, "pickle instruction", str(refused), f"refused, never run: {_REMEDY}") from None
     except TraceError:
         raise
-    except Exception as error:  # a damaged pickle fails in any way its stack machine can
+    except Exception as error:  # a damaged pickle can raise any exception in its stack machine
         raise TraceError(path, None, None, None, f"is no readable pickle ({type(error).__name__}): {_REMEDY}") from None
     if type(pairs) is not list or not pairs:
         raise TraceError(path, None, "pickle", shown(pairs), _REMEDY)
@@ -79,7 +79,7 @@ def pickle_table(path: str | PathLike[str], batch: Sequence[Pair]) -> Table:
     """The lengths of some pairs.
 
     Raises:
-        TraceError: One is no pair of whole numbers.
+        TraceError: An element is not a pair of whole numbers.
     """
     table = Table(path, {}, np.array([row for row, _ in batch]), "row")
     for place, (_, pair) in enumerate(batch):

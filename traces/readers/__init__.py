@@ -1,1 +1,1 @@
-"""From a file, whatever it is, to a trace."""
+"""Readers: convert a file of any supported format into a trace."""

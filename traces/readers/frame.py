@@ -1,4 +1,4 @@
-"""From a data frame in memory to a trace, by the checks of a file."""
+"""Conversion of an in-memory data frame into a trace, with the checks that files get."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..types.trace import Trace
 from .gather import Gathering
 from .recognise import require_lengths
 
-#: What errors, titles and ``run.json`` call a trace that is in no file.
+#: Name of a trace without a file, in errors, titles and ``run.json``.
 FRAME_NAME = "DataFrame"
 _UNIT = "iloc"
 
 
 def is_frame(value: object) -> bool:
-    """Whether ``value`` is a data frame: columns with names that Arrow can read, such as those of pandas."""
+    """Whether ``value`` is a data frame that Arrow can read by column name, for example a pandas one."""
     return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns") and hasattr(value, "iloc")
 
 
 def trace_of_frame(frame: Any) -> Trace:
-    """The trace in a pandas data frame: our own columns, as ``read_with_content`` takes them from a file.
+    """The trace in a pandas data frame with our own columns, as ``read_with_content`` reads them from a file.
 
     Args:
         frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``hash_ids``,
             ``session_id`` and so on. Other columns are not read.
 
     Raises:
-        TraceError: A column is missing, or a row cannot be true; names the row as ``frame.iloc`` counts it.
+        TraceError: A column is missing, or a row is invalid; names the row by its ``frame.iloc`` position.
     """
     names = [str(name) for name in frame.columns]
     require_lengths(FRAME_NAME, None, OWN, names)

@@ -1,4 +1,4 @@
-"""From tables, one after the other, to a trace: what is kept of each is arrays of numbers."""
+"""Conversion of consecutive tables into a trace; only arrays of numbers are kept."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..parsing.table import Table
 from ..types.trace import LeftOut, Rows, Trace
 
 Piece = Block | Table
-#: Bad rows that are always skipped, and their share of the good ones above which more are not.
+#: Number of bad rows that may always be skipped; above it, their maximum ratio to the good rows.
 MOST_BAD_ROWS, MOST_BAD_SHARE = 1000, 0.25
 _MISSING = {"arrival_ticks": "a time, 0 or more", "max_tokens": "a number of tokens", "n": "a number of sequences"}
 
 
 class Gathering:
-    """Valid rows of a file, and how many are left out.
+    """The valid rows of a file, and the number of rows left out.
 
     Args:
         path: The file.
-        form: What it is.
+        form: Its format.
         limits: Further arguments of ``checked``.
     """
 
@@ -43,10 +43,10 @@ class Gathering:
         self._first_bad: TraceError | None = None
 
     def take(self, table: Table) -> None:
-        """Check some rows and keep them.
+        """Check some rows and add them.
 
         Raises:
-            TraceError: One of them cannot be; none is kept.
+            TraceError: A row is invalid; then no row is added.
         """
         gone = failed(table, self._form) if self._form.failures else np.zeros(len(table), dtype=bool)
         table = self._prepare(table.where(~gone))
@@ -63,40 +63,40 @@ class Gathering:
         self._kept += len(table)
 
     def _check_alike(self, table: Table, arrays: Arrays) -> None:
-        """All rows or none have a time, and so on."""
+        """Refuse a column, for example of times, that only some rows have."""
         first = self._parts[0] if self._parts else arrays
         for field in ("arrival_ticks", "max_tokens", "n", "ids"):
             if (field in first) == (field in arrays):
                 continue
             remedy = f"is missing; give {_MISSING.get(field, 'a list, one whole number a block')}"
             name = {"ids": "hash_ids", "arrival_ticks": next(iter(self._form.clocks), "arrival_s")}.get(field, field)
-            # Either these rows are without it, or all before them.
+            # Either the new rows lack the field, or all earlier rows do.
             line = table.lines[0] if field in first else self._lines[0][0]
             raise TraceError(self._path, int(line), name, None, remedy, table.unit)
 
     def _numbered(self, names: np.ndarray) -> np.ndarray:
-        """Sessions by number, as they begin."""
+        """Numbers of sessions, in the order in which they begin."""
         numbers = self._sessions
         return np.array([numbers.setdefault(name, len(numbers)) for name in names.tolist()], dtype=np.int64)
 
     def skip(self, error: TraceError) -> None:
-        """Leave out a row.
+        """Count a bad row as skipped.
 
         Raises:
-            TraceError: The first such error, where too many rows are bad: then it is not the rows that are wrong.
+            TraceError: Too many rows are bad, so the file as a whole is likely wrong; raises the first such error.
         """
         self._bad += 1
         if self._first_bad is None:
-            # Without the rows that its traceback would hold on to.
+            # The traceback would keep the rows in memory.
             self._first_bad = error.with_traceback(None)
         if self._bad > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
             raise self._first_bad
 
     def trace(self, name: str) -> Trace:
-        """The trace of all rows that were kept.
+        """The trace of all valid rows.
 
         Raises:
-            TraceError: None was, or a row goes on from one that it cannot.
+            TraceError: No row is valid, or a row continues a row that it cannot continue.
         """
         if not self._parts:
             if self._first_bad is not None:
@@ -111,7 +111,7 @@ class Gathering:
         return Trace(name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out)
 
     def _columns(self) -> Arrays:
-        """The arrays of all rows, which the parts give up one by one."""
+        """The arrays of all rows; releases the arrays of the parts one by one to save memory."""
         lengths = [len(part["prompt_tokens"]) for part in self._parts]
         fields = dict.fromkeys(field for part in self._parts for field in part)
         return {
@@ -134,12 +134,12 @@ class Gathering:
 
 
 def _absent(field: str, rows: int) -> np.ndarray:
-    """What rows have that say nothing of a session, of a delay, or of a parent."""
+    """The values of rows that lack a session, a delay or a parent."""
     return np.full(rows, {SESSION: NO_SESSION, "delay_ticks": 0}.get(field, np.nan))
 
 
 def _content(columns: Arrays) -> PromptContent | None:
-    """What prompts are made of; its columns leave the others."""
+    """The prompt contents; removes their columns from ``columns``."""
     sessions = columns.pop(SESSION, None)
     if sessions is not None and (sessions == NO_SESSION).all():
         sessions = None

@@ -1,4 +1,4 @@
-"""What a benchmark client measured of each request, beside the trace of the same file."""
+"""A benchmark client's measurements of each request, aligned with the trace of the same file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..parsing.files import TraceFile
 from ..parsing.reading import MOST_INFLATED_BYTES
 from ..types.trace import Trace
 
-#: Beyond any benchmark, in seconds or in requests.
+#: Larger than any benchmark's value, in seconds or in requests.
 _MOST = 1e12
 
 
@@ -28,13 +28,13 @@ class Measured:
     Attributes:
         ttft_s: Times to first token, float64 [n].
         e2el_s: End-to-end latencies, float64 [n].
-        gaps_s: Float64 [gaps], the times between chunks of an answer, one request after the other; None where the
+        gaps_s: Float64 [gaps], the times between chunks of an answer, concatenated over requests; None if the
             client does not write them.
-        duration_s: From the client's start to its end, None where the file is silent.
-        request_rate: Requests/s that were asked for, inf for all at once; None where the file is silent.
-        burstiness: Of the gaps between them.
-        max_concurrency: Most requests that the client let be under way, None for any number.
-        model_id: Name of the model, None where the file is silent.
+        duration_s: Time from the client's start to its end; None if the file has no value.
+        request_rate: Target rate in requests/s, inf for all at once; None if the file has no value.
+        burstiness: Burstiness of the gaps between requests.
+        max_concurrency: Maximum number of requests in flight at the client; None for no limit.
+        model_id: Name of the model; None if the file has no value.
     """
 
     ttft_s: np.ndarray
@@ -48,13 +48,13 @@ class Measured:
 
 
 def measured(path: str | PathLike[str], trace: Trace) -> Measured:
-    """What a benchmark's result says beside its trace.
+    """The measurements in a benchmark's result.
 
     Args:
-        trace: Read from the same file: requests that failed are in neither.
+        trace: Read from the same file. Neither the trace nor the result contains failed requests.
 
     Raises:
-        TraceError: It is no such result, was saved without details, or holds a time that cannot be.
+        TraceError: The file is not a benchmark result, was saved without details, or has an invalid time.
     """
     result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
     if result is None:
@@ -91,10 +91,10 @@ def _has(requests: Sequence[Request], latency: Latency) -> bool:
 
 
 def _latencies(result: BenchmarkResult, requests: Sequence[Request], latency: Latency) -> np.ndarray:
-    """A latency of each request, float64 [n], in seconds.
+    """One latency of each request, float64 [n], in seconds.
 
     Raises:
-        TraceError: No request has it, or one has a time that cannot be.
+        TraceError: No request has the latency, or a time is invalid.
     """
     if not _has(requests, latency):
         raise _missing(result, latency)
@@ -105,10 +105,10 @@ def _latencies(result: BenchmarkResult, requests: Sequence[Request], latency: La
 
 
 def _gaps(result: BenchmarkResult, requests: Sequence[Request], latency: Latency) -> tuple[np.ndarray, np.ndarray]:
-    """All gaps, float64 [gaps], in seconds, and how many each request has, int64 [n]; one of one chunk has none.
+    """All gaps, float64 [gaps], in seconds, and the number of gaps of each request, int64 [n]; 0 for an answer of one chunk.
 
     Raises:
-        TraceError: No request has them, or one has a time that cannot be.
+        TraceError: No request has gaps, or a time is invalid.
     """
     if not _has(requests, latency):
         raise _missing(result, latency)
@@ -136,7 +136,7 @@ def _require_time(result: BenchmarkResult, row: int, latency: Latency, value: An
 
 
 def _rate(result: BenchmarkResult) -> float | None:
-    # vLLM writes a text, SGLang the number.
+    # vLLM writes the text "inf", SGLang the number.
     return inf if result.about.get("request_rate") in ("inf", inf) else _number(result, "request_rate")
 
 

@@ -1,9 +1,9 @@
-"""From a file to a trace.
+"""Readers of trace files.
 
-    file -> bytes (inflated) -> what it is, by its content -> rows, some at a time -> checks -> arrays -> trace
+    file -> bytes (decompressed) -> format, from the content -> rows, in pieces -> checks -> arrays -> trace
 
-What is kept of a row is its numbers, so that a million rows take tens of megabytes, whatever the file has.
-Formats: see ``traces.formats``; also gzipped and by Zstandard.
+Only the numbers of a row are kept, so a million rows take tens of megabytes, whatever the size of the file.
+Formats: see ``traces.formats``, each also compressed with gzip or Zstandard.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ..types.trace import Trace
 from .gather import Gathering
 from .recognise import recognise
 
-#: Rows of a piece that is read again for every bad row in it; larger ones are halved first.
+#: Maximum rows of a piece that is read again for every bad row in it; larger pieces are halved first.
 _READ_AGAIN_ROWS = 512
 
 
 def holds_load(path: str | PathLike[str]) -> bool:
-    """Whether a file is a load, and no trace.
+    """Whether a file is a load instead of a trace.
 
     Raises:
-        TraceError: It cannot be read.
+        TraceError: The file cannot be read.
     """
     return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
 
 
 def fields_read(path: str | PathLike[str]) -> frozenset[str]:
-    """Fields of ``Reading`` that change how a trace is read.
+    """Fields of ``Reading`` that affect how this file is read.
 
     Raises:
-        TraceError: It cannot be read, or is no trace that we know.
+        TraceError: The file cannot be read, or has an unknown format.
     """
     if holds_load(path):
-        # A load is drawn from: it has neither rows nor blocks, and is small.
+        # Requests are drawn from a load: it has no rows and no blocks, and is small.
         return frozenset()
     file = TraceFile(path, MOST_INFLATED_BYTES)
     source = recognise(file, Reading(), content=True)
@@ -56,23 +56,23 @@ def fields_read(path: str | PathLike[str]) -> frozenset[str]:
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     """The trace in ``path``: its lengths and its times.
 
-    Columns of our own are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
-    ``fork_at`` or ``truncate_to`` (see ``sim.workload.dialogue``), of which the lengths must be there. Those of others are known
-    by their names (``traces.formats``); columns that we do not know are not read.
-    Arrivals become ticks by the rule of ``traces.parsing.times``: whole nanoseconds, exactly.
+    Our own columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, and ``parent`` with
+    ``fork_at`` or ``truncate_to`` (see ``sim.workload.dialogue``); the two lengths are required. Other formats are recognised
+    by their column names (``traces.formats``); unknown columns are not read.
+    Arrivals are converted to ticks by the rule of ``traces.parsing.times``: whole nanoseconds, exactly.
 
     Raises:
-        TraceError: The file cannot be read, or holds a row that cannot be true. Names the line as an
-            editor shows it (the header is line 1), or the row where the format has no lines.
+        TraceError: The file cannot be read, or has an invalid row. Names the line as an
+            editor shows it (the header is line 1), or the row if the format has no lines.
     """
     return _read(path, reading, content=False)
 
 
 def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), longest: int | None = None) -> Trace:
-    """As ``read``, and what the prompts are made of, where the file says so by ``hash_ids`` or ``session_id``.
+    """As ``read``, with the prompt contents, if the file has ``hash_ids`` or ``session_id``.
 
     Args:
-        longest: Tokens of the longest request; longer ones are bad rows. None takes any.
+        longest: Maximum tokens of a request; rows of longer requests are bad rows. None sets no limit.
     """
     return _read(path, reading, content=True, **({} if longest is None else {"longest": longest}))
 
@@ -87,7 +87,7 @@ def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: 
 
 
 def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_bad: bool) -> None:
-    """Take the rows of a piece; where some are to be skipped, those around them in ever smaller pieces."""
+    """Add the rows of a piece; with ``skip_bad``, read ever smaller pieces around the bad rows."""
     while len(piece):
         try:
             gathering.take(parse(piece))
@@ -106,7 +106,7 @@ def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_
 
 
 def _named(piece: Any, error: TraceError) -> int | None:
-    """The place of the row that an error names, in a piece that is small enough to be read again without it."""
+    """The index of the row that an error names, or None if the piece is too large to be read again without that row."""
     if len(piece) == 1:
         return 0
     if len(piece) > _READ_AGAIN_ROWS or isinstance(piece, list):
@@ -127,14 +127,14 @@ def _without(piece: Any, place: int) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HashedTrace:
-    """A trace and the blocks of its prompts, request after request; int64, read-only.
+    """A trace and the blocks of its prompts, concatenated over requests; int64, read-only.
 
     Attributes:
         trace: Arrivals and lengths.
         offsets: [n + 1]; request i has the blocks from ``offsets[i]`` up to ``offsets[i + 1]``.
         hash_ids: [blocks].
-        block_tokens: [blocks], at least 1. Those of a request add up to its prompt, or to no more
-            than that where the file gives them.
+        block_tokens: [blocks], at least 1. The sum over a request equals its prompt length, or is at most
+            that if the file states the sizes.
     """
 
     trace: Trace
@@ -154,11 +154,11 @@ def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> Has
     """The trace in ``path`` with its blocks.
 
     Args:
-        path: A format with ``hash_ids``.
+        path: A file with ``hash_ids``.
         block_size: Tokens of a full block, for files without ``block_tokens``; None infers them.
 
     Raises:
-        TraceError: As ``read``; or the file has no blocks, or some that do not fit their prompt.
+        TraceError: As ``read``; or the file has no blocks, or blocks that do not fit their prompt.
     """
     trace = read_with_content(path, Reading(timed_trace_chunk_hash_size=block_size))
     if trace.content is None or not len(trace.content.ids):

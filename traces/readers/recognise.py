@@ -1,4 +1,4 @@
-"""What kind of file a trace is: by its first bytes, then by the names that it uses, and last by its ending."""
+"""Format recognition: by the first bytes of a file, then by its column names, then by its file name suffix."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from ..parsing.unpickle import pickle_pieces, pickle_table
 from ..synthesis.load import is_load
 
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
-#: Forms with names of their own, the most particular first.
+#: Forms with distinctive column names, the most specific first.
 CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
-#: Rows that tell the size of a block.
+#: Number of rows from which the block size is inferred.
 _HEAD_LINES = 64
-#: Names of lengths, which tell an array of requests from one of conversations.
+#: Names of length fields; they distinguish an array of requests from an array of conversations.
 _LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN_NAMES[field]}
 _TEXT_LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that is known for what it is.
+    """A file of a recognised format.
 
     Attributes:
-        form: What it calls things.
-        pieces: Some rows at a time, of any kind that can be cut.
-        parse: From a piece to a table.
-        reads: Fields of ``Reading`` that only some forms read, and this one does.
+        form: Its column names and units.
+        pieces: Its rows in pieces; a piece of any type can be split.
+        parse: Converts a piece into a table.
+        reads: Fields of ``Reading`` that only some formats use, and this one does.
     """
 
     form: Form
@@ -63,13 +63,13 @@ class Source:
 
 
 def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
-    """What a file is, and how it is read.
+    """The format of a file, and its parser.
 
     Args:
-        content: Whether to read what prompts are made of.
+        content: Whether to read prompt contents.
 
     Raises:
-        TraceError: It is missing, empty, or has no columns that we know.
+        TraceError: The file is missing, is empty, or has no known columns.
     """
     head, ending = file.head(), Path(file.bare_name).suffix
     if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
@@ -112,7 +112,7 @@ def _csv(file: TraceFile, content: bool) -> Source:
 
 
 def _some(file: TraceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Blocks of a CSV, of which there must be one."""
+    """Blocks of a CSV; refuses a file without any."""
     first = next(blocks, None)
     if first is None:
         raise TraceError(file.path, None, None, None, "has a header and no rows; give one request a line")
@@ -141,10 +141,10 @@ def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
 
 
 def _is_spread(first_line: bytes, file: TraceFile) -> bool:
-    """Whether objects take more lines than one, as in pretty-printed JSON."""
+    """Whether JSON objects span several lines, as in pretty-printed JSON."""
     if _record(first_line) is not None or not first_line.lstrip().startswith(b"{"):
         return False
-    # In one that is cut, or wrong, below: its error names the line.
+    # True also for a truncated or invalid object: the parser's error then names its line.
     if first_line.rstrip()[-1:] in (b"{", b"[", b",", b":"):
         return True
     try:
@@ -168,7 +168,7 @@ def _records(
     content: bool,
     line: int | None,
 ) -> Source:
-    """JSON objects, by what the first ones say; ``line`` is that of the first, None where it cannot be understood."""
+    """JSON objects in the form that the first ones match; ``line`` is the line of the first, None if it is not parsable."""
     form = _jsonl_form(heads, reading)
     if line is not None:
         require_lengths(file.path, line, form, list(heads[0]))
@@ -176,7 +176,7 @@ def _records(
 
 
 def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[str]:
-    """What of ``--timed-trace-*`` a form reads: its unit of time, and how large blocks are where it does not say."""
+    """The ``--timed-trace-*`` fields that a form uses: its time unit, and its block size if the file does not state it."""
     if form is RAGPULSE:
         return frozenset()
     if form.marks == MOONCAKE.marks:
@@ -198,7 +198,7 @@ def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
 
 
 def _counts(records: Sequence[dict[str, Any]], form: Form) -> Iterator[tuple[int, int]]:
-    """Ids and prompt tokens of the records that have both."""
+    """Number of ids and prompt tokens of the records that have both."""
     for record in records:
         ids = record.get(HASH_IDS)
         prompt_tokens = next((record[name] for name in form.names["prompt_tokens"] if name in record), None)
@@ -207,7 +207,7 @@ def _counts(records: Sequence[dict[str, Any]], form: Form) -> Iterator[tuple[int
 
 
 def _record(text: bytes) -> dict[str, Any] | None:
-    """What a line says, None where it says nothing that we understand."""
+    """The JSON object on a line; None if the line has no valid one."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -222,10 +222,10 @@ def _refuse_repeated(path: str | PathLike[str], line: int, names: Sequence[str],
 
 
 def require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:
-    """Refuse columns without both lengths, or that leave a parent which none of them names.
+    """Refuse columns without both lengths, or with ``fork_at`` or ``truncate_to`` but no ``parent``.
 
     Raises:
-        TraceError: Names the column that is missing.
+        TraceError: A column is missing; names it.
     """
     found = shown(",".join(names))
     for field in ("prompt_tokens", "output_tokens"):

@@ -1,1 +1,1 @@
-"""What a trace is like."""
+"""Statistics of a trace."""

@@ -1,6 +1,6 @@
-"""What a trace is like, in a few numbers.
+"""Statistics of a trace, including prefix reuse.
 
-How much of a trace's prompts was there before: what an endless prefix cache would hit.
+Reuse is the share of prompt tokens that an infinite prefix cache would hit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..types.trace import Trace
 
 
 def reused_tokens(trace: Trace) -> tuple[str, np.ndarray] | None:
-    """By what it is known, and of each prompt the tokens (int64 [n]) of the longest prefix that was seen before.
+    """The field that identifies reuse, and the length (int64 [n]) of each prompt's longest known prefix in tokens.
 
-    ``hash_ids``: the first blocks that some earlier prompt began with, too. ``session_id``: what was said in the session
-    before. ``parent``: the text that a request goes on from. None where the trace says nothing of the kind.
+    ``hash_ids``: the first blocks, where an earlier prompt began with the same blocks. ``session_id``: the earlier turns of
+    the session. ``parent``: the text that a request continues. None if the trace has none of these fields.
     """
     if trace.dialogue is not None:
         return "parent", trace.dialogue.parent_tokens
@@ -41,7 +41,7 @@ def _by_pieces(content: PromptContent) -> np.ndarray:
     for request, (start, end) in enumerate(zip(offsets, offsets[1:])):
         known = len(chain.parents)
         path = chain.extend(ids[start:end])
-        # Numbers ascend as prefixes are first seen, and a known prefix begins with known ones.
+        # Prefixes are numbered in the order of first occurrence, and all prefixes of a known prefix are known.
         hits = sum(number < known for number in path)
         reused[request] = sum(tokens[start : start + hits])
     return reused
@@ -62,13 +62,13 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def stats(trace: Trace) -> dict[str, Any]:
-    """Rows, lengths and arrivals of ``trace``, as plain numbers.
+    """Number of rows, lengths and arrivals of ``trace``, as plain numbers.
 
-    ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` hold mean, standard deviation, extremes
+    ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` contain mean, standard deviation, extremes
     and percentiles (linear, as numpy's). ``request_rate`` is gaps / (last - first arrival), and
-    ``gap_cv`` the standard deviation of the gaps over their mean: 1 for a Poisson process. Both are
-    None where there are no times, or all requests arrive at once. ``reuse`` is how much of the prompts was there
-    before (``traces.stats.stats``), None where the trace does not say.
+    ``gap_cv`` is the standard deviation of the gaps over their mean: 1 for a Poisson process. Both are
+    None if there are no times, or if all requests arrive at once. ``reuse`` is the prefix reuse of the prompts
+    (``traces.stats.stats``), None if the trace has no prompt contents.
     """
     return {
         "name": trace.name,

@@ -1,1 +1,1 @@
-"""Drawn traces, and loads that are fitted to a trace."""
+"""Synthetic traces, and loads fitted to a trace."""

@@ -1,10 +1,10 @@
-"""From a trace to its load, and back to as many requests as are asked for (``traces.synthesis.load`` says what is kept).
+"""Fits a load to a trace, and draws requests from a load (``traces.synthesis.load`` describes a load).
 
 Gaps follow a Gaussian copula: rank = Phi(z) with z[i] = sqrt(s) * a[i] + sqrt(1 - s) * noise[i], where ``a`` is an
-autoregression that forgets in ``gaps`` gaps. So the correlation of two ranks is about s * exp(-lag / gaps).
+autoregression that decays to 1/e over ``gaps`` gaps. The correlation of two ranks is therefore about s * exp(-lag / gaps).
 
-Draws are stratified: n ranks are one in each n-th of [0, 1), in a random order. So also a short draw has the load's
-means.
+Draws are stratified: each n-th of [0, 1) contains one of the n ranks, in random order. A short draw therefore has the
+load's means, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..parsing.times import LATEST_S, to_ticks
 from ..types.trace import Trace, require_count
 from .load import GRID, VERSION, Arrivals, Load, Marginal
 
-#: Gaps after which correlations are looked at, and those in which they may fade.
+#: Lags, in gaps, at which correlations are computed, and candidate decay times in gaps.
 _LAGS, _FADES = 2 ** np.arange(9), 2.0 ** np.arange(13)
 _FEWEST_GAPS = 1024
 
 
 def fit(trace: Trace) -> Load:
-    """The load of a trace."""
+    """The load fitted to a trace."""
     bands = [_ranks(lengths) * GRID // len(trace) for lengths in (trace.prompt_tokens, trace.output_tokens)]
     grid = np.bincount(bands[0] * GRID + bands[1], minlength=GRID * GRID).reshape(GRID, GRID)
     lengths = Marginal.of(trace.prompt_tokens), Marginal.of(trace.output_tokens)
@@ -32,7 +32,7 @@ def fit(trace: Trace) -> Load:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0 on, int64; equal values keep their order."""
+    """Ranks from 0 on, int64; equal values are ranked in their original order."""
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
     return ranks
@@ -47,11 +47,11 @@ def _arrivals(trace: Trace) -> Arrivals | None:
 
 
 def _persistence(gaps_s: np.ndarray) -> tuple[float, float]:
-    """Of ``s * exp(-lag / gaps)`` the s and the gaps that come nearest to the correlations of the ranks."""
+    """The s and the decay in gaps for which ``s * exp(-lag / gaps)`` is closest to the correlations of the ranks."""
     if len(gaps_s) < _FEWEST_GAPS:
         return 0.0, 1.0
     _, inverse_places, counts = np.unique(gaps_s, return_inverse=True, return_counts=True)
-    # Equal gaps have one rank: the middle of theirs.
+    # Equal gaps share one rank, the middle of their ranks.
     ranks = (np.cumsum(counts) - counts / 2)[inverse_places]
     ranks = (ranks - ranks.mean()) / max(ranks.std(), 1e-9)
     found = np.array([(ranks[:-lag] * ranks[lag:]).mean() for lag in _LAGS])
@@ -65,7 +65,7 @@ def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
     """``n`` requests with the load's lengths and arrivals; None draws as many as the trace had.
 
     Raises:
-        SettingError: A number that cannot be, or arrivals over more than 97 days.
+        SettingError: ``n`` or ``seed`` is invalid, or the arrivals span more than 97 days.
     """
     n = load.requests if n is None else n
     require_count(n)
@@ -78,7 +78,7 @@ def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
 
 def _drawn_lengths(load: Load, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     grid = np.array(load.rank_grid)
-    # Cells in their shares, as nearly as n allows, in a random order.
+    # Cells are drawn in proportion to their counts, as closely as n allows, in random order.
     upper = np.cumsum(grid.ravel()) / grid.sum()
     cells = rng.permutation(np.searchsorted(upper, (np.arange(n) + rng.random()) / n, side="right"))
     cells = np.minimum(cells, grid.size - 1)
@@ -89,7 +89,7 @@ def _drawn_lengths(load: Load, n: int, rng: np.random.Generator) -> list[np.ndar
 
 
 def _stratified(bands: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Ranks in [0, 1), one in each n-th, that are in order of their bands, and at random within a band."""
+    """Ranks in [0, 1), one in each n-th, ordered by band and random within a band."""
     order = np.lexsort((rng.random(len(bands)), bands))
     ranks = np.empty(len(bands))
     ranks[order] = (np.arange(len(bands)) + rng.random(len(bands))) / len(bands)
@@ -107,7 +107,7 @@ def _drawn_arrivals(arrivals: Arrivals, n: int, rng: np.random.Generator) -> np.
 
 
 def _lasting_ranks(arrivals: Arrivals, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Stratified ranks in [0, 1) that are correlated as the gaps are."""
+    """Stratified ranks in [0, 1) with the correlation of the gaps."""
     noise, share = rng.standard_normal(n), arrivals.persistence
     if share:
         noise = np.sqrt(1 - share) * noise + np.sqrt(share) * _autoregression(n, np.exp(-1 / arrivals.gaps), rng)
@@ -115,7 +115,7 @@ def _lasting_ranks(arrivals: Arrivals, n: int, rng: np.random.Generator) -> np.n
 
 
 def _autoregression(n: int, factor: float, rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers of variance 1, each ``factor`` times the one before plus noise."""
+    """Normal numbers of variance 1, each ``factor`` times the previous one plus noise."""
     shocks = np.sqrt(1 - factor**2) * rng.standard_normal(n)
     values, last = np.empty(n), rng.standard_normal()
     for place, shock in enumerate(shocks.tolist()):

@@ -1,10 +1,10 @@
-"""A load in a small file: what a trace is like, to be drawn from, without any of its requests.
+"""A load: statistics of a trace in a small file, from which requests can be drawn, without any request of the trace.
 
-``fitting.fit`` keeps quantiles of both lengths, a grid that counts requests by the ranks of the two, and of the arrivals:
-how many requests come at one instant, how long the gaps between the instants are, and how far a long gap makes the next
-ones long, too. ``fitting.draw`` makes as many requests as are asked for.
+``fitting.fit`` stores quantiles of both lengths and a grid that counts requests by the ranks of the two. Of the
+arrivals it stores the number of requests at one instant, the gaps between instants, and the correlation of successive
+gaps. ``fitting.draw`` draws any number of requests.
 
-What prompts have in common, and how the load changes over hours, is not kept. The extremes are those of single requests.
+Shared prefixes of prompts and changes of the load over hours are not stored. The extremes are those of single requests.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..types.trace import MOST_REQUESTS
 from .marginal import inverse, summary
 
 VERSION = 1
-#: 64 strata, the last of them finer, since the longest count most.
+#: 64 strata; the last ones are finer, since the longest requests matter most.
 LEVELS = (*(place / 64 for place in range(64)), 0.99, 0.995, 0.999, 1.0)
 GRID = 16
-#: Bytes in which a load says that it is one, and the longest.
+#: Leading bytes that identify a load, and the maximum size of a load, in bytes.
 _HEAD_BYTES, _MOST_BYTES = 2**10, 2**20
 _STRICT = ConfigDict(extra="forbid")
 Numbers = Annotated[tuple[float, ...], Field(min_length=len(LEVELS) - 1, max_length=len(LEVELS))]
@@ -37,7 +37,7 @@ Numbers = Annotated[tuple[float, ...], Field(min_length=len(LEVELS) - 1, max_len
 
 @dataclass(frozen=True, config=_STRICT)
 class Marginal:
-    """One quantity: its quantiles at ``LEVELS``, and the mean of each stratum between them."""
+    """Distribution of one quantity: its quantiles at ``LEVELS``, and the mean of each stratum between them."""
 
     quantiles: Numbers
     stratum_means: Numbers
@@ -53,7 +53,7 @@ class Marginal:
 
     @classmethod
     def of(cls, values: np.ndarray) -> Marginal:
-        """The marginal of some values, to six digits."""
+        """The marginal of some values, to six significant digits."""
         return cls(*(tuple(float(f"{value:.6g}") for value in column) for column in summary(values, LEVELS)))
 
     def at(self, ranks: np.ndarray) -> np.ndarray:
@@ -61,19 +61,19 @@ class Marginal:
         return inverse(LEVELS, self.quantiles, self.stratum_means, ranks)
 
     def whole(self, ranks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The values as whole numbers, int64, rounded so that their mean stays."""
+        """The values at ``ranks`` as whole numbers, int64, rounded at random so that the mean is preserved."""
         return np.floor(self.at(ranks) + rng.random(len(ranks))).astype(np.int64)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Arrivals:
-    """When requests come.
+    """Distribution of arrivals.
 
     Attributes:
-        gap_s: Between two instants at which any come.
-        batch: Requests that come at one instant.
-        persistence: Share of a gap's rank that lasts over the next ones.
-        gaps: Gaps in which it fades to 1/e.
+        gap_s: Gap between two instants with arrivals, in seconds.
+        batch: Requests that arrive at one instant.
+        persistence: Share of the variance of a gap's rank that is correlated with the next gaps.
+        gaps: Gaps over which that correlation decays to 1/e.
     """
 
     gap_s: Marginal
@@ -84,15 +84,15 @@ class Arrivals:
 
 @dataclass(frozen=True, config=_STRICT)
 class Load:
-    """What a trace is like.
+    """Statistics of a trace.
 
     Attributes:
-        fragmeter_load: Version of the form.
-        name: Of the trace.
-        requests: In the trace, and in a draw that does not say how many.
+        fragmeter_load: Version of the file format.
+        name: Name of the trace.
+        requests: Number of requests of the trace, and default number of a draw.
         prompt_tokens, output_tokens: Lengths.
-        rank_grid: Requests by sixteenth of the prompts (rows) and of the outputs, in counts.
-        arrivals: None where the trace has no times.
+        rank_grid: Request counts by sixteenth of the prompts (rows) and of the outputs (columns).
+        arrivals: None if the trace has no times.
     """
 
     fragmeter_load: Annotated[int, Field(ge=VERSION, le=VERSION)]
@@ -111,7 +111,7 @@ class Load:
 
 
 def is_load(head: bytes) -> bool:
-    """Whether a file that begins so holds a load."""
+    """Whether a file with these first bytes contains a load."""
     return head.lstrip().startswith(b"{") and b'"fragmeter_load"' in head[:_HEAD_BYTES]
 
 
@@ -119,7 +119,7 @@ def read_load(path: str | PathLike[str]) -> Load:
     """The load in a file.
 
     Raises:
-        TraceError: It is none, or a number in it cannot be.
+        TraceError: The file is not a load, or has an invalid number.
     """
     try:
         return Load(**json.loads(TraceFile(path, _MOST_BYTES).whole()))
@@ -133,9 +133,9 @@ def read_load(path: str | PathLike[str]) -> Load:
 
 
 def write_load(load: Load, path: str | PathLike[str]) -> None:
-    """Write a load, whole or not at all.
+    """Write a load atomically.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     write_whole(path, json.dumps(asdict(load)) + "\n")

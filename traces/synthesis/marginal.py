@@ -1,6 +1,6 @@
-"""One quantity's distribution in a few numbers: quantiles, and the mean of each stratum between two of them.
+"""Compact distribution of one quantity: quantiles, and the mean of each stratum between two of them.
 
-The inverse distribution function goes from quantile to quantile, bent within a stratum so that the stratum keeps its mean:
+The inverse distribution function interpolates between quantiles with an exponent per stratum, which preserves its mean:
 
     v = (u - U[k]) / (U[k+1] - U[k]);  x = q[k] + (q[k+1] - q[k]) * v**g
     g = 1/r - 1,  r = clamp((mean[k] - q[k]) / (q[k+1] - q[k]), 0.001, 0.999)   (the mean of v**g is r)
@@ -17,12 +17,12 @@ def inverse(levels: Sequence[float], quantiles: Sequence[float], means: Sequence
     """The values (float64 [n]) at ranks ``u`` (float64 [n] in [0, 1)).
 
     Args:
-        levels: Ascending from 0 to 1.
-        quantiles: Of each level.
-        means: Of each stratum, one fewer.
+        levels: Levels of the quantiles, ascending from 0 to 1.
+        quantiles: Value at each level.
+        means: Mean of each stratum; one fewer than levels.
     """
     edges, low, width = np.array(levels), np.array(quantiles[:-1], dtype=np.float64), np.diff(quantiles)
-    # A stratum of one value has no width; any exponent will do there.
+    # A stratum with a single value has width 0; its exponent has no effect.
     share = (np.array(means) - low) / np.where(width > 0, width, 1)
     exponents = 1 / np.clip(share, 0.001, 0.999) - 1
     k = np.searchsorted(edges, u, side="right") - 1
@@ -31,11 +31,11 @@ def inverse(levels: Sequence[float], quantiles: Sequence[float], means: Sequence
 
 
 def summary(values: np.ndarray, levels: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Quantiles of ``values`` at ``levels``, which are values that occur, and the mean of each stratum (float64)."""
+    """Quantiles of ``values`` at ``levels``, each an occurring value, and the mean of each stratum (float64)."""
     ordered = np.sort(values)
     ranks = np.rint(np.array(levels) * (len(ordered) - 1)).astype(np.int64)
     before = np.concatenate([[0], np.cumsum(ordered, dtype=np.float64)])
-    # A stratum has the values from one level up to the next, and at least its own.
+    # A stratum contains the values from one level up to the next, and at least the value at its own level.
     starts = np.rint(np.array(levels) * len(ordered)).astype(np.int64)
     first = np.minimum(starts[:-1], len(ordered) - 1)
     end = np.maximum(starts[1:], first + 1)

@@ -1,8 +1,8 @@
-"""The trace rule of the SOSP'23 paper's experiments, number for number.
+"""The workload rule of the SOSP'23 paper's experiments, with identical random numbers.
 
 Source: ``generate_text_completion_requests`` in the artifact (sosp-ae-39/sosp-ae-astra,
-orca/benchmark/trace.py). One seed starts both of its generators: numpy's legacy one for the arrivals
-and Python's own for the shuffle, which is applied to the rows that were taken, not to the whole set.
+orca/benchmark/trace.py). One seed initialises both of its generators: numpy's legacy one for the arrivals
+and Python's own for the shuffle. The shuffle permutes the selected rows, not the whole set.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def paper_workload(
 ) -> Workload:
     """The workload that the paper's experiments would draw from ``pairs``.
 
-    Rows with prompt + output below ``max_model_len``, in file order; a Poisson(rate * 0.01) number of
-    arrivals in each 10 ms quantum, at its start; the first N rows, from the top again where they run
-    short; then shuffled among the arrivals. ``rate`` is in requests/s. Tells the server no max_tokens.
+    Rows with prompt + output below ``max_model_len`` are kept in file order. Each 10 ms quantum has a
+    Poisson(rate * 0.01) number of arrivals, at its start. The first N rows, repeated from the top if there are
+    fewer, are shuffled among the arrivals. ``rate`` is in requests/s. Requests declare no max_tokens.
 
     Raises:
-        SettingError: rate or duration is not positive and finite, no request fits the model or arrives.
+        SettingError: ``rate`` or ``duration_s`` is not positive and finite, no request fits the model, or none arrives.
     """
     _check("request_rate", rate)
     _check("duration_s", duration_s)
@@ -60,7 +60,7 @@ def _arrival_ticks(rate: float, duration_s: float, seed: int) -> np.ndarray:
 
 
 def _shuffled(count: int, seed: int) -> list[int]:
-    # random.shuffle permutes by position alone, so positions may be shuffled in the rows' stead.
+    # random.shuffle permutes by position alone, so shuffling positions is equivalent to shuffling rows.
     positions = list(range(count))
     random.Random(seed).shuffle(positions)
     return positions

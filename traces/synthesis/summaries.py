@@ -1,8 +1,9 @@
-"""Length pairs drawn from published summaries, so that nothing need be downloaded.
+"""Length pairs drawn from published summaries, which need no download.
 
-A summary holds 33 quantiles of prompts and of outputs, the mean within each of the 32 strata between
-them, and a 16 x 16 grid that counts rows by prompt rank and output rank. A draw takes a cell by its
-count, a rank uniform within the cell's sides, and maps each rank to tokens (``traces.synthesis.marginal``).
+A summary contains 33 quantiles of prompts and of outputs, the mean within each of the 32 strata between
+them, and a 16 x 16 grid that counts rows by prompt rank and output rank. A draw selects a cell with probability
+proportional to its count, draws a uniform rank within each side of the cell, and maps each rank to tokens
+(``traces.synthesis.marginal``).
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ def length_summaries() -> Summaries:
 def sample(set_name: str, n: int, rng: np.random.Generator, max_total_tokens: int | None = None) -> LengthPairs:
     """``n`` pairs drawn from the embedded set ``set_name``.
 
-    With ``max_total_tokens``, pairs with more prompt + output are rejected and drawn again. The
-    sets are uncapped, because rejection from a capped set would cap twice.
+    With ``max_total_tokens``, pairs with more prompt + output tokens are rejected and drawn again. The embedded
+    sets are uncapped, because rejection from a capped set would apply the cap twice.
 
     Raises:
-        SettingError: no such set, a negative number, or a cap that next to no pair meets.
+        SettingError: The set is unknown, a number is negative, or almost no pair is below the cap.
     """
     summary = _summary(set_name)
     if n < 0:
@@ -84,10 +85,10 @@ def sample(set_name: str, n: int, rng: np.random.Generator, max_total_tokens: in
 
 
 def synthetic_pairs(set_name: str, n: int, seed: int, max_model_len: int) -> LengthPairs:
-    """``n`` pairs of ``set_name`` with prompt + output at most ``max_model_len``, from the seed's own stream.
+    """``n`` pairs of ``set_name`` with prompt + output at most ``max_model_len``, from the seed's own random stream.
 
     Raises:
-        SettingError: as ``sample``.
+        SettingError: As ``sample``.
     """
     try:
         return sample(set_name, n, stream(seed, f"lengths {set_name}"), max_model_len)
@@ -104,7 +105,7 @@ def _summary(set_name: str) -> Summary:
 
 
 def _draw(summary: Summary, n: int, rng: np.random.Generator) -> np.ndarray:
-    """int64 [2, n]: prompts above outputs."""
+    """Drawn lengths, int64 [2, n]: prompts in row 0, outputs in row 1."""
     grid = np.array(summary["rank_grid16"])
     upper_counts = np.cumsum(grid)
     cells = np.searchsorted(upper_counts, rng.integers(upper_counts[-1], size=n), side="right")

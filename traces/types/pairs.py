@@ -1,4 +1,4 @@
-"""Length pairs: how many tokens a request brings, and how many it will produce."""
+"""Length pairs: prompt and output lengths of requests, in tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LengthPairs:
     """Requests without times, in file order, as columns.
 
     Attributes:
-        name: What they are, for titles.
+        name: Name of the set, for titles.
         prompt_tokens: int64 [n], read-only.
-        output_tokens: int64 [n], read-only: the true output.
+        output_tokens: int64 [n], read-only: the true output lengths.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LengthPairs:
         return len(self.prompt_tokens)
 
     def __eq__(self, other: object) -> bool:
-        """By name and content: pairs that another process was sent are the same."""
+        """Equality by name and content, so that pairs compare equal after transfer to another process."""
         if not isinstance(other, LengthPairs):
             return NotImplemented
         return self._content == other._content

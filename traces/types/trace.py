@@ -1,4 +1,4 @@
-"""A trace: requests as a file gives them, and the way back from a request to its line."""
+"""A trace: the requests of a file, with the file position of each request."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import Dialogue
 from .pairs import LengthPairs, frozen_column
 
-#: Requests of a trace.
+#: Maximum number of requests in a trace.
 MOST_REQUESTS = 2**31
 _COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Where the rows of a trace stand in its file.
+    """File positions of the rows of a trace.
 
     Attributes:
         unit: ``"line"`` for text, ``"row"`` for formats without lines.
-        lines: int64 [n], the line of each row as an editor counts it, or None where row i is i + 1.
+        lines: int64 [n], the line number of each row, as in an editor; None if row i has number i + 1.
     """
 
     unit: str = "row"
     lines: np.ndarray | None = None
 
     def number(self, row: int) -> int:
-        """What to call the row at index ``row``."""
+        """The line or row number of the row at index ``row``."""
         return row + 1 if self.lines is None else int(self.lines[row])
 
 
@@ -39,9 +39,9 @@ class LeftOut:
     """Rows of a file that are not in its trace.
 
     Attributes:
-        failed: Requests that were not answered, as the file says itself.
-        bad: Rows that cannot be true.
-        first_bad: What is wrong with the first of those, or None.
+        failed: Number of requests that the file marks as failed.
+        bad: Number of invalid rows.
+        first_bad: The error of the first invalid row, or None.
     """
 
     failed: int = 0
@@ -54,18 +54,18 @@ class Trace:
     """Requests in file order, as columns; int64 [n], read-only.
 
     Attributes:
-        name: The file's name without its endings, for titles.
+        name: The file's name without its suffixes, for titles.
         prompt_tokens: At least 1.
-        output_tokens: At least 1: the true output.
-        arrival_ticks: Not decreasing, or None where the file has no times.
-        max_tokens: The longest output that each request declares, or None where the file has none.
+        output_tokens: At least 1: the true output length.
+        arrival_ticks: Not decreasing; None if the file has no times.
+        max_tokens: The maximum output length that each request declares; None if the file has none.
         rows: The line or row of each request in its file.
-        n: Sequences of each request, or None where the file has none.
-        dialogue: The request that each prompt continues, or None where the file has none.
-        content: The tokens of the prompts, or None where it was not read (``read_with_content`` does).
-        left_out: Rows of the file that are not here.
-        delay_ticks: How long the user waits before each turn of a session, after the answer to the turn before it; or
-            None where the file is silent.
+        n: Sequences of each request; None if the file has none.
+        dialogue: The request that each prompt continues; None if the file has none.
+        content: The tokens of the prompts; None if they were not read (``read_with_content`` reads them).
+        left_out: Rows of the file that are not in the trace.
+        delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
+            file has none.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Trace:
         return len(self.prompt_tokens)
 
     def first(self, requests: int) -> Trace:
-        """The first requests alone."""
+        """The first ``requests`` requests as a trace."""
         columns = {field: values[:requests] for field in _COLUMNS if (values := getattr(self, field)) is not None}
         content = None if self.content is None else self.content.first(requests)
         dialogue = None if self.dialogue is None else self.dialogue.first(requests)
@@ -101,15 +101,15 @@ class Trace:
 
     @property
     def pairs(self) -> LengthPairs:
-        """The lengths alone."""
+        """The lengths as length pairs."""
         return LengthPairs(self.name, self.prompt_tokens, self.output_tokens)
 
 
 def check_fits(trace: Trace, max_model_len: int, path: str | PathLike[str]) -> None:
-    """Refuse a trace with a request longer than the model.
+    """Refuse a trace with a request longer than the model's context.
 
     Raises:
-        TraceError: names the first request of ``path`` with more prompt + output than ``max_model_len`` tokens.
+        TraceError: A request has more prompt + output tokens than ``max_model_len``; names the first one of ``path``.
     """
     total_tokens = trace.prompt_tokens + trace.output_tokens
     too_long = total_tokens > max_model_len
@@ -121,10 +121,10 @@ def check_fits(trace: Trace, max_model_len: int, path: str | PathLike[str]) -> N
 
 
 def require_count(num_prompts: int) -> None:
-    """Refuse a number of requests that no trace can have.
+    """Refuse a number of requests that a trace cannot have.
 
     Raises:
-        SettingError: It is below 1 or above ``MOST_REQUESTS``.
+        SettingError: The number is below 1 or above ``MOST_REQUESTS``.
     """
     if num_prompts < 1:
         raise SettingError("num_prompts", num_prompts, "must be 1 or more")

@@ -9,19 +9,19 @@
 #include "fibre.h"
 #include "types.h"
 
-// CUDA's names, of the thread that runs now.
+// CUDA's built-in variables for the running thread.
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
 
 constexpr unsigned kWarp = 32;
 
-// What a thread gives to its warp at once: as many registers as an mma reads.
+// The registers that a thread passes to its warp at a time: as many as an mma reads.
 struct Words {
     uint32_t at[6];
 };
 
-// What went wrong; the first one counts.
+// The error message; only the first error is kept.
 struct Fault {
     char *text;
     size_t size;
@@ -42,7 +42,7 @@ struct Dice {
     }
 };
 
-// A cp.async that has been issued and not carried out.
+// A cp.async that is issued but not yet executed.
 struct PendingCopy {
     void *to;
     const void *from;  // nullptr: zeros
@@ -58,16 +58,16 @@ struct Thread {
     std::vector<PendingCopy> copies;
 };
 
-// Deposited by all threads of a warp, then read by all. Of two slots in turn: who deposits anew in the same slot has
-// seen everybody at the other one, and so past this one.
+// Deposited by all threads of a warp, then read by all. Two slots alternate: when a thread deposits in the same slot
+// again, all threads have reached the other slot and have therefore read this one.
 struct Warp {
     unsigned threads = 0;
     std::vector<unsigned> ready, waiting;
     Words words[2][kWarp];
 };
 
-// A warp runs as far as it can before the next one does, in an order that is drawn anew now and then: so one warp
-// gets far ahead of another wherever no barrier holds it. Within a warp any ready thread may be next.
+// A warp runs as far as it can before the next warp runs, and the order of the warps is redrawn from time to time. One
+// warp therefore gets far ahead of another unless a barrier stops it. Within a warp any ready thread may run next.
 class Block {
   public:
     Dice dice;
@@ -84,7 +84,7 @@ class Block {
         for (unsigned warp = 0; warp < warps_.size(); ++warp) order_.push_back(warp);
     }
 
-    // To completion, or to a fault.
+    // Runs to completion or to a fault.
     void run(void (*entry)()) {
         at_barrier_.clear();
         for (Warp &warp : warps_) warp.waiting.clear(), warp.ready.clear();
@@ -128,7 +128,7 @@ class Block {
         running_->fibre.suspend();
     }
 
-    // The running thread never goes on.
+    // Reports a fault; the running thread does not continue.
     __attribute__((format(printf, 2, 3))) void fail(const char *format, ...) {
         va_list values;
         va_start(values, format);
@@ -166,7 +166,7 @@ class Block {
         running_->fibre.resume();
     }
 
-    // All but the one that came last and goes on.
+    // Wakes all threads except the last one to arrive, which continues.
     void release(std::vector<unsigned> &waiting) {
         waiting.pop_back();
         for (unsigned rank : waiting) warps_[rank / kWarp].ready.push_back(rank);

@@ -1,4 +1,4 @@
-// A fibre: a stack and a place in it. Switching costs a few nanoseconds on x86-64, a system call elsewhere.
+// A fibre: a stack and an execution point. A switch costs a few nanoseconds on x86-64, a system call elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +55,7 @@ class Fibre {
     Fibre(const Fibre &) = delete;
     Fibre &operator=(const Fibre &) = delete;
 
-    // The next resume() begins `entry`, which must not return: its last act is a suspend().
+    // The next resume() starts `entry`, which must not return: its last call is suspend().
     void begin(void (*entry)()) {
 #ifdef __SANITIZE_ADDRESS__
         __asan_unpoison_memory_region(stack_, kStackBytes);  // frames that never returned

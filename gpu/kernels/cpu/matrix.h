@@ -17,9 +17,9 @@ inline const Words *exchange_aligned(const Words &given) {
     return block->exchange(given);
 }
 
-// What a lane brings to ldmatrix: a row, as it was when the lane came, and where it is. The instruction orders no
-// memory, so its readers see the one or the other, by dice: a row that another lane has only just written, or
-// overwrites too early, needs a __syncwarp between.
+// A lane's input to ldmatrix: a row's contents when the lane arrived, and the row's address. The instruction does not
+// order memory, so a reader gets either of the two at random. This detects a missing __syncwarp after another lane
+// writes the row, or before it overwrites the row.
 inline uint32_t word_of(const Words &row, unsigned place) {
     if (block->dice.below(2)) return row.at[place];
     const char *words;

@@ -1,4 +1,4 @@
-// Memory as a CUDA block sees it: shared memory that holds NaNs at first, and global memory in known ranges.
+// Memory of a CUDA block: shared memory that initially contains NaNs, and global memory in known ranges.
 #pragma once
 
 #include <cstring>
@@ -41,14 +41,14 @@ inline void refuse_access(const char *why) {
                 block->running().rank, why);
 }
 
-// A 16-byte access to global memory: a GPU traps on a wrong alignment, and reads rubbish outside every array.
+// A 16-byte access to global memory: a GPU traps on misalignment, and reads undefined values outside all arrays.
 inline void check_access(const void *address) {
     if (reinterpret_cast<uintptr_t>(address) % sizeof(uint4))
         refuse_access("at an address that is no multiple of 16");
     if (!memory->holds(address, sizeof(uint4))) refuse_access("outside every array of the launch");
 }
 
-// At least `bytes`: a GPU would give what lies behind.
+// Fails if the launch gives less than `bytes`: a GPU would return the memory behind.
 inline uint4 *dynamic_shared_memory(size_t bytes) {
     const size_t given = memory->dynamic.size() * sizeof(uint4);
     if (given < bytes) block->fail("%zu bytes of dynamic shared memory, and the kernel needs %zu", given, bytes);
@@ -62,8 +62,8 @@ inline void carry_out(const PendingCopy &copy) {
         std::memset(copy.to, 0, sizeof(uint4));
 }
 
-// The hardware copies at any time between the issue and the wait; both ends are tried, by dice, because a read that
-// does not wait is seen only with the one, a buffer filled too early only with the other.
+// The hardware copies at any time between the issue and the wait. This code copies at either end, at random: a late
+// copy reveals a read without a wait, and an early copy reveals a buffer that is filled too early.
 inline void issue_copy(const PendingCopy &copy) {
     if (copy.from) check_access(copy.from);
     if (block->dice.below(2))
@@ -72,7 +72,7 @@ inline void issue_copy(const PendingCopy &copy) {
         block->running().copies.push_back(copy);
 }
 
-// What is under way may arrive at any barrier.
+// Copies in flight may arrive at any barrier.
 inline void carry_out_some() {
     std::vector<PendingCopy> &copies = block->running().copies;
     size_t kept = 0;
@@ -84,7 +84,7 @@ inline void carry_out_some() {
     copies.resize(kept);
 }
 
-// Until at most `groups` of the committed groups are under way.
+// Waits until at most `groups` of the committed groups are in flight.
 inline void wait_for_copies(unsigned groups) {
     Thread &thread = block->running();
     size_t kept = 0;

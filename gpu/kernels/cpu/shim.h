@@ -1,8 +1,8 @@
-// CUDA C++ on a CPU: included before a .cu file, it lets a host compiler build the very source that NVRTC builds.
+// CUDA C++ on a CPU: included before a .cu file, it lets a host compiler build the source that NVRTC builds.
 //
 // A thread is a fibre, and the thread that calls launch() runs one block after the other to completion. Fibres
-// change places only at barriers and warp exchanges, in an order drawn from the launch's seed; a missing barrier
-// shows as NaNs or wrong results, a barrier that some threads do not reach as a deadlock, which is reported.
+// switch only at barriers and warp exchanges, in an order drawn from the launch's seed. A missing barrier causes
+// NaNs or wrong results. A barrier that some threads do not reach causes a deadlock, which is reported.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline void __syncthreads() {
 
 namespace shim {
 
-// What every thread gives, of a warp that takes part as a whole: the kernels use no other mask.
+// The values of all threads of a warp. The whole warp takes part: the kernels use no other mask.
 inline const Words *exchange(unsigned mask, const Words &given) {
     if (mask != 0xffffffffu) block->fail("a warp exchange with mask %08x: only full warps are simulated", mask);
     return block->exchange(given);
@@ -56,14 +56,14 @@ template <class Value> Value __shfl_xor_sync(unsigned mask, Value value, int lan
 
 namespace shim {
 
-// What ctypes hands over; its mirror is in cpu_kernels.py.
+// The structure that ctypes passes; cpu_kernels.py has the same one.
 struct Launch {
     dim3 grid, block;
     uint64_t seed;
     unsigned shared_bytes;
     unsigned range_count;
     const Range *ranges;
-    void **arguments;  // as for cuLaunchKernel: where each argument lies
+    void **arguments;  // address of each argument, as for cuLaunchKernel
     char *message;
     uint64_t message_bytes;
 };
@@ -83,7 +83,7 @@ template <class... Parameters> struct Call {
 template <class... Parameters> thread_local void (*Call<Parameters...>::kernel)(Parameters...);
 template <class... Parameters> thread_local void **Call<Parameters...>::arguments;
 
-// Runs the whole grid; 0, or 1 with a message.
+// Runs the whole grid; returns 0, or 1 with a message.
 template <class... Parameters> int launch(void (*kernel)(Parameters...), const Launch &launch) {
     Fault fault{launch.message, launch.message_bytes};
     Block threads(launch.block, fault, launch.seed);
@@ -102,6 +102,6 @@ template <class... Parameters> int launch(void (*kernel)(Parameters...), const L
 
 }  // namespace shim
 
-// One exported function a kernel instance.
+// One exported function per kernel instance.
 #define FRAGMETER_EXPORT(name, ...) \
     extern "C" int name(const shim::Launch *launch) { return shim::launch(&__VA_ARGS__, *launch); }

@@ -28,7 +28,7 @@ namespace fragmeter {
 
 using HeadDims = std::integer_sequence<int, FRAGMETER_HEAD_DIMS>;
 
-// A call, checked.
+// A checked call.
 struct PagedAttention {
     torch::Tensor out, query, key_cache, value_cache, block_tables, context_lens;
     int64_t block_size, max_context_len;
@@ -39,7 +39,7 @@ struct PagedAttention {
     int64_t kv_heads() const { return key_cache.size(2); }
     int64_t group() const { return heads() / kv_heads(); }
 
-    // As fragmeter.gpu.paged_attention.checked, with the same words.
+    // As fragmeter.gpu.paged_attention.checked, with the same messages.
     void check() const {
         TORCH_CHECK_VALUE(1 <= block_size && block_size <= 4096, "block_size = ", block_size,
                           ": must be from 1 to 4096");
@@ -87,7 +87,7 @@ template <class Scalar, int kHeadDim, int kGroup> void run(const PagedAttention 
     const int64_t tokens = partition_size(call.max_context_len, call.batch() * columns, places);
     const int64_t partitions = std::max<int64_t>(1, (call.max_context_len + tokens - 1) / tokens);
     if (call.batch() == 0) return;
-    // With one partition nobody writes these.
+    // With one partition these are not written.
     const int64_t rows = partitions > 1 ? call.batch() * call.heads() * partitions : 0;
     const auto options = call.query.options().dtype(torch::kFloat);
     const torch::Tensor states = launcher.empty({rows, 2}, options);
@@ -127,15 +127,15 @@ void run_of_head_dim(const PagedAttention &call, std::integer_sequence<int, kHea
 
 }  // namespace fragmeter
 
-// Attention of one new token a sequence over its cached tokens, into `out`; softmax scale 1 / sqrt(head_dim).
+// Attention of one new token per sequence over its cached tokens, into `out`; softmax scale 1 / sqrt(head_dim).
 //
 //   out, query              [batch, num_heads, head_dim], float16, bfloat16 or float32
 //   key_cache, value_cache  [num_blocks, block_size, num_kv_heads, head_dim]
 //   block_tables            [batch, max_blocks_per_seq], int32; entries past a sequence's end are not read
-//   context_lens            [batch], int32, in tokens; a sequence of none gives zeros
+//   context_lens            [batch], int32, in tokens; a sequence of length 0 gives zeros
 //
-// On torch's current stream. Tensors that do not fit are a c10::ValueError, as those of the function of the same name
-// in Python are a SettingError; ids and lengths are not looked at.
+// Runs on torch's current stream. Tensors that do not fit raise a c10::ValueError, where the Python function of the
+// same name raises a SettingError; ids and lengths are not checked.
 inline void paged_attention_cuda_forward(const torch::Tensor &out, const torch::Tensor &query,
                                          const torch::Tensor &key_cache, const torch::Tensor &value_cache,
                                          const torch::Tensor &block_tables, const torch::Tensor &context_lens,

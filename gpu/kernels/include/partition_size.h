@@ -1,4 +1,4 @@
-// How decode attention is split; without torch, so that it is quickly tried.
+// The split of decode attention; without torch, so that tests compile fast.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 
 namespace fragmeter {
 
-// Tokens of a partition, where `columns` (sequences x blocks of heads) meet a device that holds `places` blocks at a
-// time. fragmeter.gpu.paged_attention.partition_size has the same rule and says why.
+// Tokens of a partition, for `columns` (sequences x blocks of heads) and a device with `places` resident blocks.
+// fragmeter.gpu.paged_attention.partition_size has the same rule and explains it.
 inline int64_t partition_size(int64_t max_context_len, int64_t columns, int64_t places) {
     const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
     const auto duration = [&](int64_t tokens) {

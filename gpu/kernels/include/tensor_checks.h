@@ -1,4 +1,4 @@
-// Tensors that do not fit, refused as fragmeter.gpu.checks does: one line with the field, the value and the remedy.
+// Checks of tensors, with errors as in fragmeter.gpu.checks: one line with the field, the value and the remedy.
 #pragma once
 
 #include <torch/types.h>
@@ -9,7 +9,7 @@
 
 namespace fragmeter {
 
-// As Python shows a tuple.
+// Formats a shape as a Python tuple.
 inline std::string shown(c10::IntArrayRef extents) {
     std::ostringstream text;
     for (size_t place = 0; place < extents.size(); ++place) text << (place ? ", " : "") << extents[place];
@@ -50,7 +50,7 @@ inline void expect_dtype(const char *field, const torch::Tensor &tensor, const s
     TORCH_CHECK_VALUE(matches, field, ".dtype = '", shown(tensor.scalar_type()), "': must be ", wanted.str());
 }
 
-// Contiguous, and on the device of `first`, which is of the kind that this build runs on.
+// The tensor must be contiguous and on the device of `first`, which must be of the kind that this build runs on.
 inline void expect_place(const char *field, const torch::Tensor &tensor, const char *first_field,
                          const torch::Tensor &first, c10::DeviceType kind) {
     TORCH_CHECK_VALUE(tensor.is_contiguous(), field, " = 'strides of ", shown(tensor.sizes()),

@@ -1,5 +1,5 @@
-// Kernels launched over torch tensors: on their GPU by nvcc's syntax, or by the kernels' CPU build where a host
-// compiler reads this (that is how it is tested).
+// Launches kernels over torch tensors: on their GPU by nvcc's syntax, or through the kernels' CPU build if a host
+// compiler compiles this (the tests do).
 #pragma once
 
 #include <torch/types.h>
@@ -24,12 +24,12 @@ namespace fragmeter {
 
 constexpr auto kDevice = torch::kCUDA;
 
-// On torch's current stream of the tensors' device, which is current as long as this lives.
+// Launches on torch's current stream of the tensors' device, which is the current device during this object's lifetime.
 class Launcher {
   public:
     explicit Launcher(const std::vector<torch::Tensor> &tensors) : guard_(tensors.front().device()) {}
 
-    // Blocks of the kernel that the device holds at a time.
+    // Number of resident blocks of the kernel on the device.
     template <class... Parameters> int places(void (*kernel)(Parameters...), int threads, int shared_bytes) const {
         prepare(kernel, shared_bytes);
         int multiprocessors, blocks;
@@ -53,7 +53,7 @@ class Launcher {
   private:
     c10::cuda::CUDAGuard guard_;
 
-    // As fragmeter.gpu.cuda_kernels: more than 48 KiB must be asked for, and the L1 cache is not needed.
+    // As fragmeter.gpu.cuda_kernels: more than 48 KiB needs an opt-in, and the L1 cache is not needed.
     template <class Kernel> static void prepare(Kernel *kernel, int shared_bytes) {
         if (shared_bytes > 48 * 1024)
             C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
@@ -66,7 +66,7 @@ class Launcher {
 
 constexpr auto kDevice = torch::kCPU;
 
-// Through the shim, over these tensors and no other memory.
+// Launches through the shim; the kernel may access only these tensors.
 class Launcher {
   public:
     explicit Launcher(const std::vector<torch::Tensor> &tensors) {
