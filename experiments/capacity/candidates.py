@@ -1,8 +1,8 @@
 """Candidates of a capacity plan: every combination of the GPUs and flags that a user leaves open.
 
 A candidate is a ``vllm serve`` line with some flags changed, on one GPU. Number formats, ranks, memory and vLLM's
-start-up checks are computed as for a pasted line (``serve_start``). Other policies get the same KV cache, divided into
-their own blocks.
+start-up checks are computed as for a pasted line (``vllm_serve.start``). Other policies get the same KV cache, divided
+into their own blocks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ token is never stored. With n samples
     as requests of their own (V1)   each finds the others' prompt in the prefix cache, but for the block of its last
                                     token, which must be computed: floor((P - 1) / B) blocks are there once
 
-tests/test_plan_questions.py holds both to simulated groups, block for block.
+tests/experiments/capacity/test_plan_questions.py compares both with simulated groups, block for block.
 """
 
 from __future__ import annotations

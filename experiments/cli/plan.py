@@ -1,4 +1,4 @@
-"""``fragmeter plan``: search for GPUs and flags (``plan_search``), start-up check of a ``vllm serve`` line, and questions."""
+"""``fragmeter plan``: search for GPUs and flags (``capacity.search``), start-up check of a ``vllm serve`` line, and questions."""
 
 from __future__ import annotations
 

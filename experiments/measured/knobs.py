@@ -7,7 +7,7 @@ ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as 
                   quarter of requests that found the fewest requests running and so hardly waited
 
 A last replay sets all knobs together, in the order pool, steps, offset. The value of a knob is the part of
-``against.total_error`` that its replay removes. A knob that only mimics the effect of another one removes less of the
+``replay.total_error`` that its replay removes. A knob that only mimics the effect of another one removes less of the
 error than that one.
 """
 
@@ -42,7 +42,7 @@ class Turned:
     Attributes:
         name: One of the knobs above, or ``all``.
         was, value: Old and new value; None for all knobs together.
-        error: ``against.total_error`` of the replay.
+        error: ``replay.total_error`` of the replay.
         removed: Share of the original replay's error that this replay removes; negative if the error grows.
         advice: Advice to the user.
     """

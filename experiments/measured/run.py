@@ -158,7 +158,7 @@ def hold_against(path: Path, metrics: Path | None, server: Server, folder: Outpu
     """Compare a simulated replica with a benchmark.
 
     Raises:
-        UserError: As in ``against_start``, or the results cannot be written.
+        UserError: As in ``start``, or the results cannot be written.
     """
     chosen = replica(server, measured(path, read(path)).model_id)
     bench = benchmark(path, metrics, chosen)
