@@ -131,7 +131,7 @@ def pool_text(run: Measured) -> str:
 
 
 def asked_of_pairs(figure: str, source: Source) -> str:
-    """The subject of a finding whose limit is for the exact pairs; for drawn lengths the text says so."""
+    """The subject of a finding with a limit for the exact pairs; for drawn lengths the text says so."""
     return figure if source.exact is not None else f"{figure} (drawn lengths; the limit is for the exact pairs)"
 
 

@@ -59,7 +59,7 @@ SHORT = {
     "r": "node-rank",
 }
 
-#: Flags whose effect is not simulated: name, whether a value follows, description.
+#: Flags without a simulated effect: name, whether a value follows, description.
 NOT_SIMULATED = {
     "speculative-config": (True, "a draft model takes memory and slots"),
     "speculative-model": (True, "a draft model takes memory and slots"),

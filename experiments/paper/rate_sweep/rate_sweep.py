@@ -59,7 +59,7 @@ def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: f
 
 
 class _Watch(Observer):
-    """Checks the bound during a run, and ends a run whose mean exceeds the limit."""
+    """Checks the bound during a run, and ends the run once the mean is certain to exceed the limit."""
 
     def __init__(self, work: Workload, most_s: float) -> None:
         self._work, self._most_s = work, most_s
