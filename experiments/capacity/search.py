@@ -40,7 +40,7 @@ _GROUP = Group("Goal", sort_key=-1)
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Aims:
-    """What is to be met, how surely, and at what price.
+    """Goal, confidence and prices of a plan.
 
     Attributes:
         goodput: Objectives of every request, as vllm bench serve has them: ttft:500 tpot:50 e2el:10000, in ms.

@@ -95,7 +95,7 @@ class Inputs:
         return self.settings.max_model_len or model(self.settings.model).max_model_len
 
     def lengths(self) -> Trace:
-        """The requested requests, none longer than the model, with the arrivals of the trace.
+        """The requests to serve, none longer than the model, with the arrivals of the trace.
 
         Raises:
             UserError: A trace that cannot be read, or an invalid number.
@@ -118,7 +118,7 @@ class Inputs:
         return self.taken(found, asked.trace)
 
     def taken(self, trace: Trace, path: str | PathLike[str]) -> Trace:
-        """The requested number of a trace's requests, none longer than the model.
+        """The first requests of a trace, as many as are to be served, none longer than the model.
 
         Args:
             path: Name of the trace in errors.

@@ -22,7 +22,7 @@ class PoolUse:
         mean_usage, max_usage: Share of the pool in use, ``vllm:kv_cache_usage_perc``; cached blocks without
             references count as free.
         mean_running, mean_waiting: Requests, ``vllm:num_requests_running`` and ``_waiting``.
-        hit_rate: Of the prefix cache, None where there is none.
+        hit_rate: Hit rate of the prefix cache; None without a prefix cache.
     """
 
     mean_usage: float

@@ -1,6 +1,6 @@
 """A search of settings for the best of one result, by optuna's tree of Parzen estimators.
 
-    ask 8 trials -> run those that the store has not -> tell all 8, in their order -> ask 8 more -> ...
+    ask 8 trials -> run those that are not in the store -> tell all 8, in their order -> ask 8 more -> ...
 
 The next trials depend only on the seed and on the results of earlier rounds. They do not depend on the workers, their
 number, or the order in which trials finish. An interrupted search therefore asks for the same trials again, reads the
@@ -291,7 +291,7 @@ def check_found(found: Sequence[Swept]) -> None:
     """Whether any trial could be run.
 
     Raises:
-        UserError: None could; says why the first could not.
+        UserError: No trial could be run; gives the reason for the first one.
     """
     if all(swept.outcome.error for swept in found):
         raise UserError(found[0].outcome.error)

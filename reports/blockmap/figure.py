@@ -1,4 +1,4 @@
-"""The block map: every physical block of the pool over time, coloured by what it holds and for which request."""
+"""The block map: every physical block of the pool over time, coloured by its contents and its request."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def palette(is_dark: bool = False) -> list[str]:
 
 
 def plain_palette(is_dark: bool = False) -> list[str]:
-    """A colour for every kind, as ``#rrggbb``; kinds held by a request have none of their shades."""
+    """A colour for every kind, as ``#rrggbb``; for kinds held by a request the base colour, which is not one of the shades."""
     return [_hex(*(_BASE[kind][1] if is_dark else _BASE[kind][0])) for kind in KINDS]
 
 

@@ -1,7 +1,7 @@
 """Paletted PNG pictures, small enough to embed in a page.
 
-Eight bits a pixel, or four where the palette allows it; rows as they are (filter 0): long runs of one index, which
-deflate makes short. Source: the PNG specification, third edition (W3C, 2025), sections 5 and 11.
+Pixels have eight bits, or four if the palette allows it. Rows are not filtered (filter 0), because deflate compresses
+long runs of one index well. Source: the PNG specification, third edition (W3C, 2025), sections 5 and 11.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def read_json(path: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, numbers of thousands of digits, or brackets nested as deep
+    except (ValueError, RecursionError):  # not UTF-8 or JSON, numbers of thousands of digits, brackets as deep
         raise Damaged(f"{path.name}: is no JSON") from None
     check_document(document, declared, path.name)
     _check_numbers(document, path.name)

@@ -23,7 +23,7 @@ GROUPS = {
 #: Groups of slots that are reserved or lost and hold no token.
 WASTED = ("reservation", "internal", "external")
 _TEXT_COLUMNS = 50
-#: Sizes of the SVG: units per percent of width, and the percent below which a segment has no number.
+#: Sizes of the SVG: units per percent of width, height of a bar, and the percent below which a segment has no number.
 _UNITS, _HEIGHT, _LEAST_PCT = 6, 24, 5.0
 
 

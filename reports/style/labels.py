@@ -81,7 +81,7 @@ def is_percent(metric: str) -> bool:
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric, for an axis or a heading; empty if the metric's name includes it."""
+    """The unit of a metric, for an axis or a heading; the metric's label if it has no unit."""
     return next((named for end, named in UNITS.items() if metric.endswith(end)), metric_label(metric))
 
 
