@@ -263,7 +263,7 @@ class Simulation:
     def waste(self) -> dict[str, float]:
         """Percent of the pool, mean over iterations: live, reservation, internal, external, free (cached included).
 
-        Reservation and internal fragmentation are as the paper counts them; free slots are no part of external here.
+        Reservation and internal fragmentation are counted as in the paper; external fragmentation excludes free slots here.
         """
         buckets = self._summary["waste"]["mean_over_iterations_pct"]["buckets"]
         return {group: sum(buckets[bucket] for bucket in parts) for group, parts in HELD_VIEW.items()}
@@ -272,7 +272,7 @@ class Simulation:
         """Write the result folder of ``fragmeter simulate --out``, in place of an earlier result, and return its path.
 
         Raises:
-            UserError: The folder holds something else, or cannot be written.
+            UserError: The folder holds other files, or cannot be written.
         """
         recordings = {} if self.blocks is None else {"blocks": self.blocks}
         return write_result(self.run, Path(folder), self.described, recordings)

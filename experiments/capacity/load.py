@@ -1,9 +1,9 @@
 """A load that can be served at any rate and drawn anew for every seed.
 
-from a trace        requests drawn from it with replacement; or, as traced, runs of 64 consecutive requests with their
-                    gaps (a moving-block bootstrap, Kuensch 1989), which keeps bursts within some ten seconds
-from a fitted load  drawn by the rules of ``traces synth``
-from a data set     drawn from its length summary
+    from a trace        requests drawn from it with replacement; or, as traced, blocks of 64 consecutive requests with their
+                        gaps (a moving-block bootstrap, Kuensch 1989), which keeps bursts within some ten seconds
+    from a fitted load  drawn by the rules of ``traces synth``
+    from a data set     drawn from its length summary
 
 A trace with shared prefixes is served from its first request on, in order, because drawing single requests breaks the
 sharing. A seed then draws only the gaps. Gaps have mean 1 and are divided by the rate: one seed serves the same

@@ -1,9 +1,9 @@
 """Find the highest rate and the cost of every candidate, and rank the candidates.
 
-1. ahead     every candidate, with the first seed (``max_rate.go_ahead``)
-2. others    every candidate that meets the goal, with every other seed
-3. detail    results of each candidate at its recommended rate, and its limit
-4. verify    on request: other seeds, at the recommended rate and at 1.15 times it
+    1. ahead     every candidate, with the first seed (``max_rate.go_ahead``)
+    2. others    every candidate that meets the goal, with every other seed
+    3. detail    results of each candidate at its recommended rate, and its limit
+    4. verify    on request: other seeds, at the recommended rate and at 1.15 times it
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The rates of several replicas add up: a router is taken to share requests evenly, and an even

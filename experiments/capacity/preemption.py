@@ -2,8 +2,8 @@
 
 One preemption of a sequence of L tokens in B blocks costs
 
-swap        out(B) + in(B): the copies over PCIe in both directions
-recompute   a step that prefills L tokens alone: L (L + 1) / 2 pairs
+    swap        out(B) + in(B): the copies over PCIe in both directions
+    recompute   a step that prefills L tokens alone: L (L + 1) / 2 pairs
 
 A break-even is a length at which the cheaper mode changes. vLLM swaps up to V0; V1 only recomputes. Swapping is therefore
 simulated with the policies of older releases, ``vllm-v0`` and ``vllm-sosp23``. Those releases have no KV groups: layers

@@ -1,4 +1,4 @@
-"""``fragmeter plan --goodput``: from flags to the plan and its text."""
+"""``fragmeter plan --goodput``: flags, search and report of a capacity plan."""
 
 from __future__ import annotations
 

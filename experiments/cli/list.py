@@ -1,4 +1,4 @@
-"""``fragmeter list``: policies, models and GPUs by the names that flags take."""
+"""``fragmeter list``: policies, models and GPUs by their flag values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Calibration of single knobs: set each knob alone to its measured value, simulate the load again, and rank the knobs.
 
-step_scale        factor on the step time; brings the median over requests of measured over simulated TPOT to 1, in a
-                  few runs, because slower steps make larger batches
-num_gpu_blocks    the server's own pool size, if its metrics have it
-ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as the mean of the middle half over the
-                  quarter of requests that found the fewest requests running and so hardly waited
+    step_scale        factor on the step time; brings the median over requests of measured over simulated TPOT to 1, in a
+                      few runs, because slower steps make larger batches
+    num_gpu_blocks    the server's own pool size, if its metrics have it
+    ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as the mean of the middle half over the
+                      quarter of requests that found the fewest requests running and so hardly waited
 
 A last replay sets all knobs together, in the order pool, steps, offset. The value of a knob is the part of
 ``replay.total_error`` that its replay removes. A knob that only mimics the effect of another one removes less of the

@@ -25,7 +25,7 @@ GENERATE_TOKENS = 2048
 
 
 def batch_ticks(cost: StepCost, sequences: int, computed: int, steps: int) -> int:
-    """Ticks of a batch of ``steps`` steps, the first of which computes ``computed`` prompt tokens of each sequence."""
+    """Ticks of a batch of ``steps`` steps; the first step computes ``computed`` prompt tokens of each sequence."""
     pairs = computed * (computed + 1) // 2
     first = cost.step_ticks(0, 0, sequences * computed, sequences * pairs)
     return first + sum(cost.step_ticks(sequences, sequences * (computed + step), 0, 0) for step in range(1, steps))

@@ -48,7 +48,7 @@ def finding_lines(payload: Payload) -> list[str]:
 
 
 def summary_rows(documents: Iterable[Payload]) -> list[Row]:
-    """Accuracy of each figure with predicted and published values, a row each.
+    """Accuracy of each figure with predicted and published values, one row per figure.
 
     ``predicted`` and ``fitted`` count values; ``mean_error`` and ``worst_error`` are of the predicted ones, in
     ``unit``; ``findings`` counts the findings of the figure, and ``holding`` those that pass.

@@ -1,4 +1,4 @@
-"""Prepares, serves and writes one load: shared by ``fragmeter simulate`` and ``fragmeter.simulate``."""
+"""Prepare, serve and write one load, for ``fragmeter simulate`` and ``fragmeter.simulate``."""
 
 from __future__ import annotations
 

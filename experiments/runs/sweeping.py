@@ -1,4 +1,4 @@
-"""Runs the points of a sweep, each once, and stores the results as they finish."""
+"""Run the points of a sweep, each once, and store the results as they finish."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _UNUSED_KEY = "popular_unused_pct"
 
 
 def comparison_table(payload: Payload) -> Table:
-    """Published beside simulated values: one line a value, grouped by series where a series has several."""
+    """Published beside simulated values: one line per value, grouped by series if a series has several."""
     rows = payload["rows"]
     ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))

@@ -1,4 +1,4 @@
-"""The waste table: one trace, one pool, a row for every policy of the paper."""
+"""The waste table: one trace, one pool, one row per policy of the paper."""
 
 from __future__ import annotations
 
