@@ -46,7 +46,7 @@ def crossing(
         whole: The same curve with finite values where ``curve`` is infinite; None where the true value is infinite.
 
     Raises:
-        UserError: The curve does not cross the target between 2**-30 times and 2**30 times the start.
+        UserError: The curve does not cross the target between about 2**-30 and 2**30 times the start.
     """
     points = {start: curve(start)}
 

@@ -3,7 +3,7 @@
 Set-up, from the paper: five systems and traces of an hour (900 s for OPT-175B; FasterTransformer's trace is an hour
 there too, by its script in the artifact, ft/run_175b.py). The batch of FasterTransformer is the largest that fits.
 FasterTransformer is called with the number of tokens to generate and reserves no more. Only with this rule do 14 of
-Alpaca's requests fit a batch of OPT-13B, which has room for seven of the model's 2,048 tokens.
+Alpaca's requests fit a batch of OPT-13B, which has room for seven requests of the model's maximum of 2,048 tokens.
 
 Two scales of the step time are fitted for each model: one on vLLM's crossing on ShareGPT, used for vLLM, the three
 Orcas and all of Alpaca, and one on FasterTransformer's crossing on ShareGPT. Everything else is predicted.
